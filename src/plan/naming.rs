@@ -1,0 +1,270 @@
+//! The names that a lock or a queue has on its server, and which names are
+//! refused. The only place that knows how a slot number becomes a queue name
+//! or an operation's part becomes a Redis key.
+
+use std::fmt;
+
+/// Longest lock or queue name, in bytes. AMQP's own limit is 255 and suffixes
+/// are added; `<namespace>.<name>` alone can reach 317, hence a check also on
+/// defaulted names.
+pub const MAX_NAME_BYTES: usize = 200;
+
+/// Most slots of one semaphore.
+pub const MAX_SLOTS: u32 = 10_000;
+
+/// Why a name was refused; its text says the rule and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the name {name:?} can't be used: {rule}. Choose another name")]
+pub struct NameError {
+    name: String,
+    rule: String,
+}
+
+impl NameError {
+    fn new(name: &str, rule: impl Into<String>) -> Self {
+        Self { name: super::clean_text(name, 256), rule: rule.into() }
+    }
+}
+
+fn check_common(name: &str) -> Result<(), NameError> {
+    if name.is_empty() {
+        return Err(NameError::new(name, "it is empty"));
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Err(NameError::new(
+            name,
+            format!(
+                "it is {} bytes long, and at most {MAX_NAME_BYTES} are allowed (the default is <namespace>.<name>)",
+                name.len()
+            ),
+        ));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(NameError::new(name, "it contains a control character"));
+    }
+    Ok(())
+}
+
+/// A semaphore's name on the broker: `N` of the source document "persistent
+/// semaphore". Everything that belongs to the semaphore is derived from it, so
+/// a name that could be read as a part of another semaphore is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockName(String);
+
+impl LockName {
+    /// Checks the naming rules.
+    pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
+        let name = name.into();
+        check_common(&name)?;
+        if name.starts_with("amq.") {
+            return Err(NameError::new(&name, "names that start with amq. are the broker's own"));
+        }
+        if let Some(rule) = collides_with_a_part(&name) {
+            return Err(NameError::new(&name, rule));
+        }
+        Ok(Self(name))
+    }
+
+    /// The name as written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The slot queue A[i], `N-i-A`: while it exists, slot `i` (from 1) may be
+    /// taken.
+    #[must_use]
+    pub fn slot_queue(&self, slot: u32) -> String {
+        format!("{}-{slot}-A", self.0)
+    }
+
+    /// The holder queue B[i], `N-i-B`: exclusive to the connection that holds
+    /// slot `i`.
+    #[must_use]
+    pub fn holder_queue(&self, slot: u32) -> String {
+        format!("{}-{slot}-B", self.0)
+    }
+
+    /// The administration mutex: the exclusive queue `N`.
+    #[must_use]
+    pub fn admin_mutex(&self) -> &str {
+        &self.0
+    }
+
+    /// The slot number if `queue` is one of this semaphore's slot queues.
+    #[must_use]
+    pub fn slot_of_slot_queue(&self, queue: &str) -> Option<u32> {
+        self.slot_of(queue, "-A")
+    }
+
+    /// The slot number if `queue` is one of this semaphore's holder queues.
+    #[must_use]
+    pub fn slot_of_holder_queue(&self, queue: &str) -> Option<u32> {
+        self.slot_of(queue, "-B")
+    }
+
+    fn slot_of(&self, queue: &str, suffix: &str) -> Option<u32> {
+        let number = queue.strip_prefix(&self.0)?.strip_prefix('-')?.strip_suffix(suffix)?;
+        let slot = number.parse().ok().filter(|&slot| slot > 0)?;
+        // "007" and "+7" parse too, but are nobody's slot.
+        (number == u32::to_string(&slot)).then_some(slot)
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn collides_with_a_part(name: &str) -> Option<&'static str> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let parts: Vec<&str> = name.rsplitn(3, '-').collect();
+    match parts.as_slice() {
+        ["A" | "B" | "C" | "F", number, _] if is_number(number) => {
+            Some("names that end in -<n>-A, -<n>-B, -<n>-C or -<n>-F are those of a slot's queues")
+        }
+        [number, "A" | "B", _] if is_number(number) => {
+            Some("names that end in -A-<n> or -B-<n> are those of a slot's queues")
+        }
+        ["W", ..] if parts.len() > 1 => Some("names that end in -W are those of wait queues"),
+        _ if name.ends_with(".semaphore") => {
+            Some("names that end in .semaphore are those of token queues")
+        }
+        _ => None,
+    }
+}
+
+/// The suffixes of a pressure queue's keys, in the order of the source document
+/// "pressure 0.15"; the data list itself has none.
+pub const KEY_SUFFIXES: [&str; 11] = [
+    ":bound",
+    ":producer",
+    ":consumer",
+    ":producer_free",
+    ":consumer_free",
+    ":stats:produced_messages",
+    ":stats:produced_bytes",
+    ":stats:consumed_messages",
+    ":stats:consumed_bytes",
+    ":not_full",
+    ":closed",
+];
+
+/// The key prefix of pressure 0.15 when none is set.
+pub const DEFAULT_PREFIX: &str = "__pressure__";
+
+/// A pressure queue's name and prefix: what its twelve Redis keys start with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueueName {
+    prefix: String,
+    name: String,
+}
+
+impl QueueName {
+    /// Checks the naming rules. A name that ends in a key suffix is refused:
+    /// `jobs:closed` would write into the closed list of `jobs`.
+    pub fn new(prefix: impl Into<String>, name: impl Into<String>) -> Result<Self, NameError> {
+        let (prefix, name) = (prefix.into(), name.into());
+        check_common(&prefix)?;
+        check_common(&name)?;
+        if let Some(suffix) = KEY_SUFFIXES.iter().find(|suffix| name.ends_with(**suffix)) {
+            return Err(NameError::new(
+                &name,
+                format!("names that end in {suffix} are keys of another queue"),
+            ));
+        }
+        Ok(Self { prefix, name })
+    }
+
+    /// The name without prefix.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// The prefix of every key.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The data list, `PREFIX:NAME`: what every other key starts with.
+    #[must_use]
+    pub fn data(&self) -> String {
+        format!("{}:{}", self.prefix, self.name)
+    }
+}
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_that_could_be_a_part_of_another_lock_are_refused() {
+        for name in [
+            "",
+            "amq.x",
+            "jobs-1-A",
+            "jobs-12-B",
+            "jobs-3-C",
+            "jobs-3-F",
+            "jobs-A-1",
+            "jobs-B-22",
+            "jobs-W",
+            "jobs.semaphore",
+            "tab\there",
+        ] {
+            assert!(LockName::new(name).is_err(), "{name:?} should be refused");
+        }
+        assert!(LockName::new("x".repeat(201)).is_err());
+    }
+
+    #[test]
+    fn ordinary_names_are_accepted() {
+        for name in
+            ["jobs", "ci.deploy-prod", "team-A", "a-1", "W", "x-1-D", "semaphore", "jobs-A-x"]
+        {
+            assert!(LockName::new(name).is_ok(), "{name:?} should be accepted");
+        }
+        assert!(LockName::new("x".repeat(200)).is_ok());
+    }
+
+    #[test]
+    fn a_pressure_queue_name_that_ends_in_a_key_suffix_is_refused() {
+        for suffix in KEY_SUFFIXES {
+            let refused = QueueName::new("p", format!("jobs{suffix}")).unwrap_err();
+            assert!(refused.to_string().contains(suffix));
+        }
+        assert_eq!(QueueName::new("p", "jobs").unwrap().data(), "p:jobs");
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_accepted_names_share_a_queue(
+            a in "[ab.-]{0,3}(-[0-9]-)?[ABW]{0,1}", b in "[ab.-]{0,3}(-[0-9]-)?[ABW]{0,1}",
+            i in 1u32..20, j in 1u32..20,
+        ) {
+            if let (Ok(a), Ok(b)) = (LockName::new(a), LockName::new(b)) {
+                let of = |n: &LockName, i| [n.slot_queue(i), n.holder_queue(i), n.admin_mutex().to_owned()];
+                let shared = of(&a, i).into_iter().any(|q| of(&b, j).contains(&q));
+                prop_assert!(!shared || a == b);
+            }
+        }
+
+        #[test]
+        fn a_slot_number_survives_the_way_through_its_queue_name(i in 1u32..1_000_000) {
+            let lock = LockName::new("ci.deploy").unwrap();
+            prop_assert_eq!(lock.slot_of_slot_queue(&lock.slot_queue(i)), Some(i));
+            prop_assert_eq!(lock.slot_of_holder_queue(&lock.holder_queue(i)), Some(i));
+            prop_assert_eq!(lock.slot_of_slot_queue(&lock.holder_queue(i)), None);
+        }
+    }
+}
