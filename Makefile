@@ -1,0 +1,37 @@
+# What a contributor runs. The work is in dev/, one script a subject; each says at its top
+# what it does.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test up down lint generate bench
+
+# Arguments for the script behind a target: make test ARGS='--test client'
+ARGS ?=
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Show Lockkeeper at work on real servers (needs nothing running)
+	@dev/build
+	@dev/up
+	@dev/demo $(ARGS)
+
+test: ## Lint, build, start fresh servers, run every test (ARGS go to cargo test)
+	@dev/test $(ARGS)
+
+up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
+	@dev/build
+	@dev/up $(ARGS)
+
+down: ## Stop what make up started
+	@dev/down $(ARGS)
+
+lint: ## Check format, clippy, documentation and scripts
+	@dev/lint
+
+generate: ## Write crds/ and the chart's copy from the Rust types
+	@dev/generate
+
+bench: ## Measure, with the optimised program
+	@dev/install
+	@cargo build --quiet --release
+	@dev/bench $(ARGS)

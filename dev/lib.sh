@@ -1,0 +1,257 @@
+# shellcheck shell=bash
+# What every script of dev/ shares: where things live, ports, processes, waiting.
+# Sourced, never run.
+
+set -euo pipefail
+
+# shellcheck disable=SC2034 # for the scripts that source this
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# Set by claim_ports and read_ports, and by running.
+declare -A port=()
+pid=
+
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/lockkeeper
+
+# Everything written here may hold a password or a key.
+umask 077
+
+say() { printf '%s\n' "$*" >&2; }
+die() {
+    say "error: $*"
+    exit 1
+}
+
+# ---------------------------------------------------------------- instances
+
+# The absolute path of an instance directory, which it makes. A set of servers keeps all
+# its state under one such directory, so several sets run side by side.
+instance_dir() {
+    mkdir -p "$1" || die "cannot create $1"
+    (cd "$1" && pwd -P)
+}
+
+# Serialises commands on one server of one instance. The descriptor stays open until the
+# script ends; spawn closes it for the servers, which would else hold the lock for ever.
+lock() {
+    exec 8>"$1"
+    flock -w 180 8 || die "another command has held $1 for 3 minutes; see who with: fuser $1"
+}
+
+# A fresh password for this instance, kept in a file. Its fixed beginning is a canary:
+# wherever it turns up in a log or an event, a password has leaked.
+password() {
+    if [ ! -s "$1" ]; then
+        printf 'canary-%s' "$(openssl rand -hex 16)" >"$1.new"
+        mv "$1.new" "$1"
+    fi
+    cat "$1"
+}
+
+# A short word that differs between directories and is the same every time for one.
+digest() { printf '%s' "$1" | sha256sum | cut -c1-"${2:-10}"; }
+
+# DIR/env is made of parts, one per server, because servers start in parallel and alone.
+# write_env DIR PART: takes the part from stdin.
+write_env() {
+    local dir=$1 part=$2
+    mkdir -p "$dir/env.d"
+    cat >"$dir/env.d/.$part.new"
+    mv "$dir/env.d/.$part.new" "$dir/env.d/$part"
+    (
+        flock 9
+        cat "$dir"/env.d/* >"$dir/.env.new"
+        mv "$dir/.env.new" "$dir/env"
+    ) 9>"$dir/.env.lock"
+}
+
+# ---------------------------------------------------------------- programs built by us
+
+# Where dev/build-servers puts them. Named by what decides their contents, so a checkout
+# with other versions has a folder of its own.
+servers_dir() {
+    printf '%s/servers/%s' "$CACHE" \
+        "$(cat "$ROOT"/dev/go/*/go.mod "$ROOT"/dev/go/*/go.sum | sha256sum | cut -c1-12)"
+}
+
+# The path of kube-apiserver, etcd, kubectl, … whether it exists or not.
+server_program() {
+    if [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]; then
+        printf '%s' "$KUBEBUILDER_ASSETS/$1"
+    else
+        printf '%s/%s' "$(servers_dir)" "$1"
+    fi
+}
+
+# ---------------------------------------------------------------- ports
+
+# Whether something listens on the port, on any address.
+listening() {
+    local hex
+    printf -v hex '%04X' "$1"
+    grep -hqs "^ *[0-9]*: [0-9A-F]*:$hex [0-9A-F]*:[0-9A-F]* 0A " /proc/net/tcp /proc/net/tcp6
+}
+
+# claim_ports FILE NAME...: sets port[NAME] for each name and remembers the numbers in
+# FILE, so a restart answers where it answered before. Numbers come from below the
+# ephemeral range: a port above its start can be taken by any passing client connection.
+# A register in the user's cache keeps the claims of stopped sets from being handed out.
+claim_ports() {
+    local file=$1 name number owner tries line registry=$CACHE/ports
+    shift
+    mkdir -p "$CACHE"
+    exec 7>"$registry.lock"
+    flock 7
+
+    local -A taken=()
+    local kept=()
+    while read -r number owner; do
+        # A claim lasts as long as the file that remembers it.
+        if [ "$owner" != "$file" ] && grep -qs "=$number\$" "$owner"; then
+            taken[$number]=1
+            kept+=("$number $owner")
+        fi
+    done < <(cat "$registry" 2>/dev/null)
+
+    read_ports "$file"
+    for name in "$@"; do
+        number=${port[$name]:-}
+        tries=0
+        while [ -z "$number" ] || [ -n "${taken[$number]:-}" ] || listening "$number"; do
+            tries=$((tries + 1))
+            [ "$tries" -le 2000 ] || die "found no free port between 20000 and 29999: stop some servers (make down)"
+            number=$((20000 + (RANDOM * 32768 + RANDOM) % 10000))
+        done
+        taken[$number]=1
+        port[$name]=$number
+    done
+
+    for name in "${!port[@]}"; do
+        printf '%s=%s\n' "$name" "${port[$name]}"
+        kept+=("${port[$name]} $file")
+    done >"$file.new"
+    mv "$file.new" "$file"
+    for line in "${kept[@]}"; do printf '%s\n' "$line"; done >"$registry.new"
+    mv "$registry.new" "$registry"
+    exec 7>&-
+}
+
+# read_ports FILE: sets port[NAME] for every remembered port, claims nothing.
+read_ports() {
+    local name number
+    while IFS='=' read -r name number; do
+        port[$name]=$number
+    done < <(cat "$1" 2>/dev/null)
+}
+
+# ---------------------------------------------------------------- processes
+
+# When a process started, in ticks since this boot: with the boot's id it tells our
+# process from a later one that got the same number.
+birth() {
+    local stat boot
+    # The process may end between the two reads; then it has no birth.
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+    read -r boot </proc/sys/kernel/random/boot_id
+    # The second field, the program's name, may hold spaces and parentheses.
+    stat=${stat##*) }
+    # shellcheck disable=SC2086 # split on purpose: the fields of stat
+    set -- $stat
+    # A zombie has ended.
+    [ "$1" != Z ] || return 1
+    printf '%s %s' "${20}" "$boot"
+}
+
+# running PIDFILE: whether the process that spawn wrote there still lives; sets pid.
+running() {
+    local was
+    pid=
+    [ -s "$1" ] && [ -s "$1.birth" ] || return 1
+    pid=$(<"$1")
+    was=$(<"$1.birth")
+    [ "$(birth "$pid")" = "$was" ]
+}
+
+# spawn PIDFILE LOG COMMAND...: starts a server that outlives this shell and its
+# terminal. It gets no descriptor of ours: an inherited lock would never be released, and
+# an inherited pipe would keep whoever reads our output waiting for the end of it.
+spawn() {
+    local pidfile=$1 log=$2
+    shift 2
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    setsid bash -c '
+        pidfile=$1; shift
+        for fd in /proc/self/fd/*; do
+            fd=${fd##*/}
+            if [ "$fd" -gt 2 ]; then eval "exec $fd>&-"; fi
+        done
+        echo $$ >"$pidfile.new"
+        mv "$pidfile.new" "$pidfile"
+        exec "$@"
+    ' spawn "$pidfile" "$@" </dev/null >>"$log" 2>&1 &
+    local child=$!
+    # Not a group leader (scripts have no job control), so setsid did not fork.
+    birth "$child" >"$pidfile.birth" || true
+    printf '%s\n' "$child" >"$pidfile"
+}
+
+# end PIDFILE SIGNAL SECONDS NAME: signals our process and waits until it is gone; after
+# the deadline it is killed.
+end() {
+    local pidfile=$1 signal=$2 seconds=$3 name=$4 pid
+    if running "$pidfile"; then
+        kill -s "$signal" "$pid" 2>/dev/null || true
+        if ! poll "$seconds" gone "$pidfile"; then
+            say "$name (pid $pid) did not stop within ${seconds}s: killed"
+            kill -s KILL "$pid" 2>/dev/null || true
+            poll 10 gone "$pidfile" || die "$name (pid $pid) survives SIGKILL"
+        fi
+    fi
+    rm -f "$pidfile" "$pidfile.birth"
+}
+
+gone() { ! running "$1"; }
+
+# ---------------------------------------------------------------- waiting
+
+# poll SECONDS COMMAND...: until the command succeeds, or fails at the deadline.
+poll() {
+    local deadline=$((${EPOCHREALTIME/[.,]/} + $1 * 1000000))
+    shift
+    until "$@"; do
+        [ "${EPOCHREALTIME/[.,]/}" -lt "$deadline" ] || return 1
+        sleep 0.05
+    done
+}
+
+# await_server NAME PIDFILE LOG SECONDS COMMAND...: until the server answers. If it dies
+# or stays silent, the end of its log and what to do go to the user.
+await_server() {
+    local name=$1 pidfile=$2 log=$3 seconds=$4 state=0
+    shift 4
+    # shellcheck disable=SC2317 # called by poll
+    answers_or_died() {
+        "$@" && return 0
+        if ! running "$pidfile"; then
+            state=died
+            return 0
+        fi
+        return 1
+    }
+    poll "$seconds" answers_or_died "$@" || state=silent
+    [ "$state" = 0 ] && return 0
+    say "--- the end of $log"
+    tail -n 25 "$log" >&2 2>/dev/null || true
+    say "---"
+    case $state in
+        died) die "$name ended while starting; its log is above. To begin afresh: make down, then remove $(dirname "$pidfile")" ;;
+        *) die "$name (pid $pid) did not answer within ${seconds}s; its log is above. The machine may be busy: try again, it carries on where it stopped" ;;
+    esac
+}
+
+# need PROGRAM...: fails before the first step instead of in the middle.
+need() {
+    local program
+    for program in "$@"; do
+        command -v "$program" >/dev/null || die "$program is missing: run dev/install"
+    done
+}
