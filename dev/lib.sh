@@ -34,7 +34,7 @@ instance_dir() {
 # script ends; spawn closes it for the servers, which would else hold the lock for ever.
 lock() {
     exec 8>"$1"
-    flock -w 180 8 || die "another command has held $1 for 3 minutes; see who with: fuser $1"
+    flock -w 180 8 || die "another dev/ command has held $1 for 3 minutes: wait for it or end it, then try again"
 }
 
 # A fresh password for this instance, kept in a file. Its fixed beginning is a canary:
