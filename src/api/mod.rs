@@ -1,1 +1,58 @@
-//! (to come)
+//! What users write: the resource types of group `lockkeeper.dev`, their
+//! validation rules and print columns, and the translation of a raw spec into
+//! the values of [`plan`](crate::plan). Pure: nothing here talks to a server.
+//!
+//! The doc comments of the types are the text of `kubectl explain`, so they
+//! are written for whoever writes YAML.
+
+pub mod conditions;
+pub mod pressure_queue;
+pub mod semaphore;
+pub mod validate;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+pub use pressure_queue::{PressureQueue, PressureQueueSpec, PressureQueueStatus};
+pub use semaphore::{Semaphore, SemaphoreSpec, SemaphoreStatus};
+
+/// The API group of every kind.
+pub const GROUP: &str = "lockkeeper.dev";
+
+/// Who the operator is in server-side apply and in events.
+pub const FIELD_MANAGER: &str = "lockkeeper";
+
+/// The finalizer on every resource: it goes when nothing of the resource is
+/// left on its server, or nothing can be done about it any more.
+pub const FINALIZER: &str = "lockkeeper.dev/cleanup";
+
+/// `"true"` lets a resource go without touching its server.
+pub const FORCE_FINALIZE: &str = "lockkeeper.dev/force-finalize";
+
+/// Both resource definitions, as installed in a cluster.
+#[must_use]
+pub fn all_crds() -> Vec<CustomResourceDefinition> {
+    vec![Semaphore::crd(), PressureQueue::crd()]
+}
+
+/// A Secret of the same namespace.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Name of the Secret, in the namespace of this resource. Example: rabbit-default-user.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+/// What happens on the server when the resource is deleted.
+#[derive(
+    Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema,
+)]
+pub enum DeletionPolicy {
+    /// Remove what the resource stands for.
+    Delete,
+    /// Leave the server as it is.
+    Retain,
+}

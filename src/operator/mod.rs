@@ -1,1 +1,267 @@
-//! (to come)
+//! How Kubernetes is touched: this file starts the controllers and stops them.
+//! Each kind's reconcile is in a file of its own; what is decided is in
+//! [`plan`](crate::plan).
+
+pub mod cleanup;
+pub mod context;
+pub mod error;
+pub mod fetch;
+pub mod memory;
+pub mod pressure_queue;
+pub mod report;
+pub mod semaphore;
+pub mod server;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::finalizer::{Event, finalizer};
+use kube::runtime::reflector::Store as Cache;
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info, info_span, warn};
+
+use self::context::{Context, Rhythm};
+use self::error::{ReconcileError, jitter};
+use self::fetch::Connections;
+use self::report::Managed;
+use self::server::Readiness;
+use crate::api::validate::DefaultNames;
+use crate::api::{FIELD_MANAGER, FINALIZER, PressureQueue, Semaphore};
+use crate::plan::connection::{RabbitmqSettings, RedisSettings};
+use crate::pressure::StoreOptions;
+use crate::semaphore::BrokerOptions;
+
+/// How the operator runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where `/healthz` and `/readyz` are served.
+    pub http_address: SocketAddr,
+    /// The one namespace to watch; absent means all.
+    pub watch_namespace: Option<String>,
+    /// The broker of Semaphores that name none.
+    pub rabbitmq: Option<RabbitmqSettings>,
+    /// The server of `PressureQueue`s that name none.
+    pub redis: Option<RedisSettings>,
+    /// How often to look at the servers.
+    pub rhythm: Rhythm,
+    /// Which names are allowed on the default connections.
+    pub default_names: DefaultNames,
+}
+
+/// Why the operator could not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// There is no usable configuration for the API server.
+    #[error("no Kubernetes API server to talk to: {0}; set KUBECONFIG, or run in a pod")]
+    NoCluster(#[source] kube::Error),
+    /// The HTTP address is taken or not ours.
+    #[error("could not listen on {address}: {source}; choose another --http-address")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// After the first word to stop, reconciles that run get this long.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
+/// between two effects).
+pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
+    let client = Client::try_default().await.map_err(OperatorError::NoCluster)?;
+    let listener = TcpListener::bind(options.http_address).await.map_err(|source| {
+        OperatorError::Listen { address: options.http_address, source }
+    })?;
+    let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
+    let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
+    info!(address = %options.http_address, namespace = options.watch_namespace, "operator starts");
+
+    let ctx = Arc::new(Context {
+        client: client.clone(),
+        recorder: Recorder::new(client.clone(), Reporter::from(FIELD_MANAGER)),
+        connections: Connections::new(
+            client.clone(),
+            options.rabbitmq.clone(),
+            options.redis.clone(),
+            BrokerOptions {
+                client_name: FIELD_MANAGER.to_owned(),
+                facts_interval: options.rhythm.observe,
+                ..BrokerOptions::default()
+            },
+            StoreOptions::new(FIELD_MANAGER),
+        ),
+        rhythm: options.rhythm,
+        default_names: options.default_names,
+        stop: stop.clone(),
+        semaphores: memory::Memories::default(),
+        pressure_queues: memory::Memories::default(),
+        all_semaphores: OnceLock::new(),
+        all_pressure_queues: OnceLock::new(),
+    });
+
+    let semaphores = control(
+        Arc::clone(&ctx),
+        &options,
+        &readiness,
+        |cache| _ = ctx.all_semaphores.set(cache),
+        semaphore::reconcile,
+        cleanup::semaphore,
+    );
+    let queues = control(
+        Arc::clone(&ctx),
+        &options,
+        &readiness,
+        |cache| _ = ctx.all_pressure_queues.set(cache),
+        pressure_queue::reconcile,
+        cleanup::pressure_queue,
+    );
+    let both = async { tokio::join!(semaphores, queues) };
+    let too_late = async {
+        stop.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_PATIENCE).await;
+    };
+    tokio::select! {
+        _ = both => info!("every reconcile has ended"),
+        () = too_late => warn!("a reconcile did not end in time"),
+    }
+    stop.cancel();
+    if let Ok(Err(error)) = serving.await {
+        warn!(%error, "the HTTP server failed");
+    }
+    Ok(())
+}
+
+/// What is waited for until a kind is watched.
+fn what<K: Managed>() -> String {
+    format!("the resource {}", K::plural(&()))
+}
+
+/// Watches one kind until the operator stops.
+async fn control<K, R, C>(
+    ctx: Arc<Context>,
+    options: &Options,
+    readiness: &Readiness,
+    share: impl FnOnce(Cache<K>),
+    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Copy + Send + Sync + 'static,
+    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Copy + Send + Sync + 'static,
+) where
+    K: Managed + Unpin,
+    R: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+    C: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+{
+    let api: Api<K> = match &options.watch_namespace {
+        Some(namespace) => Api::namespaced(ctx.client.clone(), namespace),
+        None => Api::all(ctx.client.clone()),
+    };
+    let stop = ctx.stop.clone();
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = until_installed(&api) => {}
+    }
+    let controller = Controller::new(api, watcher::Config::default())
+        .with_config(Config::default())
+        .graceful_shutdown_on(stop.cancelled_owned());
+    let cache = controller.store();
+    share(cache.clone());
+    let ready = {
+        let readiness = readiness.clone();
+        async move {
+            if cache.wait_until_ready().await.is_ok() {
+                readiness.done(&what::<K>());
+                info!(kind = %K::kind(&()), "watching");
+            }
+        }
+    };
+    let running = controller
+        .run(move |object, ctx| one(object, ctx, reconcile, cleanup), on_error, ctx)
+        .for_each(|result| async move {
+            // Reconcile errors were logged where they happened; an object that is
+            // gone needs no word.
+            if let Err(kube::runtime::controller::Error::QueueError(error)) = result {
+                warn!(%error, kind = %K::kind(&()), "the watch failed, trying again");
+            }
+        });
+    tokio::join!(running, ready);
+}
+
+/// Waits until the API server knows a kind: the operator may well be installed
+/// before its resource definitions are.
+async fn until_installed<K: Managed>(api: &Api<K>) {
+    loop {
+        match api.list(&ListParams::default().limit(1)).await {
+            Ok(_) => return,
+            Err(error) => {
+                error!(
+                    %error,
+                    "{} can't be listed; if the API server does not know them, apply crds/",
+                    K::plural(&())
+                );
+            }
+        }
+        tokio::time::sleep(jitter(Duration::from_secs(2))).await;
+    }
+}
+
+/// One reconcile of one object, under its finalizer.
+async fn one<K, R, C>(
+    object: Arc<K>,
+    ctx: Arc<Context>,
+    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send,
+    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send,
+) -> Result<Action, ReconcileError>
+where
+    K: Managed,
+    R: Future<Output = Result<Action, ReconcileError>> + Send,
+    C: Future<Output = Result<Action, ReconcileError>> + Send,
+{
+    let span = info_span!(
+        "reconcile",
+        kind = %K::kind(&()),
+        namespace = object.namespace(),
+        name = object.name_any(),
+    );
+    async move {
+        if ctx.stop.is_cancelled() {
+            return Ok(Action::await_change());
+        }
+        let api = ctx.api_of(&*object);
+        let done = finalizer(&api, FINALIZER, object, async |event| match event {
+            Event::Apply(object) => reconcile(object, Arc::clone(&ctx)).await,
+            Event::Cleanup(object) => cleanup(object, Arc::clone(&ctx)).await,
+        })
+        .await;
+        use kube::runtime::finalizer::Error;
+        let result = done.map_err(|error| match error {
+            Error::ApplyFailed(error) | Error::CleanupFailed(error) => error,
+            other => ReconcileError::Finalizer(Box::new(other)),
+        });
+        if let Err(error) = &result {
+            let source = std::error::Error::source(error).map(ToString::to_string);
+            warn!(%error, source, "to be tried again");
+        }
+        result
+    }
+    .instrument(span)
+    .await
+}
+
+/// When to try again after an error that could not become a condition.
+fn on_error<K>(_: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
+    match error {
+        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
+        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
+            Action::requeue(jitter(Duration::from_secs(2)))
+        }
+    }
+}

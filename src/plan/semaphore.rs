@@ -1,1 +1,4 @@
 //! (to come)
+
+/// x
+pub const DEFAULT_OVERSHOOT: u32 = 16;

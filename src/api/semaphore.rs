@@ -1,0 +1,205 @@
+//! The Semaphore kind: what its spec may say and what its status tells.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use super::{DeletionPolicy, SecretReference};
+use crate::plan::semaphore::DEFAULT_OVERSHOOT;
+
+/// Most holders listed in a status; the counts cover all of them (hazard K10).
+pub const MAX_LISTED_HOLDERS: usize = 50;
+
+/// What the semaphore should be: how many slots, where, under which name.
+#[derive(CustomResource, Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[kube(
+    group = "lockkeeper.dev",
+    version = "v1alpha1",
+    kind = "Semaphore",
+    namespaced,
+    doc = "A lock that up to spec.slots clients may hold at once, kept in RabbitMQ as the amqp-locks guideline describes (\"persistent semaphore\"). Change spec.slots to resize it while clients hold it.",
+    status = "SemaphoreStatus",
+    derive = "PartialEq",
+    shortname = "sem",
+    category = "locks",
+    category = "rabbitmq",
+    scale(
+        spec_replicas_path = ".spec.slots",
+        status_replicas_path = ".status.slots",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Slots", type_ = "integer", json_path = ".status.slots", description = "Slots that exist on the broker"),
+    printcolumn(name = "Held", type_ = "integer", json_path = ".status.held", description = "Slots within the wanted count that a client holds"),
+    printcolumn(name = "Free", type_ = "integer", json_path = ".status.free", description = "Slots that may be taken now"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether the broker has exactly the wanted slots"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since creation"),
+    printcolumn(name = "Draining", type_ = "integer", json_path = ".status.draining", description = "Holders on slots above the wanted count", priority = 1),
+    printcolumn(name = "Holders", type_ = "string", json_path = ".status.holdersSummary", description = "Who holds which slot", priority = 1),
+    printcolumn(name = "Lock", type_ = "string", json_path = ".status.lockName", description = "The lock's name on the broker", priority = 1),
+    printcolumn(name = "Status", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "What the operator has to say", priority = 1)
+)]
+#[x_kube(
+    validation = Rule::new("has(self.lockName) == has(oldSelf.lockName) && (!has(self.lockName) || self.lockName == oldSelf.lockName)").message("lockName can't be changed, added or removed after creation: create another Semaphore with the new lockName and delete this one").field_path(".lockName"),
+    validation = Rule::new("has(self.rabbitmqClusterReference) == has(oldSelf.rabbitmqClusterReference) && (!has(self.rabbitmqClusterReference) || self.rabbitmqClusterReference == oldSelf.rabbitmqClusterReference)").message("rabbitmqClusterReference can't be changed, added or removed after creation: create another Semaphore for the other broker and delete this one").field_path(".rabbitmqClusterReference"),
+    validation = Rule::new("has(self.vhost) == has(oldSelf.vhost) && (!has(self.vhost) || self.vhost == oldSelf.vhost)").message("vhost can't be changed, added or removed after creation: create another Semaphore in the other vhost and delete this one").field_path(".vhost"),
+    validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
+    validation = Rule::new("!has(self.lockName) || !self.lockName.matches('(-[0-9]+-[ABCF]|-[AB]-[0-9]+|.-W|[.]semaphore)$')").message("lockName must not end in -<n>-A, -<n>-B, -<n>-C, -<n>-F, -A-<n>, -B-<n>, -W or .semaphore: such names are parts of other locks").field_path(".lockName"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SemaphoreSpec {
+    /// How many clients may hold the lock at once, 0 to 10000; 0 means nobody may acquire it.
+    /// Lowering the count never takes a slot from its holder: holders above the count are
+    /// counted as draining until they release. Default 1. Example: 5.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 10000))]
+    pub slots: i32,
+
+    /// The lock's name on the broker, at most 200 bytes; clients use it to acquire. Can't be
+    /// changed. Default: <namespace>.<name>. Example: ci.deploy-prod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f]+$"))]
+    pub lock_name: Option<String>,
+
+    /// The broker that keeps the lock. Absent: the operator's default connection. Can't be
+    /// changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rabbitmq_cluster_reference: Option<RabbitmqClusterReference>,
+
+    /// The virtual host on the broker, at most 255 bytes. Can't be changed. Default: that of
+    /// the connection, else /. Example: prod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 255))]
+    pub vhost: Option<String>,
+
+    /// How the number of slots is changed on the broker.
+    #[serde(default)]
+    pub resize: Resize,
+
+    /// What happens to the slots when this resource is deleted: Delete removes them (holders
+    /// keep theirs until they release), Retain leaves them. Default Delete.
+    #[serde(default = "delete")]
+    pub deletion_policy: DeletionPolicy,
+
+    /// true: observe holders and report, but change nothing on the broker. Default false.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+/// Where the broker is; the shape is that of the RabbitMQ messaging topology operator.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RabbitmqClusterReference {
+    /// A Secret of this namespace with the broker's address and a user. Keys: host, port,
+    /// username and password, as in a RabbitmqCluster's default-user Secret, or amqpUri
+    /// (amqp://user:password@host:5672/vhost); managementUri (http://host:15672) or uri name the
+    /// management API, which tells who the holders are. Secrets need no label.
+    pub connection_secret: SecretReference,
+}
+
+/// How the number of slots is changed on the broker.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Resize {
+    /// How many slot numbers above the highest known one are swept for stray slots, 0 to 1000.
+    /// Slots that appear there by accident are removed. Default 16.
+    #[serde(default = "default_overshoot")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub overshoot: i32,
+}
+
+impl Default for Resize {
+    fn default() -> Self {
+        Self { overshoot: default_overshoot() }
+    }
+}
+
+fn one() -> i32 {
+    1
+}
+
+fn delete() -> DeletionPolicy {
+    DeletionPolicy::Delete
+}
+
+fn default_overshoot() -> i32 {
+    i32::try_from(DEFAULT_OVERSHOOT).unwrap_or(i32::MAX)
+}
+
+/// What the operator saw on the broker. A value that is not known is absent, never 0.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SemaphoreStatus {
+    /// The generation of the spec that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The lock's name on the broker. Example: ci.deploy-prod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock_name: Option<String>,
+    /// The broker and virtual host that keep the lock, without credentials.
+    /// Example: rabbit:5672/prod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// How many slots within the wanted count exist on the broker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<i32>,
+    /// How many slots within the wanted count are held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<i32>,
+    /// How many slots may be taken now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<i32>,
+    /// How many holders keep a slot above the wanted count. Nobody else gets those slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<i32>,
+    /// The highest slot number that may exist on the broker; sweeps reach beyond it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub highest_slot: Option<i32>,
+    /// The label selector that the scale subresource must name; no pod needs to match it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// The holders in one line, for kubectl. Example: 1:deploy-7, 2:deploy-9.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holders_summary: Option<String>,
+    /// Who holds a slot, by slot number, at most 50.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub holders: Vec<HolderStatus>,
+    /// true when there are more holders than listed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub holders_truncated: bool,
+    /// Ready, Reconciling, Stalled, BackendReachable, Drained and Saturated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// One holder of a slot.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HolderStatus {
+    /// The holder's own id for this acquisition, else its connection's name with the slot, else
+    /// slot-<number>.
+    pub id: String,
+    /// The slot that it holds, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<i32>,
+    /// Who it says it is, else its user on the broker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+    /// Why it says that it holds the lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Where it says that more can be read, such as a build's page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// When it says that it acquired the slot, in RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Its connection to the broker: name and peer address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<String>,
+    /// true: its slot is above the wanted count; it keeps the slot until it releases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+}

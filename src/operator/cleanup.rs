@@ -1,0 +1,245 @@
+//! What happens when a resource is deleted: the finalizer table of
+//! docs/deletion.md. Never needs a valid spec, and never leaves a namespace
+//! hanging on a Secret that went before the resource did (hazards K3, K4).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use tracing::{info, warn};
+
+use super::context::Context;
+use super::error::{ReconcileError, StepError, pause};
+use super::fetch::{Connected, FetchError};
+use super::memory::Memory;
+use super::report::{Managed, Note, Outcome, Report, publish, report};
+use super::{pressure_queue, semaphore};
+use crate::api::conditions::reason;
+use crate::api::{DeletionPolicy, FORCE_FINALIZE, PressureQueue, Semaphore, validate};
+use crate::plan::semaphore::{SlotWish, sweep_to};
+use crate::pressure::{Deletion, Holder};
+
+/// How far the removal from a server is.
+enum Removal {
+    /// Nothing of the resource is left there.
+    Gone,
+    /// Nothing is to be removed; why.
+    NotOurs(String),
+    /// It goes on; what it waits for.
+    Waiting(String),
+}
+
+/// While a client is to give its role back, look this often.
+const SOON: Duration = Duration::from_millis(250);
+
+/// Removes a Semaphore's slots. Its holders keep theirs until they release.
+pub async fn semaphore(
+    object: Arc<Semaphore>,
+    ctx: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let memory = ctx.semaphores.of(&*object);
+    let mut memory = memory.lock().await;
+    let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
+        Some(why) => Ok(Removal::NotOurs(why)),
+        None => remove_slots(&object, &ctx, memory.detail.broker.as_ref()).await,
+    };
+    let status = object.status.clone().unwrap_or_default();
+    settle(&ctx, &*object, &mut memory, status, removal).await?;
+    ctx.semaphores.forget(&*object);
+    Ok(Action::await_change())
+}
+
+async fn remove_slots(
+    object: &Semaphore,
+    ctx: &Context,
+    last: Option<&Connected<crate::semaphore::Broker>>,
+) -> Result<Removal, StepError> {
+    let valid = match validate::semaphore(object, ctx.default_names) {
+        Ok(valid) => valid,
+        Err(error) => return Ok(Removal::NotOurs(error.to_string())),
+    };
+    let namespace = object.namespace().unwrap_or_default();
+    let fetched =
+        ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await;
+    let (backend, broker) = match (&fetched, last) {
+        (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
+        (Err(_), None) => return without_connection(ctx, object, fetched.err(), object.status.is_some()).await,
+    };
+    if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
+        return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
+    }
+    let overshoot = valid.wish.overshoot;
+    let none = SlotWish { slots: 0, overshoot };
+    let removed = async {
+        let known = object.status.as_ref().and_then(|status| status.highest_slot);
+        let mark = match known.and_then(|mark| u32::try_from(mark).ok()) {
+            Some(mark) => mark,
+            None => broker.find_mark(&valid.lock, overshoot).await?,
+        };
+        // The spec's count too: a resize may have begun that no status tells of.
+        let sweep = sweep_to(none, mark.max(valid.wish.slots));
+        broker.converge(&valid.lock, &none, sweep, false, &ctx.stop).await
+    };
+    match removed.await {
+        Ok(_) => Ok(Removal::Gone),
+        Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await,
+    }
+}
+
+/// Removes a queue in the two steps of the protocol, so that blocked clients end.
+pub async fn pressure_queue(
+    object: Arc<PressureQueue>,
+    ctx: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let memory = ctx.pressure_queues.of(&*object);
+    let mut memory = memory.lock().await;
+    let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
+        Some(why) => Ok(Removal::NotOurs(why)),
+        None => remove_queue(&object, &ctx, memory.detail.store.as_ref()).await,
+    };
+    let status = object.status.clone().unwrap_or_default();
+    settle(&ctx, &*object, &mut memory, status, removal).await?;
+    ctx.pressure_queues.forget(&*object);
+    Ok(Action::await_change())
+}
+
+async fn remove_queue(
+    object: &PressureQueue,
+    ctx: &Context,
+    last: Option<&Connected<crate::pressure::Store>>,
+) -> Result<Removal, StepError> {
+    let valid = match validate::pressure_queue(object, ctx.default_names) {
+        Ok(valid) => valid,
+        Err(error) => return Ok(Removal::NotOurs(error.to_string())),
+    };
+    let namespace = object.namespace().unwrap_or_default();
+    let fetched =
+        ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
+    let (backend, store) = match (&fetched, last) {
+        (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
+        (Err(_), None) => return without_connection(ctx, object, fetched.err(), object.status.is_some()).await,
+    };
+    if let Some(owner) = pressure_queue::older_twin(ctx, object, backend, valid.queue.as_str()) {
+        return Ok(Removal::NotOurs(format!("the queue belongs to {owner}")));
+    }
+    match store.delete(&valid.queue, false).await {
+        Ok(Deletion::Gone) => Ok(Removal::Gone),
+        Ok(Deletion::WaitingFor { producer, consumer }) => {
+            let who = |role: &str, holder: Option<Holder>| {
+                holder.map(|holder| match holder.id {
+                    Some(id) => format!("the {role} {id}"),
+                    None => format!("the {role}"),
+                })
+            };
+            let who: Vec<String> =
+                [who("producer", producer), who("consumer", consumer)].into_iter().flatten().collect();
+            Ok(Removal::Waiting(format!(
+                "The queue goes once {} gives the role back; if that client is dead, set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
+                who.join(" and ")
+            )))
+        }
+        Ok(Deletion::NotEmpty { length }) => {
+            Ok(Removal::Waiting(format!("The queue still has {length} elements")))
+        }
+        Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Store(error)).await,
+    }
+}
+
+/// Whether the server is to be left alone whatever is there, and why.
+fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) -> Option<String> {
+    if object.annotations().get(FORCE_FINALIZE).is_some_and(|value| value == "true") {
+        return Some(format!("{FORCE_FINALIZE} is true"));
+    }
+    if policy == DeletionPolicy::Retain {
+        return Some("deletionPolicy is Retain".to_owned());
+    }
+    suspend.then(|| "suspend is true".to_owned())
+}
+
+/// There is no connection, and none that worked is remembered.
+async fn without_connection<K: Managed>(
+    ctx: &Context,
+    object: &K,
+    error: Option<FetchError>,
+    was_reported: bool,
+) -> Result<Removal, StepError> {
+    let Some(error) = error else { return Ok(Removal::Gone) };
+    if !was_reported {
+        return Ok(Removal::NotOurs("it never had a connection".to_owned()));
+    }
+    if error.is_secret_gone() && namespace_is_terminating(ctx, object).await {
+        return Ok(Removal::NotOurs(
+            "its Secret went before it with the namespace, and no connection is left".to_owned(),
+        ));
+    }
+    Err(error.into())
+}
+
+/// The server can't be cleaned. Where the Secret is gone too and the namespace is
+/// going, nobody could ever mend that: let go.
+async fn unreachable_server<K: Managed>(
+    ctx: &Context,
+    object: &K,
+    fetch_error: Option<FetchError>,
+    error: StepError,
+) -> Result<Removal, StepError> {
+    if fetch_error.is_some_and(|error| error.is_secret_gone())
+        && namespace_is_terminating(ctx, object).await
+    {
+        return Ok(Removal::NotOurs(format!(
+            "its Secret went with the namespace, and over the last connection: {error}"
+        )));
+    }
+    Err(error)
+}
+
+async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool {
+    let namespaces: Api<Namespace> = Api::all(ctx.client.clone());
+    match namespaces.get_opt(&object.namespace().unwrap_or_default()).await {
+        Ok(Some(namespace)) => namespace.metadata.deletion_timestamp.is_some(),
+        Ok(None) => true,
+        Err(error) => {
+            warn!(%error, "could not read the namespace");
+            false
+        }
+    }
+}
+
+/// Lets the resource go, or says why not yet.
+async fn settle<K: Managed, D: Default>(
+    ctx: &Context,
+    object: &K,
+    memory: &mut Memory<K::Status, D>,
+    status: K::Status,
+    removal: Result<Removal, StepError>,
+) -> Result<(), ReconcileError> {
+    let (outcome, reason, after) = match removal {
+        Ok(Removal::Gone) => {
+            info!("nothing is left on the server");
+            return Ok(());
+        }
+        Ok(Removal::NotOurs(why)) => {
+            info!(why, "the server is left as it is");
+            if object.meta().finalizers.is_some() && object.annotations().contains_key(FORCE_FINALIZE)
+            {
+                let message = format!("Let go without touching the server: {why}");
+                publish(ctx, object, &Note { warning: true, reason: "ForceFinalized", message }).await;
+            }
+            return Ok(());
+        }
+        Ok(Removal::Waiting(message)) => {
+            let outcome = Outcome::Working { reason: reason::CLEANING_UP, message };
+            (outcome, reason::CLEANING_UP, SOON)
+        }
+        Err(error) => {
+            memory.failures += 1;
+            let (reason, after) = (error.reason(), pause(error.class(), memory.failures));
+            (Outcome::Failed(error), reason, after)
+        }
+    };
+    let said = Report { status, reached: false, outcome, said: Vec::new(), notes: Vec::new() };
+    report(ctx, object, memory, said).await?;
+    Err(ReconcileError::CleanupPending { reason, after })
+}

@@ -1,0 +1,61 @@
+//! What every reconcile may use.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector::Store as Cache;
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+
+use super::fetch::Connections;
+use super::memory::Memories;
+use super::{pressure_queue, semaphore};
+use crate::api::validate::DefaultNames;
+use crate::api::{PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus};
+
+/// How often the servers are looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// Longest time between two looks at the holders of a semaphore, or at a queue.
+    pub observe: Duration,
+    /// Longest time between two sweeps for slots that are missing or too many.
+    pub drift: Duration,
+}
+
+/// The surroundings of all reconciles.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// Where events go.
+    pub recorder: Recorder,
+    /// Where brokers and stores come from.
+    pub connections: Connections,
+    /// How often to look.
+    pub rhythm: Rhythm,
+    /// Which names are allowed on the default connection.
+    pub default_names: DefaultNames,
+    /// Cancelled when the process was asked to stop: a running resize then stops
+    /// between two effects.
+    pub stop: CancellationToken,
+    /// What is remembered of each Semaphore.
+    pub semaphores: Memories<SemaphoreStatus, semaphore::Detail>,
+    /// What is remembered of each `PressureQueue`.
+    pub pressure_queues: Memories<PressureQueueStatus, pressure_queue::Detail>,
+    /// Every Semaphore that is watched, to find two that name the same lock.
+    pub all_semaphores: OnceLock<Cache<Semaphore>>,
+    /// Every `PressureQueue` that is watched.
+    pub all_pressure_queues: OnceLock<Cache<PressureQueue>>,
+}
+
+impl Context {
+    /// The API for an object's kind and namespace.
+    #[must_use]
+    pub fn api_of<K>(&self, object: &K) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}

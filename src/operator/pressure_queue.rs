@@ -1,0 +1,373 @@
+//! The reconcile of a `PressureQueue`, as a table of contents: validate, fetch,
+//! observe, plan, apply, report. What to do is decided in
+//! [`plan::pressure_queue`](crate::plan::pressure_queue); how Redis is touched is
+//! in [`crate::pressure`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+
+use super::context::Context;
+use super::error::{ReconcileError, StepError, jitter, pause};
+use super::fetch::Connected;
+use super::memory::Memory;
+use super::report::{Managed, Note, Outcome, Report, ReportedStatus, report};
+use crate::api::conditions::{OVERFILLED, READY, Say, WAITING_FOR_ROLE, find, reason};
+use crate::api::pressure_queue::RoleStatus;
+use crate::api::validate::{self, ValidQueue};
+use crate::api::{PressureQueue, PressureQueueStatus};
+use crate::plan::naming::DEFAULT_PREFIX;
+use crate::plan::pressure_queue::{
+    Past, QueueEffect, QueuePlan, QueueSeen, Remark, Role, WantedState, plan,
+};
+use crate::pressure::{Applied, Store};
+
+/// What is remembered of a `PressureQueue` alone.
+#[derive(Default)]
+pub struct Detail {
+    /// Remarks of the last look that are believed only when they are seen twice.
+    suspected: Vec<Remark>,
+    /// The last store that answered, for a cleanup after its Secret is gone.
+    pub(super) store: Option<Connected<Store>>,
+}
+
+type QueueMemory = Memory<PressureQueueStatus, Detail>;
+
+/// While a change waits for a client, or a remark for its confirmation, look
+/// this often.
+const SOON: Duration = Duration::from_secs(1);
+
+impl Managed for PressureQueue {}
+
+impl ReportedStatus for PressureQueueStatus {
+    fn conditions(&self) -> &Vec<Condition> {
+        &self.conditions
+    }
+    fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {
+        self.observed_generation = generation;
+        self.conditions = conditions;
+    }
+    fn without_counters(&self) -> Self {
+        Self {
+            produced_messages: None,
+            produced_bytes: None,
+            consumed_messages: None,
+            consumed_bytes: None,
+            ..self.clone()
+        }
+    }
+}
+
+/// What the steps found out, as far as they came.
+#[derive(Default)]
+struct Findings {
+    queue: String,
+    backend: Option<String>,
+    /// Whether the queue was closed when it was last seen: what is closed stays
+    /// so, also while the server can't be asked.
+    was_closed: Option<bool>,
+    seen: Option<QueueSeen>,
+    remarks: Vec<Remark>,
+    unconfirmed: bool,
+    notes: Vec<Note>,
+}
+
+/// Makes the queue what the spec says, and reports.
+pub async fn reconcile(
+    queue: Arc<PressureQueue>,
+    ctx: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let memory = ctx.pressure_queues.of(&*queue);
+    let mut memory = memory.lock().await;
+    if let Some(left) = memory.quiet_for(&*queue) {
+        return Ok(Action::requeue(left));
+    }
+    let old = memory.newest_status(&*queue, queue.status.as_ref()).unwrap_or_default();
+    let mut found = Findings {
+        queue: validate::queue_name(&queue),
+        was_closed: old.closed,
+        ..Findings::default()
+    };
+    let outcome = match steps(&queue, &ctx, &mut memory, &old, &mut found).await {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Failed(error),
+    };
+    let next = match &outcome {
+        Outcome::Failed(error) => {
+            memory.failures += 1;
+            pause(error.class(), memory.failures)
+        }
+        _ => {
+            memory.failures = 0;
+            let soon = found.unconfirmed || waits_for(&found).is_some();
+            jitter(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
+        }
+    };
+    let again = report(&ctx, &*queue, &mut memory, to_report(&found, outcome)).await?;
+    let next = again.map_or(next, |again| again.min(next));
+    memory.be_quiet(&*queue, next);
+    Ok(Action::requeue(next))
+}
+
+async fn steps(
+    queue: &PressureQueue,
+    ctx: &Context,
+    memory: &mut QueueMemory,
+    old: &PressureQueueStatus,
+    found: &mut Findings,
+) -> Result<Outcome, StepError> {
+    // validate: pure.
+    let valid = validate::pressure_queue(queue, ctx.default_names)?;
+
+    // fetch: the API server only.
+    let namespace = queue.namespace().unwrap_or_default();
+    let connected =
+        ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await?;
+    found.backend = Some(connected.backend.clone());
+    let store = connected.handle.clone();
+    if let Some(owner) = older_twin(ctx, queue, &connected.backend, valid.queue.as_str()) {
+        let what = format!("the queue {} on {}", valid.queue, connected.backend);
+        return Err(StepError::Conflict { owner, what });
+    }
+
+    // observe: one read of all keys.
+    let seen = store.observe(&valid.queue).await?;
+    memory.detail.store = Some(connected);
+
+    // plan: pure.
+    let past = Past {
+        existed: old.bound.is_some() || old.closed.is_some(),
+        closed: old.closed == Some(true),
+    };
+    let planned = plan(&valid.wish, &seen, &past);
+    found.seen = Some(seen);
+
+    // apply: only if there is something to do.
+    if valid.suspend && !planned.effects.is_empty() {
+        return Ok(Outcome::Blocked {
+            reason: reason::SUSPENDED,
+            message: format!("Suspended: {}, once suspend is false", list(&planned.effects)),
+        });
+    }
+    let effects = planned.effects.len();
+    let remarks = apply(ctx, &store, &valid, planned, old, queue, found).await?;
+    if effects > 0 {
+        found.seen = Some(store.observe(&valid.queue).await?);
+    }
+
+    // What is true for an instant of every client's work is believed when seen twice.
+    let (believed, suspected): (Vec<_>, Vec<_>) = remarks.into_iter().partition(|remark| {
+        !needs_confirmation(remark) || memory.detail.suspected.contains(remark)
+    });
+    found.unconfirmed = !suspected.is_empty();
+    let confirmed = believed.iter().filter(|r| needs_confirmation(r)).cloned();
+    memory.detail.suspected = suspected.into_iter().chain(confirmed).collect();
+    found.remarks = believed;
+    if let (Some(false), Some(seen)) = (old.closed, &found.seen)
+        && seen.closed
+        && valid.wish.state == WantedState::Open
+    {
+        found.notes.push(note(false, Remark::ClosedByClient.reason(), &Remark::ClosedByClient));
+    }
+    Ok(outcome(found))
+}
+
+/// Applies the effects in their order. Returns what there is to remark.
+async fn apply(
+    ctx: &Context,
+    store: &Store,
+    valid: &ValidQueue,
+    planned: QueuePlan,
+    old: &PressureQueueStatus,
+    queue: &PressureQueue,
+    found: &mut Findings,
+) -> Result<Vec<Remark>, StepError> {
+    let drift = old.observed_generation == queue.meta().generation
+        && find(&old.conditions, READY).is_some_and(|c| c.status == "True");
+    let QueuePlan { effects, mut remarks } = planned;
+    let recreated = remarks.contains(&Remark::Recreated);
+    for effect in effects {
+        if ctx.stop.is_cancelled() {
+            break;
+        }
+        match (store.apply(&valid.queue, &effect).await?, &effect) {
+            (Applied::Done, QueueEffect::Create { .. }) if recreated => {
+                found.notes.push(note(true, Remark::Recreated.reason(), &Remark::Recreated));
+            }
+            (Applied::Done, QueueEffect::Create { bound }) => {
+                found.notes.push(note(false, "Created", &format!("Created with bound {bound}")));
+            }
+            (Applied::Done, QueueEffect::SetBound { bound }) => {
+                let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
+                found.notes.push(note(drift, reason, &format!("The bound is now {bound}")));
+            }
+            (Applied::Done, QueueEffect::Close) => {
+                found.notes.push(note(false, "Closed", &"Closed, as the spec asks"));
+            }
+            (Applied::ProducerBusy { who }, _) => {
+                let waiting = Remark::WaitingForProducer { who };
+                remarks.retain(|r| !matches!(r, Remark::WaitingForProducer { .. }));
+                remarks.push(waiting);
+                continue;
+            }
+            (Applied::Residue { keys }, _) => remarks.push(Remark::Residue { keys }),
+            // Somebody else was faster; the next look tells.
+            (Applied::AlreadySo | Applied::Absent, _) => {}
+        }
+        if effect == QueueEffect::Close {
+            remarks.retain(|r| !matches!(r, Remark::WaitingForProducer { .. }));
+        }
+    }
+    Ok(remarks)
+}
+
+fn note(warning: bool, reason: &'static str, message: &impl ToString) -> Note {
+    Note { warning, reason, message: message.to_string() }
+}
+
+fn list(effects: &[QueueEffect]) -> String {
+    let one = |effect: &QueueEffect| match effect {
+        QueueEffect::Create { bound } => format!("the queue will be created with bound {bound}"),
+        QueueEffect::SetBound { bound } => format!("the bound will be {bound}"),
+        QueueEffect::Close => "the queue will be closed".to_owned(),
+    };
+    effects.iter().map(one).collect::<Vec<_>>().join(" and ")
+}
+
+fn needs_confirmation(remark: &Remark) -> bool {
+    match remark {
+        Remark::HalfCreated { .. }
+        | Remark::Residue { .. }
+        | Remark::SurplusToken { .. }
+        | Remark::LostToken => true,
+        Remark::Recreated
+        | Remark::Completed
+        | Remark::Overfilled { .. }
+        | Remark::WaitingForProducer { .. }
+        | Remark::ClosedByClient
+        | Remark::Reopened
+        | Remark::WrongType { .. } => false,
+    }
+}
+
+/// The remark that decides what Ready says; the others only add to its message.
+fn outcome(found: &Findings) -> Outcome {
+    for remark in &found.remarks {
+        let message = remark.to_string();
+        match remark {
+            Remark::Completed => {
+                return Outcome::Ready { reason: reason::COMPLETED, message };
+            }
+            Remark::HalfCreated { .. } => {
+                return Outcome::Blocked { reason: reason::HALF_CREATED, message };
+            }
+            Remark::Residue { .. } => {
+                return Outcome::Blocked { reason: reason::RESIDUE, message };
+            }
+            Remark::WrongType { .. } => {
+                return Outcome::Blocked { reason: reason::WRONG_TYPE, message };
+            }
+            Remark::WaitingForProducer { .. } => {
+                return Outcome::Working { reason: WAITING_FOR_ROLE, message };
+            }
+            Remark::Recreated
+            | Remark::Overfilled { .. }
+            | Remark::ClosedByClient
+            | Remark::Reopened
+            | Remark::LostToken
+            | Remark::SurplusToken { .. } => {}
+        }
+    }
+    if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
+        let message = "The queue is not there yet; looking again".to_owned();
+        return Outcome::Working { reason: reason::RESIDUE, message };
+    }
+    let more: Vec<String> = found
+        .remarks
+        .iter()
+        .filter(|remark| !matches!(remark, Remark::Recreated))
+        .map(|remark| format!("; {remark}"))
+        .collect();
+    Outcome::Ready {
+        reason: reason::IN_SYNC,
+        message: format!("The queue is as wanted{}", more.concat()),
+    }
+}
+
+fn waits_for(found: &Findings) -> Option<&Remark> {
+    found.remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
+}
+
+/// The older of two objects that stand for the same queue owns it (hazard K1).
+pub(super) fn older_twin(
+    ctx: &Context,
+    queue: &PressureQueue,
+    backend: &str,
+    name: &str,
+) -> Option<String> {
+    let age = |q: &PressureQueue| (q.creation_timestamp(), q.uid());
+    let prefix = |q: &PressureQueue| match &q.spec.redis_reference {
+        Some(reference) => reference.prefix.clone(),
+        None => DEFAULT_PREFIX.to_owned(),
+    };
+    let twin = ctx.all_pressure_queues.get()?.find(|other| {
+        other.uid() != queue.uid()
+            && age(other) < age(queue)
+            && prefix(other) == prefix(queue)
+            && other.status.as_ref().is_some_and(|status| {
+                status.backend.as_deref() == Some(backend)
+                    && status.queue_name.as_deref() == Some(name)
+            })
+    })?;
+    Some(format!("PressureQueue {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
+}
+
+/// report's input: what was found, in the words of the status.
+fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
+    let mut status = PressureQueueStatus {
+        queue_name: Some(found.queue.clone()),
+        backend: found.backend.clone(),
+        closed: found.was_closed,
+        ..PressureQueueStatus::default()
+    };
+    let mut said = Vec::new();
+    if let Some(seen) = found.seen.as_ref().filter(|seen| seen.bound.is_some()) {
+        status.length = Some(to_i64(seen.length));
+        status.bound = seen.bound.map(to_i64);
+        status.closed = Some(seen.closed);
+        status.producer = Some(role(&seen.producer));
+        status.consumer = Some(role(&seen.consumer));
+        status.produced_messages = Some(to_i64(seen.produced_messages));
+        status.produced_bytes = Some(to_i64(seen.produced_bytes));
+        status.consumed_messages = Some(to_i64(seen.consumed_messages));
+        status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
+        said.push(match waits_for(found) {
+            Some(remark) => {
+                Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string())
+            }
+            None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
+        });
+        let overfilled = found.remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
+        said.push(match overfilled {
+            Some(remark) => Say::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string()),
+            None => Say::new(
+                OVERFILLED,
+                false,
+                reason::WITHIN_BOUND,
+                "The queue is not longer than its bound",
+            ),
+        });
+    }
+    Report { status, reached: found.seen.is_some(), outcome, said, notes: found.notes.clone() }
+}
+
+fn role(role: &Role) -> RoleStatus {
+    RoleStatus { id: role.id.clone(), busy: role.busy }
+}
+
+fn to_i64(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

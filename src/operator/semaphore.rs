@@ -1,0 +1,402 @@
+//! The reconcile of a Semaphore, as a table of contents: validate, fetch,
+//! observe, plan, apply, report. What to do is decided in
+//! [`plan::semaphore`](crate::plan::semaphore); how the broker is touched is in
+//! [`crate::semaphore`].
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+
+use super::context::Context;
+use super::error::{ReconcileError, StepError, jitter, pause};
+use super::fetch::Connected;
+use super::memory::Memory;
+use super::report::{Managed, Note, Outcome, Report, ReportedStatus, now, report, write};
+use crate::api::conditions::{RECONCILING, Say, find, merge, reason};
+use crate::api::semaphore::MAX_LISTED_HOLDERS;
+use crate::api::validate::{self, ValidSemaphore};
+use crate::api::{GROUP, Semaphore, SemaphoreStatus};
+use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
+use crate::semaphore::{Broker, BrokerError, Holders};
+
+/// What is remembered of a Semaphore alone.
+#[derive(Default)]
+pub struct Detail {
+    /// The last sweep: when, and what it found.
+    swept: Option<(Instant, SlotsSeen)>,
+    /// The mutex was lost in the middle of a resize: effects in flight may still
+    /// land, so the next sweep reaches further.
+    lost_mutex: bool,
+    /// The last broker that answered, for a cleanup after its Secret is gone.
+    pub(super) broker: Option<Connected<Broker>>,
+}
+
+type SemaphoreMemory = Memory<SemaphoreStatus, Detail>;
+
+impl Managed for Semaphore {}
+
+impl ReportedStatus for SemaphoreStatus {
+    fn conditions(&self) -> &Vec<Condition> {
+        &self.conditions
+    }
+    fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {
+        self.observed_generation = generation;
+        self.conditions = conditions;
+    }
+    fn without_counters(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// What the steps found out, as far as they came.
+#[derive(Default)]
+struct Findings {
+    name: String,
+    lock: String,
+    backend: Option<String>,
+    reached: bool,
+    slots: u32,
+    seen: Option<SlotsSeen>,
+    holders: Option<Holders>,
+    mark: Option<u32>,
+    notes: Vec<Note>,
+}
+
+/// Makes the broker's slots what the spec says, and reports.
+pub async fn reconcile(
+    semaphore: Arc<Semaphore>,
+    ctx: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let memory = ctx.semaphores.of(&*semaphore);
+    let mut memory = memory.lock().await;
+    if let Some(left) = memory.quiet_for(&*semaphore) {
+        return Ok(Action::requeue(left));
+    }
+    let old = memory.newest_status(&*semaphore, semaphore.status.as_ref()).unwrap_or_default();
+    let mut findings = Findings {
+        name: semaphore.name_any(),
+        lock: validate::lock_name(&semaphore),
+        mark: old.highest_slot.and_then(|mark| u32::try_from(mark).ok()),
+        ..Findings::default()
+    };
+    let outcome = match steps(&semaphore, &ctx, &mut memory, &old, &mut findings).await {
+        Ok(outcome) => outcome,
+        // The process is stopping: whoever comes next starts from the broker's state.
+        Err(StepError::Broker(BrokerError::Interrupted)) => return Ok(Action::await_change()),
+        Err(error) => Outcome::Failed(error),
+    };
+
+    let next = match &outcome {
+        Outcome::Failed(error) => {
+            memory.failures += 1;
+            memory.detail.swept = None;
+            pause(error.class(), memory.failures)
+        }
+        _ => {
+            memory.failures = 0;
+            let incomplete = findings.holders.as_ref().is_some_and(|h| h.incomplete);
+            jitter(if incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe })
+        }
+    };
+    let report_now = to_report(&findings, outcome);
+    let again = report(&ctx, &*semaphore, &mut memory, report_now).await?;
+    let next = again.map_or(next, |again| again.min(next));
+    memory.be_quiet(&*semaphore, next);
+    Ok(Action::requeue(next))
+}
+
+/// While facts about a new holder are on their way (the management API fills
+/// them in up to 6 s late), look this often.
+const FACTS_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
+
+async fn steps(
+    semaphore: &Semaphore,
+    ctx: &Context,
+    memory: &mut SemaphoreMemory,
+    old: &SemaphoreStatus,
+    found: &mut Findings,
+) -> Result<Outcome, StepError> {
+    // validate: pure.
+    let valid = validate::semaphore(semaphore, ctx.default_names)?;
+    found.slots = valid.wish.slots;
+
+    // fetch: the API server only.
+    let namespace = semaphore.namespace().unwrap_or_default();
+    let connected = ctx
+        .connections
+        .broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref())
+        .await?;
+    found.backend = Some(connected.backend.clone());
+    let broker = connected.handle.clone();
+    if let Some(owner) = older_twin(ctx, semaphore, &connected.backend, valid.lock.as_str()) {
+        let what = format!("the lock {} on {}", valid.lock, connected.backend);
+        return Err(StepError::Conflict { owner, what });
+    }
+
+    // observe: the broker, without its mutex.
+    let sweep_due = memory.is_new_generation(semaphore)
+        || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx));
+    let seen = observe(&broker, &valid, memory, found, sweep_due).await?;
+    found.reached = true;
+    memory.detail.broker = Some(connected);
+    found.seen = Some(seen);
+
+    // plan: pure. Without a sweep the slots are those of the last one, and
+    // nothing is to be done about them.
+    let first_look = old.observed_generation != semaphore.meta().generation
+        || find(&old.conditions, crate::api::conditions::READY).is_none_or(|c| c.status != "True");
+    let planned = found.seen.as_ref().map_or_else(SlotPlan::default, |seen| {
+        plan(valid.wish, seen, old.highest_slot.and_then(|mark| u32::try_from(mark).ok()))
+    });
+    let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+
+    // apply: only if there is something to do, or to check.
+    if valid.suspend {
+        if differs {
+            return Ok(Outcome::Blocked {
+                reason: reason::SUSPENDED,
+                message: format!(
+                    "Suspended: {} slots to add and {} to remove once suspend is false",
+                    planned.declare.len(),
+                    planned.delete.len()
+                ),
+            });
+        }
+    } else if sweep_due && (differs || first_look) {
+        apply(semaphore, ctx, memory, old, &broker, &valid, &planned, first_look, found).await?;
+    }
+    if sweep_due && let Some(seen) = &found.seen {
+        memory.detail.swept = Some((Instant::now(), seen.clone()));
+        found.mark = Some(settled_mark(valid.wish.slots, seen));
+    }
+
+    // Who holds: asked last, and never in the way of the slots themselves.
+    if let Some(seen) = &found.seen {
+        let holders =
+            broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await?;
+        found.holders = Some(holders);
+    }
+    Ok(Outcome::Ready { reason: reason::IN_SYNC, message: in_sync_message(found, valid.suspend) })
+}
+
+/// A sweep is done when one is due before the next look.
+fn drift_due(ctx: &Context) -> std::time::Duration {
+    ctx.rhythm.drift.saturating_sub(ctx.rhythm.observe)
+}
+
+async fn observe(
+    broker: &Broker,
+    valid: &ValidSemaphore,
+    memory: &SemaphoreMemory,
+    found: &mut Findings,
+    sweep_due: bool,
+) -> Result<SlotsSeen, BrokerError> {
+    let mark = match found.mark {
+        Some(mark) => mark,
+        None => broker.find_mark(&valid.lock, valid.wish.overshoot).await?,
+    };
+    found.mark = Some(mark);
+    let holders_to = mark.max(valid.wish.slots);
+    match &memory.detail.swept {
+        Some((_, swept)) if !sweep_due => {
+            let held = broker.observe(&valid.lock, 0, holders_to).await?.held;
+            Ok(SlotsSeen { held, ..swept.clone() })
+        }
+        _ => broker.observe(&valid.lock, reach(valid, memory, mark), holders_to).await,
+    }
+}
+
+/// How far a sweep goes. After a lost mutex as many effects as are kept in flight
+/// may still land beyond what was swept.
+fn reach(valid: &ValidSemaphore, memory: &SemaphoreMemory, mark: u32) -> u32 {
+    let further = if memory.detail.lost_mutex { crate::plan::semaphore::IN_FLIGHT } else { 0 };
+    sweep_to(valid.wish, mark) + further
+}
+
+#[expect(clippy::too_many_arguments, reason = "one step's view of the whole reconcile")]
+async fn apply(
+    semaphore: &Semaphore,
+    ctx: &Context,
+    memory: &mut SemaphoreMemory,
+    old: &SemaphoreStatus,
+    broker: &Broker,
+    valid: &ValidSemaphore,
+    planned: &SlotPlan,
+    first_look: bool,
+    found: &mut Findings,
+) -> Result<(), StepError> {
+    let mark = found.mark.unwrap_or_default();
+    if let Some(mark) = planned.raise_mark_to {
+        announce(semaphore, ctx, memory, old, found, mark).await?;
+        found.mark = Some(mark);
+    }
+    let sweep = reach(valid, memory, found.mark.unwrap_or_default().max(mark));
+    let converged =
+        broker.converge(&valid.lock, &valid.wish, sweep, first_look, &ctx.stop).await;
+    memory.detail.lost_mutex = converged.as_ref().is_err_and(BrokerError::mutex_was_lost);
+    let converged = converged?;
+    if converged.declared + converged.deleted > 0 {
+        let wanted = semaphore.meta().generation;
+        let drift = old.observed_generation == wanted && !first_look;
+        found.notes.push(Note {
+            warning: drift,
+            reason: if drift { "DriftRepaired" } else { "Resized" },
+            message: format!(
+                "{} slots: {} added, {} removed",
+                valid.wish.slots, converged.declared, converged.deleted
+            ),
+        });
+    }
+    found.seen = Some(converged.seen);
+    Ok(())
+}
+
+/// Writes the high-water mark before slots beyond it are made, so that an
+/// operator that takes over finds all of them whatever happens to this one.
+async fn announce(
+    semaphore: &Semaphore,
+    ctx: &Context,
+    memory: &mut SemaphoreMemory,
+    old: &SemaphoreStatus,
+    found: &Findings,
+    mark: u32,
+) -> Result<(), StepError> {
+    let mut status = old.clone();
+    status.highest_slot = Some(to_i32(mark));
+    let message = format!("Resizing to {} slots", found.slots);
+    let generation = old.observed_generation;
+    let said = vec![Say::new(RECONCILING, true, reason::RESIZING, message)];
+    status.conditions.retain(|c| c.type_ != RECONCILING);
+    status.conditions.extend(merge(&old.conditions, said, generation, &now()));
+    write(ctx, semaphore, memory, status)
+        .await
+        .map_err(|source| StepError::Announce(Box::new(source)))
+}
+
+/// The older of two Semaphores that stand for the same lock owns it (hazard K1).
+pub(super) fn older_twin(
+    ctx: &Context,
+    semaphore: &Semaphore,
+    backend: &str,
+    lock: &str,
+) -> Option<String> {
+    let age = |s: &Semaphore| (s.creation_timestamp(), s.uid());
+    let twin = ctx.all_semaphores.get()?.find(|other| {
+        other.uid() != semaphore.uid()
+            && age(other) < age(semaphore)
+            && other.status.as_ref().is_some_and(|status| {
+                status.backend.as_deref() == Some(backend)
+                    && status.lock_name.as_deref() == Some(lock)
+            })
+    })?;
+    Some(format!("Semaphore {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
+}
+
+fn in_sync_message(found: &Findings, suspended: bool) -> String {
+    let held = found.seen.as_ref().map_or(0, |seen| seen.counts(found.slots).held);
+    let suspended = if suspended { "; suspended" } else { "" };
+    let who = match found.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
+        Some(error) => format!("; who the holders are is not known: {error}"),
+        None => String::new(),
+    };
+    let slots = if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
+    if held == 0 && who.is_empty() && suspended.is_empty() {
+        return format!("The broker has exactly the wanted {slots}");
+    }
+    format!("The broker has exactly the wanted {slots}{suspended}{who}")
+}
+
+/// report's input: what was found, in the words of the status.
+fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
+    let mut status = SemaphoreStatus {
+        lock_name: Some(found.lock.clone()),
+        backend: found.backend.clone(),
+        highest_slot: found.mark.map(to_i32),
+        selector: Some(format!("{GROUP}/semaphore={}", found.name)),
+        ..SemaphoreStatus::default()
+    };
+    let mut said = Vec::new();
+    if let (Some(seen), true) = (&found.seen, found.reached) {
+        let counts = seen.counts(found.slots);
+        status.slots = Some(count(seen.slots.range(..=found.slots).count()));
+        status.held = Some(to_i32(counts.held));
+        status.free = Some(to_i32(counts.free));
+        status.draining = Some(to_i32(counts.draining));
+        said.push(drained(seen, found.slots));
+        said.push(saturated(counts.held, counts.free));
+    }
+    if let Some(holders) = &found.holders {
+        status.holders_truncated =
+            found.seen.as_ref().is_some_and(|seen| seen.held.len() > holders.list.len());
+        status.holders = holders.list.iter().map(Into::into).collect();
+        status.holders_summary = Some(summary(&status.holders, status.holders_truncated));
+    }
+    Report { status, reached: found.reached, outcome, said, notes: found.notes.clone() }
+}
+
+fn drained(seen: &SlotsSeen, slots: u32) -> Say {
+    use crate::api::conditions::DRAINED;
+    let draining: Vec<String> = seen.held.range(slots + 1..).take(10).map(u32::to_string).collect();
+    if draining.is_empty() {
+        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
+    }
+    let message = format!(
+        "Held above the count of {slots}: slot {}; each is free of use once its holder releases it",
+        draining.join(", ")
+    );
+    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+}
+
+fn saturated(held: u32, free: u32) -> Say {
+    use crate::api::conditions::SATURATED;
+    match (held, free) {
+        (_, 1..) => Say::new(SATURATED, false, reason::SLOTS_FREE, "A slot may be taken"),
+        (0, 0) => Say::new(SATURATED, true, reason::NO_SLOTS, "There is no slot to take"),
+        (_, 0) => Say::new(SATURATED, true, reason::ALL_SLOTS_HELD, "Every slot is held"),
+    }
+}
+
+/// `1:deploy-7, 2:deploy-9`, short enough for a terminal.
+fn summary(holders: &[crate::api::semaphore::HolderStatus], truncated: bool) -> String {
+    const SHOWN: usize = 5;
+    let mut parts: Vec<String> = holders
+        .iter()
+        .take(SHOWN)
+        .map(|holder| {
+            let who = holder.identity.as_deref().unwrap_or(&holder.id);
+            holder.slot.map_or_else(|| who.to_owned(), |slot| format!("{slot}:{who}"))
+        })
+        .collect();
+    if holders.len() > SHOWN || truncated {
+        parts.push("…".to_owned());
+    }
+    parts.join(", ")
+}
+
+fn to_i32(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+impl From<&crate::plan::semaphore::Holder> for crate::api::semaphore::HolderStatus {
+    fn from(holder: &crate::plan::semaphore::Holder) -> Self {
+        // Without `..`: a new fact about holders must be shown or left out here.
+        let crate::plan::semaphore::Holder {
+            id,
+            slot,
+            identity,
+            reason,
+            url,
+            since,
+            connection,
+            draining,
+        } = holder.clone();
+        Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
+    }
+}

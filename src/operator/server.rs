@@ -1,0 +1,56 @@
+//! The HTTP server for the kubelet: `/healthz` (the process answers) and
+//! `/readyz` (both kinds are watched; if not, what is missing). Deliberately says
+//! nothing of brokers: restarting the operator would not mend them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// What `/readyz` answers: what the operator still waits for.
+#[derive(Clone, Default)]
+pub struct Readiness(Arc<Mutex<Vec<String>>>);
+
+impl Readiness {
+    /// Not ready while anything is waited for.
+    #[must_use]
+    pub fn waiting_for(what: impl IntoIterator<Item = String>) -> Self {
+        Self(Arc::new(Mutex::new(what.into_iter().collect())))
+    }
+
+    /// One thing is no longer waited for.
+    pub fn done(&self, what: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|waiting| waiting != what);
+    }
+
+    /// What is still waited for.
+    #[must_use]
+    pub fn missing(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Serves until `stop`.
+pub async fn serve(
+    listener: TcpListener,
+    readiness: Readiness,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let app = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .with_state(readiness);
+    axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
+    let missing = readiness.missing();
+    if missing.is_empty() {
+        return (StatusCode::OK, "ok\n".to_owned());
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", missing.join(", ")))
+}
