@@ -1,1 +1,27 @@
-//! (to come)
+//! How Redis is touched: the queues of the source document "pressure 0.15". One
+//! [`Store`] is one database of one server. What should happen to a queue is
+//! decided in [`crate::plan::pressure_queue`]; here it is only read and carried
+//! out. The administration side (create, change the bound, close, delete) is
+//! here; putting and getting is a room of its own beside it.
+//!
+//! Every change is one Lua script (`scripts/*.lua`), so no crash and no foreign
+//! client falls between two halves of it, and every script may be sent again
+//! when its answer was lost.
+//!
+//! # Permissions
+//!
+//! The ACL user needs the key pattern `<prefix>:*` and the commands `EVALSHA
+//! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and
+//! `SELECT` for another database than 0. `INFO` and `CLIENT|SETNAME` are used
+//! where they are allowed.
+
+mod connection;
+mod error;
+mod reply;
+mod scripts;
+mod store;
+
+pub use connection::StoreOptions;
+pub use error::StoreError;
+pub use reply::StoreIdentity;
+pub use store::{Applied, Deletion, Holder, Store};

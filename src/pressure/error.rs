@@ -1,0 +1,217 @@
+//! What can go wrong with a Redis server, told apart by what helps against it.
+//! The only place that reads the server's error texts; nothing here connects.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::plan::{ErrorClass, clean_text};
+
+/// Longest text of a server's that an error repeats, in bytes.
+const DETAIL_BYTES: usize = 256;
+
+/// Why an operation on a store failed. Never contains a password or an element
+/// of a queue. After every variant but [`Self::Unreachable`],
+/// [`Self::Unavailable`], [`Self::Timeout`] and [`Self::Protocol`] nothing was
+/// changed; after those the operation may have happened, and is to be tried
+/// again (all of them are repeat-safe).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// There is no connection, or it broke.
+    #[error("Redis can't be reached ({detail}): check host and port, and that the server runs")]
+    Unreachable {
+        /// What the network said.
+        detail: String,
+    },
+    /// The server refused the user or the password, or wants one.
+    #[error(
+        "Redis refused the user or the password ({detail}): check username and password in the connection's Secret"
+    )]
+    AuthenticationFailed {
+        /// What the server said.
+        detail: String,
+    },
+    /// The ACL user may not run a command or touch a key.
+    #[error(
+        "the Redis user lacks a permission ({detail}): extend its ACL by the commands that the docs list, on the queue's prefix"
+    )]
+    PermissionDenied {
+        /// What the server said.
+        detail: String,
+    },
+    /// The server has no such database.
+    #[error("Redis has no database {database}: choose one below the server's `databases` setting")]
+    DatabaseOutOfRange {
+        /// The number that was asked for.
+        database: i64,
+    },
+    /// A key holds what pressure never writes there.
+    #[error(
+        "the key {key} holds something that is not pressure's: choose another queueName or prefix, or remove the key"
+    )]
+    WrongType {
+        /// The whole key.
+        key: String,
+    },
+    /// The server is a cluster's node, and the queue's keys lie in different
+    /// slots or on another node.
+    #[error(
+        "this Redis is part of a cluster ({detail}): write the queue's name in braces, {{name}}, so that its keys stay together, use database 0, and connect to the node that has them"
+    )]
+    ClusterUnsafe {
+        /// What the server said.
+        detail: String,
+    },
+    /// The server is loading its data.
+    #[error("Redis is still loading its data: it answers as soon as that is done")]
+    Loading,
+    /// The server is a replica or refuses writes.
+    #[error("Redis takes no writes ({detail}): connect to the primary")]
+    ReadOnly {
+        /// What the server said.
+        detail: String,
+    },
+    /// The server's memory limit is reached.
+    #[error("Redis has no memory left for a write: raise maxmemory or drain queues")]
+    OutOfMemory,
+    /// The server is there, but refuses for a reason that passes or that its
+    /// administrator must look at.
+    #[error("Redis refuses for now ({detail}): it is tried again; see the server's log")]
+    Unavailable {
+        /// What the server said.
+        detail: String,
+    },
+    /// The server did not answer in time.
+    #[error("Redis did not answer in time: it is tried again; check the server's load")]
+    Timeout,
+    /// The server answered what is not understood.
+    #[error(
+        "Redis answered something unexpected ({detail}): check that the server is Redis 6.2 or newer"
+    )]
+    Protocol {
+        /// What was unexpected.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// What the error means for the next attempt. [`ErrorClass::Invalid`] is for
+    /// what a person must change; since that may happen on the server or in a
+    /// Secret nobody watches, look again at the rhythm of the drift check.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::AuthenticationFailed { .. }
+            | Self::PermissionDenied { .. }
+            | Self::DatabaseOutOfRange { .. }
+            | Self::WrongType { .. }
+            | Self::ClusterUnsafe { .. } => ErrorClass::Invalid,
+            Self::Unreachable { .. }
+            | Self::Loading
+            | Self::ReadOnly { .. }
+            | Self::OutOfMemory
+            | Self::Unavailable { .. }
+            | Self::Timeout
+            | Self::Protocol { .. } => ErrorClass::Transient,
+        }
+    }
+
+    /// The error's name as a condition or an event shows it.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "StoreUnreachable",
+            Self::AuthenticationFailed { .. } => "StoreAuthenticationFailed",
+            Self::PermissionDenied { .. } => "StorePermissionDenied",
+            Self::DatabaseOutOfRange { .. } => "StoreDatabaseOutOfRange",
+            Self::WrongType { .. } => "WrongType",
+            Self::ClusterUnsafe { .. } => "ClusterUnsafe",
+            Self::Loading => "StoreLoading",
+            Self::ReadOnly { .. } => "StoreReadOnly",
+            Self::OutOfMemory => "StoreOutOfMemory",
+            Self::Unavailable { .. } => "StoreUnavailable",
+            Self::Timeout => "StoreTimeout",
+            Self::Protocol { .. } => "StoreProtocolError",
+        }
+    }
+
+    /// Whether the connection that met this error should be replaced: it is
+    /// broken, or leads to a server that another one has taken over from.
+    pub(super) fn spoils_connection(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::Timeout
+                | Self::ReadOnly { .. }
+                | Self::AuthenticationFailed { .. }
+                | Self::Protocol { .. }
+        )
+    }
+
+    /// An answer that is not understood.
+    pub(super) fn unexpected(detail: &str) -> Self {
+        Self::Protocol { detail: clean_text(detail, DETAIL_BYTES) }
+    }
+}
+
+impl From<RedisError> for StoreError {
+    fn from(err: RedisError) -> Self {
+        if err.is_timeout() {
+            return Self::Timeout;
+        }
+        let text = err.detail().map_or_else(|| err.to_string(), ToOwned::to_owned);
+        let detail = clean_text(&text, DETAIL_BYTES);
+        match err.kind() {
+            ErrorKind::Io => Self::Unreachable { detail: clean_text(&err.to_string(), 256) },
+            ErrorKind::AuthenticationFailed => Self::AuthenticationFailed { detail },
+            ErrorKind::Server(kind) => from_server(kind, detail),
+            // Codes that the library has no name for.
+            ErrorKind::Extension => from_code(err.code().unwrap_or_default(), detail),
+            _ => Self::Protocol { detail },
+        }
+    }
+}
+
+fn from_server(kind: ServerErrorKind, detail: String) -> StoreError {
+    match kind {
+        ServerErrorKind::NoPerm => StoreError::PermissionDenied { detail },
+        ServerErrorKind::BusyLoading => StoreError::Loading,
+        ServerErrorKind::ReadOnly => StoreError::ReadOnly { detail },
+        ServerErrorKind::CrossSlot | ServerErrorKind::Moved | ServerErrorKind::Ask => {
+            StoreError::ClusterUnsafe { detail }
+        }
+        ServerErrorKind::TryAgain
+        | ServerErrorKind::ClusterDown
+        | ServerErrorKind::MasterDown
+        | ServerErrorKind::NotBusy => StoreError::Unavailable { detail },
+        _ => from_text(detail),
+    }
+}
+
+fn from_code(code: &str, detail: String) -> StoreError {
+    match code {
+        "WRONGPASS" | "NOAUTH" => StoreError::AuthenticationFailed { detail },
+        "OOM" => StoreError::OutOfMemory,
+        "BUSY" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE" => StoreError::Unavailable { detail },
+        _ => from_text(detail),
+    }
+}
+
+/// Servers before 7 wrap the error of a command inside a script into a general
+/// one; a few refusals have no code of their own in any version.
+fn from_text(detail: String) -> StoreError {
+    let has = |part| detail.contains(part);
+    if has("NOPERM") || has("ACL failure in script") || has("can't run this command") {
+        StoreError::PermissionDenied { detail }
+    } else if has("max number of clients") || has("MISCONF") || has("NOREPLICAS") {
+        StoreError::Unavailable { detail }
+    } else if has("AUTH") && has("without any password") || has("invalid password") {
+        StoreError::AuthenticationFailed { detail }
+    } else if has("READONLY") {
+        StoreError::ReadOnly { detail }
+    } else if has("OOM command not allowed") {
+        StoreError::OutOfMemory
+    } else if has("cluster mode") || has("non local key") || has("keys of different slots") {
+        StoreError::ClusterUnsafe { detail }
+    } else {
+        StoreError::Protocol { detail }
+    }
+}

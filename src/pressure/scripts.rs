@@ -1,0 +1,45 @@
+//! The Lua scripts, made ready once, and the keys they are given. What each
+//! does is written in its own file; this file only binds them.
+
+use std::sync::LazyLock;
+
+use redis::Script;
+
+use crate::plan::naming::{KEY_SUFFIXES, QueueName};
+use crate::plan::pressure_queue::DATA_LABEL;
+
+/// A script: the part that all share, then its own.
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("scripts/shared.lua"),
+                "\n",
+                include_str!(concat!("scripts/", $file))
+            ))
+        })
+    };
+}
+
+pub(super) static OBSERVE: LazyLock<Script> = script!("observe.lua");
+pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
+pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
+pub(super) static CLOSE: LazyLock<Script> = script!("close.lua");
+pub(super) static DELETE: LazyLock<Script> = script!("delete.lua");
+
+/// The twelve keys in the order that every script expects: the data list, then
+/// the others as the source document lists them.
+pub(super) fn keys(queue: &QueueName) -> Vec<String> {
+    let data = queue.data();
+    let others = KEY_SUFFIXES.iter().map(|suffix| format!("{data}{suffix}"));
+    std::iter::once(data.clone()).chain(others).collect()
+}
+
+/// How the key with this number (from 1, as Lua counts) is called in reports.
+pub(super) fn label(number: usize) -> String {
+    match number.checked_sub(2) {
+        None => DATA_LABEL,
+        Some(index) => KEY_SUFFIXES.get(index).copied().unwrap_or("(unknown)"),
+    }
+    .to_owned()
+}

@@ -1,0 +1,78 @@
+-- One step of a queue's deletion, to be sent until it replies 'gone'. The first
+-- step takes :bound away and wakes whoever waits; the last one, once both roles
+-- are free at the same moment, removes every key. Between them each step wakes
+-- again whoever may wait by now. That the deletion has begun is read from the
+-- keys: there are some, but no :bound; so anybody can take it up.
+-- Keys: see shared.lua. Arguments: the mode, one of
+--   'ordinary';
+--   'if-empty': as ordinary, but do not begin while there are elements;
+--   'nameless': as ordinary, but a role that is not free and has no holder's id
+--     counts as removed already (another deletion does that, role by role);
+--   'force': remove every key now, whoever works on the queue.
+-- Reply: {'gone'} | {'begun'} | {'not-empty', length} | {'waiting', producer's
+--   state, its id or nil, consumer's state, its id or nil}, the states being
+--   'free', 'out' or 'nameless' | {'wrong', numbers}.
+--
+-- The roles are not removed one by one, as the source document has it: a free
+-- role that stays lets clients that were past their check of :bound finish
+-- instead of waiting on a key that never comes back.
+
+local present, wrong = survey()
+if #wrong > 0 then
+  return wrong_reply(wrong)
+end
+if #present == 0 then
+  return {'gone'}
+end
+local commands = {{'LPUSH', NOT_FULL, '0'}, {'LPUSH', CLOSED, '0'}}
+for _, key in ipairs(KEYS) do
+  table.insert(commands, {'DEL', key})
+end
+local refusal = forbidden(commands)
+if refusal then
+  return refusal
+end
+
+local mode = ARGV[1]
+if mode == 'force' then
+  redis.call('DEL', unpack(KEYS))
+  return {'gone'}
+end
+
+if redis.call('EXISTS', BOUND) == 1 then
+  local length = redis.call('LLEN', DATA)
+  if mode == 'if-empty' and length > 0 then
+    return {'not-empty', length}
+  end
+  redis.call('DEL', BOUND)
+  redis.call('LPUSH', NOT_FULL, '0')
+  redis.call('LPUSH', CLOSED, '0', '0')
+  return {'begun'}
+end
+
+local function state(free, id)
+  if redis.call('LLEN', free) > 0 then
+    return 'free'
+  end
+  return redis.call('EXISTS', id) == 1 and 'out' or 'nameless'
+end
+local producer = state(PRODUCER_FREE, PRODUCER)
+local consumer = state(CONSUMER_FREE, CONSUMER)
+
+local function is_out(role)
+  return role == 'out' or (role == 'nameless' and mode ~= 'nameless')
+end
+if not is_out(producer) and not is_out(consumer) then
+  redis.call('DEL', unpack(KEYS))
+  return {'gone'}
+end
+
+-- A second producer may have got the role from the first and found no token; a
+-- second consumer may have found no element of :closed.
+if is_out(producer) and redis.call('LLEN', NOT_FULL) == 0 then
+  redis.call('LPUSH', NOT_FULL, '0')
+end
+if redis.call('LLEN', CLOSED) == 0 then
+  redis.call('LPUSH', CLOSED, '0', '0')
+end
+return {'waiting', producer, holder(PRODUCER), consumer, holder(CONSUMER)}

@@ -1,0 +1,40 @@
+-- Reads all of a queue at one moment. Changes nothing.
+-- Keys: see shared.lua. Arguments: none.
+-- Reply: {numbers of the keys that exist, numbers of those of a wrong type,
+--   {bound, produced messages, produced bytes, consumed messages, consumed
+--    bytes}, each text or nil,
+--   {producer, consumer}, each text or nil,
+--   {lengths of data, producer_free, consumer_free, not_full, closed}}.
+--   A key of a wrong type reads as absent.
+
+local present, wrong = survey()
+local is_wrong = {}
+for _, number in ipairs(wrong) do
+  is_wrong[KEYS[number]] = true
+end
+
+-- Numbers have at most 20 digits; more is a mistake that need not be carried.
+local function text(key)
+  if is_wrong[key] or redis.call('EXISTS', key) == 0 then
+    return false
+  end
+  return redis.call('GETRANGE', key, 0, 31)
+end
+
+local function id(key)
+  return not is_wrong[key] and holder(key)
+end
+
+local function length(key)
+  return is_wrong[key] and 0 or redis.call('LLEN', key)
+end
+
+return {
+  present,
+  wrong,
+  {text(BOUND), text(PRODUCED_MESSAGES), text(PRODUCED_BYTES),
+   text(CONSUMED_MESSAGES), text(CONSUMED_BYTES)},
+  {id(PRODUCER), id(CONSUMER)},
+  {length(DATA), length(PRODUCER_FREE), length(CONSUMER_FREE),
+   length(NOT_FULL), length(CLOSED)},
+}
