@@ -1,2 +1,11 @@
-//! x
-fn main(){ for c in lockkeeper::api::all_crds() { println!("{}", serde_yaml::to_string(&c).unwrap()); } }
+//! The program `lockkeeper`. Everything it does is in the library's
+//! [`lockkeeper::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // First of all: kube, lapin and redis each bring rustls, and a process in which
+    // no provider was chosen panics at the first TLS configuration.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    lockkeeper::cli::main()
+}

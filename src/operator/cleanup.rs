@@ -80,7 +80,7 @@ async fn remove_slots(
         };
         // The spec's count too: a resize may have begun that no status tells of.
         let sweep = sweep_to(none, mark.max(valid.wish.slots));
-        broker.converge(&valid.lock, &none, sweep, false, &ctx.stop).await
+        broker.converge(&valid.lock, none, sweep, false, &ctx.stop).await
     };
     match removed.await {
         Ok(_) => Ok(Removal::Gone),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use kube::runtime::controller::Action;
 
 use super::context::Context;

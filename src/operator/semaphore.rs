@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use kube::runtime::controller::Action;
 
 use super::context::Context;
@@ -19,7 +19,7 @@ use crate::api::conditions::{RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::{self, ValidSemaphore};
 use crate::api::{GROUP, Semaphore, SemaphoreStatus};
-use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
+use crate::plan::semaphore::{IN_FLIGHT, SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError, Holders};
 
 /// What is remembered of a Semaphore alone.
@@ -212,7 +212,7 @@ async fn observe(
 /// How far a sweep goes. After a lost mutex as many effects as are kept in flight
 /// may still land beyond what was swept.
 fn reach(valid: &ValidSemaphore, memory: &SemaphoreMemory, mark: u32) -> u32 {
-    let further = if memory.detail.lost_mutex { crate::plan::semaphore::IN_FLIGHT } else { 0 };
+    let further = if memory.detail.lost_mutex { IN_FLIGHT } else { 0 };
     sweep_to(valid.wish, mark) + further
 }
 
@@ -235,8 +235,8 @@ async fn apply(
     }
     let sweep = reach(valid, memory, found.mark.unwrap_or_default().max(mark));
     let converged =
-        broker.converge(&valid.lock, &valid.wish, sweep, first_look, &ctx.stop).await;
-    memory.detail.lost_mutex = converged.as_ref().is_err_and(BrokerError::mutex_was_lost);
+        broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await;
+    memory.detail.lost_mutex = converged.as_ref().is_err_and(|error| matches!(error, BrokerError::MutexLost { .. }));
     let converged = converged?;
     if converged.declared + converged.deleted > 0 {
         let wanted = semaphore.meta().generation;

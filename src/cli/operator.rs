@@ -1,0 +1,122 @@
+//! `lockkeeper operator`: flags, environment and signals; the work is in
+//! [`crate::operator`].
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::telemetry::{self, LogFormat};
+use super::{Failure, duration, signalled};
+use crate::api::validate::DefaultNames;
+use crate::operator::context::Rhythm;
+use crate::operator::{Options, run as run_operator};
+use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+
+/// Arguments of `lockkeeper operator`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Where /healthz and /readyz are served
+    #[arg(long, env = "LOCKKEEPER_HTTP_ADDRESS", default_value = "127.0.0.1:8080")]
+    http_address: SocketAddr,
+
+    /// Watch this namespace only, instead of all
+    #[arg(long, env = "LOCKKEEPER_WATCH_NAMESPACE", value_name = "NAMESPACE")]
+    watch_namespace: Option<String>,
+
+    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost
+    #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
+    amqp_url: Option<String>,
+
+    /// That broker's management API: http://user:password@host:15672
+    #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
+    management_url: Option<String>,
+
+    /// The server of PressureQueues that name none: redis://user:password@host:6379/0
+    #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
+    redis_url: Option<String>,
+
+    /// Longest time between two looks at holders and queues
+    #[arg(long, env = "LOCKKEEPER_OBSERVE_INTERVAL", default_value = "10s", value_parser = interval)]
+    observe_interval: Duration,
+
+    /// Longest time until slots that are missing or too many are put right
+    #[arg(long, env = "LOCKKEEPER_DRIFT_INTERVAL", default_value = "30s", value_parser = interval)]
+    drift_interval: Duration,
+
+    /// On the default connections, allow names of other namespaces too (all namespaces trust each
+    /// other)
+    #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
+    allow_any_name: bool,
+
+    /// How log lines look
+    #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < Duration::from_millis(100) {
+        return Err("an interval is at least 100ms".to_owned());
+    }
+    Ok(interval)
+}
+
+pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
+    telemetry::start(arguments.log_format);
+    let options = options(arguments)?;
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error))?;
+    runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let on_signal = stop.clone();
+        tokio::spawn(async move {
+            if let Err(error) = signalled().await {
+                tracing::error!(%error, "signals can't be awaited");
+            }
+            tracing::info!("stopping");
+            on_signal.cancel();
+        });
+        run_operator(options, stop)
+            .await
+            .map_err(|error| Failure::new(Failure::UNAVAILABLE, error))
+    })
+}
+
+fn options(arguments: Arguments) -> Result<Options, Failure> {
+    let usage = |what: &str, error: SettingsError| {
+        Failure::new(Failure::USAGE, format!("{what}: {error}"))
+    };
+    // An empty value is how a chart leaves an optional variable out.
+    let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+    let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {
+        (Some(amqp), management) => Some(
+            RabbitmqSettings::from_urls(&amqp, management.as_deref())
+                .map_err(|error| usage("the default broker", error))?,
+        ),
+        (None, Some(_)) => {
+            let message = "--management-url needs --amqp-url: slots are kept over AMQP";
+            return Err(Failure::new(Failure::USAGE, message));
+        }
+        (None, None) => None,
+    };
+    let redis = given(&arguments.redis_url)
+        .map(|url| RedisSettings::from_url(&url))
+        .transpose()
+        .map_err(|error| usage("the default Redis server", error))?;
+    Ok(Options {
+        http_address: arguments.http_address,
+        watch_namespace: arguments.watch_namespace.filter(|name| !name.is_empty()),
+        rabbitmq,
+        redis,
+        rhythm: Rhythm {
+            observe: arguments.observe_interval.min(arguments.drift_interval),
+            drift: arguments.drift_interval,
+        },
+        default_names: if arguments.allow_any_name {
+            DefaultNames::Any
+        } else {
+            DefaultNames::OfTheNamespace
+        },
+    })
+}

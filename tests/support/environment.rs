@@ -1,0 +1,19 @@
+//! Where the real servers are, and names that no other test has.
+
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+/// A variable that the test command sets.
+///
+/// # Panics
+///
+/// Without it: there are no servers, and no test is skipped for want of one.
+pub fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!("{name} is not set: run `make test`, or `dev/up target/test --no-operator` and `. target/test/env`")
+    })
+}
+
+/// Some letters and digits.
+pub fn random() -> String {
+    format!("{:08x}", rand::random::<u32>())
+}

@@ -1,0 +1,429 @@
+//! A test's own little world: a namespace, a vhost, a Redis prefix, their
+//! Secrets, and an operator process that watches that namespace only, under the
+//! chart's service account. Taken down at the end, also when the test fails.
+
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::future::Future;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use lockkeeper::api::{PressureQueue, Semaphore};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::process::{Child, Command};
+
+use super::environment::{random, variable};
+
+/// What a test may use.
+#[derive(Clone)]
+pub struct World {
+    /// As administrator.
+    pub client: Client,
+    /// The test's namespace.
+    pub namespace: String,
+    /// The test's vhost on the broker.
+    pub vhost: String,
+    /// The test's database in Redis.
+    pub database: i64,
+    /// Every operator that was started, so that none outlives the test.
+    operators: Arc<tokio::sync::Mutex<Vec<u32>>>,
+}
+
+/// How long a condition may take to come true, unless a test is about time.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a test in a world of its own.
+pub async fn in_a_world<F>(name: &str, test: impl FnOnce(World) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let world = World::new(name).await;
+    let outcome = tokio::spawn(test(world.clone())).await;
+    if let Err(failure) = outcome {
+        // The world is left as it is but for its processes: the servers of a test
+        // run are thrown away, and what is there tells why the test failed.
+        world.kill_operators().await;
+        std::panic::resume_unwind(failure.into_panic());
+    }
+    world.end().await;
+}
+
+impl World {
+    async fn new(name: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        variable("KUBECONFIG");
+        let client = Client::try_default().await.unwrap();
+        let namespace = format!("{name}-{}", random());
+        let object = Namespace {
+            metadata: kube::core::ObjectMeta {
+                name: Some(namespace.clone()),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        let world = Self {
+            client,
+            vhost: namespace.clone(),
+            // 4,096 databases, of which 0 to 15 are left to people.
+            database: 16 + i64::from(rand::random::<u16>() % 4000),
+            namespace,
+            operators: Arc::default(),
+        };
+        let management = reqwest::Client::new();
+        for (method, path) in [
+            (reqwest::Method::PUT, format!("vhosts/{}", world.vhost)),
+        ] {
+            let url = format!("{}/api/{path}", variable("RABBITMQ_MANAGEMENT_URL"));
+            let answer = management.request(method, url).send().await.unwrap();
+            assert!(answer.status().is_success(), "{path}: {}", answer.status());
+        }
+        world.secret("rabbit", &[
+            ("amqpUri", world.amqp_url()),
+            ("managementUri", variable("RABBITMQ_MANAGEMENT_URL")),
+        ]).await;
+        world.secret("redis", &[("uri", world.redis_url())]).await;
+        world
+    }
+
+    async fn end(&self) {
+        let gone = async {
+            self.delete_all::<Semaphore>().await;
+            self.delete_all::<PressureQueue>().await;
+        };
+        gone.await;
+        self.kill_operators().await;
+        let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
+        reqwest::Client::new().delete(url).send().await.unwrap();
+        let mut redis = self.redis().await;
+        let _: () = redis::cmd("FLUSHDB").query_async(&mut redis).await.unwrap();
+        // Not waited for: an empty namespace takes the API server five seconds.
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let _ = namespaces.delete(&self.namespace, &DeleteParams::default()).await;
+    }
+
+    /// Deletes all objects of a kind and waits until they are gone; an operator
+    /// must be running if there are any.
+    pub async fn delete_all<K: Kind>(&self) {
+        let api = self.api::<K>();
+        for object in api.list(&ListParams::default()).await.unwrap() {
+            // What a test left behind must not wait for servers it stopped.
+            let force = serde_json::json!({
+                "metadata": {"annotations": {lockkeeper::api::FORCE_FINALIZE: "true"}}
+            });
+            if self.operators.lock().await.is_empty() {
+                let bare = serde_json::json!({"metadata": {"finalizers": null}});
+                let _ = api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(bare)).await;
+            } else {
+                let _ = api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(force)).await;
+            }
+            let _ = api.delete(&object.name_any(), &DeleteParams::default()).await;
+        }
+        eventually(&format!("all {} are gone", K::plural(&())), PATIENCE, async || {
+            api.list(&ListParams::default()).await.is_ok_and(|list| list.items.is_empty())
+        })
+        .await;
+    }
+
+    /// The broker's URL in this world's vhost.
+    pub fn amqp_url(&self) -> String {
+        let base = variable("AMQP_URL");
+        let at = base.rfind('/').unwrap();
+        format!("{}/{}", &base[..at], self.vhost)
+    }
+
+    /// The store's URL in this world's database.
+    pub fn redis_url(&self) -> String {
+        let base = variable("REDIS_URL");
+        let at = base.rfind('/').unwrap();
+        format!("{}/{}", &base[..at], self.database)
+    }
+
+    /// A connection to this world's database, without a time limit for answers.
+    pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+        redis::Client::open(self.redis_url())
+            .unwrap()
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap()
+    }
+
+    /// A connection to this world's vhost.
+    pub async fn amqp(&self) -> lapin::Connection {
+        lapin::Connection::connect(&self.amqp_url(), lapin::ConnectionProperties::default())
+            .await
+            .unwrap()
+    }
+
+    /// The API for a kind in this world's namespace.
+    pub fn api<K: Kind>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates or replaces a Secret.
+    pub async fn secret(&self, name: &str, data: &[(&str, String)]) {
+        let data: std::collections::BTreeMap<_, _> = data.iter().cloned().collect();
+        let body = serde_json::json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name}, "stringData": data,
+        });
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let _ = api.delete(name, &DeleteParams::default()).await;
+        let secret: Secret = serde_json::from_value(body).unwrap();
+        api.create(&PostParams::default(), &secret).await.unwrap();
+    }
+
+    /// Applies an object of this kind: `spec` as JSON or YAML.
+    pub async fn apply<K: Kind>(&self, name: &str, spec: &str) -> kube::Result<K> {
+        let spec: serde_json::Value = serde_yaml::from_str(spec).unwrap();
+        let body = serde_json::json!({
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+            "metadata": {"name": name}, "spec": spec,
+        });
+        let params = PatchParams::apply("test").force();
+        self.api::<K>().patch(name, &params, &Patch::Apply(body)).await
+    }
+
+    /// Applies a Semaphore on this world's broker; `more` is further spec, in
+    /// YAML flow style: `slots: 3, suspend: true`.
+    pub async fn semaphore(&self, name: &str, more: &str) -> Semaphore {
+        let spec = format!("{{rabbitmqClusterReference: {{connectionSecret: {{name: rabbit}}}}, {more}}}");
+        self.apply(name, &spec).await.unwrap()
+    }
+
+    /// Applies a `PressureQueue` on this world's store.
+    pub async fn queue(&self, name: &str, more: &str) -> PressureQueue {
+        let spec = format!("{{redisReference: {{connectionSecret: {{name: redis}}}}, {more}}}");
+        self.apply(name, &spec).await.unwrap()
+    }
+
+    /// Waits until an object is as `is` says; fails with the object's state.
+    pub async fn until<K: Kind>(
+        &self,
+        name: &str,
+        what: &str,
+        patience: Duration,
+        is: impl Fn(&K) -> bool,
+    ) -> K {
+        let api = self.api::<K>();
+        let start = Instant::now();
+        loop {
+            let object = api.get_opt(name).await.unwrap();
+            if let Some(object) = &object
+                && is(object)
+            {
+                return object.clone();
+            }
+            assert!(start.elapsed() < patience, "{name}: not {what} within {patience:?}: {object:#?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until a Semaphore's Ready is true for its newest generation.
+    pub async fn semaphore_ready(&self, name: &str) -> Semaphore {
+        self.until(name, "Ready", PATIENCE, is_ready::<Semaphore>).await
+    }
+
+    /// Waits until a `PressureQueue`'s Ready is true for its newest generation.
+    pub async fn queue_ready(&self, name: &str) -> PressureQueue {
+        self.until(name, "Ready", PATIENCE, is_ready::<PressureQueue>).await
+    }
+
+    /// The names of all queues in this world's vhost, as the broker tells.
+    pub async fn queues(&self) -> BTreeSet<String> {
+        let url = format!(
+            "{}/api/queues/{}?columns=name&disable_stats=true&enable_queue_totals=true",
+            variable("RABBITMQ_MANAGEMENT_URL"), self.vhost
+        );
+        let list: Vec<serde_json::Value> =
+            reqwest::Client::new().get(url).send().await.unwrap().json().await.unwrap();
+        list.iter().map(|queue| queue["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The slot queues that a semaphore with default name and this many slots has.
+    pub fn slot_queues(&self, name: &str, slots: u32) -> BTreeSet<String> {
+        (1..=slots).map(|slot| format!("{}.{name}-{slot}-A", self.namespace)).collect()
+    }
+
+    /// The events about an object, as (reason, note, how often).
+    pub async fn events(&self, name: &str) -> Vec<(String, String, i32)> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        let all = api.list(&ListParams::default()).await.unwrap();
+        all.into_iter()
+            .filter(|event| {
+                event.regarding.as_ref().is_some_and(|r| r.name.as_deref() == Some(name))
+            })
+            .map(|event| {
+                let times = event.series.as_ref().map_or(1, |series| series.count);
+                (event.reason.unwrap_or_default(), event.note.unwrap_or_default(), times)
+            })
+            .collect()
+    }
+
+    /// Starts an operator with a quick rhythm: holders every second, drift every
+    /// three.
+    pub async fn operator(&self) -> Operator {
+        self.operator_with(&["--observe-interval", "1s", "--drift-interval", "3s"]).await
+    }
+
+    /// Starts an operator with these arguments; waits until it is ready.
+    pub async fn operator_with(&self, arguments: &[&str]) -> Operator {
+        let operator = self.operator_unready(arguments).await;
+        operator.until_ready().await;
+        operator
+    }
+
+    /// Starts an operator and doesn't wait.
+    pub async fn operator_unready(&self, arguments: &[&str]) -> Operator {
+        let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
+        std::fs::create_dir_all(&logs).unwrap();
+        let log = format!("{logs}/{}-{}.log", self.namespace, random());
+        let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+            .args(["operator", "--http-address", "127.0.0.1:0"])
+            .args(["--watch-namespace", &self.namespace])
+            .args(arguments)
+            .env("KUBECONFIG", variable("LOCKKEEPER_OPERATOR_KUBECONFIG"))
+            .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
+            // The default connections are the test's to choose.
+            .env_remove("AMQP_URL")
+            .env_remove("RABBITMQ_MANAGEMENT_URL")
+            .env_remove("REDIS_URL")
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        self.operators.lock().await.push(child.id().unwrap());
+        Operator { child, log }
+    }
+
+    async fn kill_operators(&self) {
+        for pid in self.operators.lock().await.drain(..) {
+            signal(pid, "KILL");
+        }
+    }
+}
+
+/// An operator process.
+pub struct Operator {
+    child: Child,
+    /// Its log file.
+    pub log: String,
+}
+
+impl Operator {
+    /// Waits until it watches both kinds.
+    pub async fn until_ready(&self) {
+        let ready = || async {
+            std::fs::read_to_string(&self.log).unwrap().matches(" watching ").count() == 2
+        };
+        let what = format!("the operator watches (its log is {})", self.log);
+        eventually(&what, PATIENCE, ready).await;
+    }
+
+    /// Where it serves HTTP.
+    pub fn http(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let at = log.split("address=").nth(1).unwrap();
+        format!("http://{}", at.split_whitespace().next().unwrap())
+    }
+
+    /// What it has logged.
+    pub fn logged(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// kill -9, at once.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn stop(&mut self) -> std::process::ExitStatus {
+        signal(self.child.id().unwrap(), "TERM");
+        tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap().unwrap()
+    }
+}
+
+/// Sends a signal to a process of ours.
+pub fn signal(pid: u32, name: &str) {
+    let _ = std::process::Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// A kind of ours.
+pub trait Kind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone + Debug + DeserializeOwned + Serialize + Send + Sync + 'static
+{
+    /// Status, reason and message of a condition, if it is about the newest spec.
+    fn condition(&self, type_: &str) -> Option<(String, String, String)>;
+}
+
+macro_rules! kind {
+    ($kind:ty) => {
+        impl Kind for $kind {
+            fn condition(&self, type_: &str) -> Option<(String, String, String)> {
+                let conditions = &self.status.as_ref()?.conditions;
+                let c = conditions.iter().find(|c| c.type_ == type_)?;
+                (c.observed_generation == self.metadata.generation)
+                    .then(|| (c.status.clone(), c.reason.clone(), c.message.clone()))
+            }
+        }
+    };
+}
+kind!(Semaphore);
+kind!(PressureQueue);
+
+/// Whether a condition about the newest spec has this status.
+pub fn has<K: Kind>(object: &K, type_: &str, status: &str) -> bool {
+    object.condition(type_).is_some_and(|(is, ..)| is == status)
+}
+
+/// Whether a condition about the newest spec has this reason.
+pub fn has_reason<K: Kind>(object: &K, type_: &str, reason: &str) -> bool {
+    object.condition(type_).is_some_and(|(_, is, _)| is == reason)
+}
+
+/// Whether Ready is true for the newest spec.
+pub fn is_ready<K: Kind>(object: &K) -> bool {
+    has(object, "Ready", "True")
+}
+
+/// Waits until something is so.
+pub async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    patience: Duration,
+    mut so: impl FnMut() -> F,
+) {
+    let start = Instant::now();
+    while !so().await {
+        assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Runs kubectl in the world's namespace; returns what it printed.
+pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new("kubectl")
+        .args(["--namespace", &world.namespace])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
