@@ -218,7 +218,10 @@ mod tests {
         SlotWish { slots, overshoot: DEFAULT_OVERSHOOT }
     }
 
-    fn seen(slots: impl IntoIterator<Item = u32>, held: impl IntoIterator<Item = u32>) -> SlotsSeen {
+    fn seen(
+        slots: impl IntoIterator<Item = u32>,
+        held: impl IntoIterator<Item = u32>,
+    ) -> SlotsSeen {
         SlotsSeen {
             swept_to: 10_016,
             slots: slots.into_iter().collect(),

@@ -18,7 +18,9 @@ const MAX_TEXT: usize = 512;
 #[non_exhaustive]
 pub enum BrokerError {
     /// No connection could be made.
-    #[error("the broker at {endpoint} can't be reached ({why}): check that it runs, its address and port, and that a network policy lets us through")]
+    #[error(
+        "the broker at {endpoint} can't be reached ({why}): check that it runs, its address and port, and that a network policy lets us through"
+    )]
     Unreachable {
         /// `host:port`.
         endpoint: String,
@@ -26,7 +28,9 @@ pub enum BrokerError {
         why: String,
     },
     /// The broker refused user and password.
-    #[error("the broker at {endpoint} refuses the user {user:?}: check the user name and the password in the connection's Secret")]
+    #[error(
+        "the broker at {endpoint} refuses the user {user:?}: check the user name and the password in the connection's Secret"
+    )]
     AuthenticationFailed {
         /// `host:port`.
         endpoint: String,
@@ -34,7 +38,9 @@ pub enum BrokerError {
         user: String,
     },
     /// The user may not do this.
-    #[error("the broker refuses access ({why}): give the user configure, write and read permission for the lock's queues, and write for amq.default, in this virtual host")]
+    #[error(
+        "the broker refuses access ({why}): give the user configure, write and read permission for the lock's queues, and write for amq.default, in this virtual host"
+    )]
     AccessRefused {
         /// The broker's words: what was refused to whom.
         why: String,
@@ -46,7 +52,9 @@ pub enum BrokerError {
         vhost: String,
     },
     /// Another connection holds the admin mutex, or a queue of its name.
-    #[error("the admin mutex, the exclusive queue {queue:?}, is held by another connection (waited {waited:?}): another administrator works on this lock, or a client took its name; trying again")]
+    #[error(
+        "the admin mutex, the exclusive queue {queue:?}, is held by another connection (waited {waited:?}): another administrator works on this lock, or a client took its name; trying again"
+    )]
     MutexBusy {
         /// The mutex's queue.
         queue: String,
@@ -63,13 +71,17 @@ pub enum BrokerError {
         why: String,
     },
     /// A queue's home node is down, so nobody knows which slots exist.
-    #[error("a node of the broker is down, so slots may only seem to be missing ({why}): nothing was changed; bring the node back")]
+    #[error(
+        "a node of the broker is down, so slots may only seem to be missing ({why}): nothing was changed; bring the node back"
+    )]
     NodeDown {
         /// The broker's words: which queue, which node.
         why: String,
     },
     /// A memory or disk alarm stops publishers.
-    #[error("the broker blocks publishers (a memory or disk alarm), so slots can't be seen and nothing was changed: free memory or disk space on the broker")]
+    #[error(
+        "the broker blocks publishers (a memory or disk alarm), so slots can't be seen and nothing was changed: free memory or disk space on the broker"
+    )]
     Blocked,
     /// A limit of the broker, the virtual host or the user is reached.
     #[error("a limit of the broker is reached ({why}): raise the limit, or ask for fewer slots")]
@@ -78,7 +90,9 @@ pub enum BrokerError {
         why: String,
     },
     /// The connection that owned the admin mutex died, and the mutex with it.
-    #[error("the connection that held the admin mutex was lost ({why}): the change is incomplete and is taken up again")]
+    #[error(
+        "the connection that held the admin mutex was lost ({why}): the change is incomplete and is taken up again"
+    )]
     MutexLost {
         /// What the connection ended with.
         why: String,
