@@ -1,1 +1,21 @@
-//! (to come)
+//! How RabbitMQ is touched: connections, probes, the admin mutex and what is
+//! done under it, holders, and the guideline's client. Knows nothing of
+//! Kubernetes; what should happen is decided in [`crate::plan`].
+
+mod broker;
+mod connect;
+mod converge;
+mod error;
+mod holders;
+mod identity;
+mod lane;
+mod link;
+mod management;
+mod mutex;
+mod probe;
+
+pub use broker::{Broker, BrokerOptions};
+pub use converge::Converged;
+pub use error::BrokerError;
+pub use holders::Holders;
+pub use identity::BrokerIdentity;

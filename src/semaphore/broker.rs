@@ -1,0 +1,207 @@
+//! One virtual host of one broker: the handle that everything else of this room
+//! hangs on, and looking without changing anything. Changing is `converge`'s.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::connect::{Conn, Endpoint};
+use super::error::BrokerError;
+use super::holders::{Facts, Holders};
+use super::identity::{BrokerIdentity, ask_identity};
+use super::link::Link;
+use super::mutex::LocalLocks;
+use super::probe::Prober;
+use crate::plan::connection::RabbitmqSettings;
+use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::semaphore::SlotsSeen;
+
+/// How to behave towards a broker.
+#[derive(Clone, Debug)]
+pub struct BrokerOptions {
+    /// What the broker's management shows as the connections' name.
+    pub client_name: String,
+    /// Limit on each operation; on a batch of probes, on the whole batch.
+    pub operation_timeout: Duration,
+    /// Limit on TCP and the AMQP handshake together.
+    pub connect_timeout: Duration,
+    /// How long to try for a busy admin mutex.
+    pub mutex_patience: Duration,
+    /// How old the management API's list of holders may become.
+    pub facts_interval: Duration,
+}
+
+impl Default for BrokerOptions {
+    fn default() -> Self {
+        Self {
+            client_name: "lockkeeper".to_owned(),
+            operation_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(3),
+            mutex_patience: Duration::from_secs(5),
+            facts_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// One virtual host of one broker, as one user. Cheap to clone; all clones
+/// share two connections, made when first needed and made anew when they died:
+/// one that owns admin mutexes and changes things, one that probes.
+#[derive(Clone)]
+pub struct Broker(Arc<Inner>);
+
+/// What all clones share.
+pub(super) struct Inner {
+    pub options: BrokerOptions,
+    endpoint: Arc<Endpoint>,
+    /// Owns the admin mutexes; everything that changes something goes over it.
+    pub admin: Link,
+    probe_link: Arc<Link>,
+    probes: Prober,
+    pub local_locks: LocalLocks,
+    /// Locks whose last change lost its connection with effects in flight.
+    disturbed: Mutex<HashSet<LockName>>,
+    identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
+    facts: Arc<Facts>,
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The settings' Debug shows no password.
+        f.debug_tuple("Broker").field(&self.0.endpoint.settings).finish()
+    }
+}
+
+impl Broker {
+    /// Connects nothing and starts nothing.
+    #[must_use]
+    pub fn new(settings: RabbitmqSettings, options: BrokerOptions) -> Self {
+        let facts = Arc::new(Facts::new(&settings, options.facts_interval));
+        let endpoint = Arc::new(Endpoint {
+            settings,
+            client_name: options.client_name.clone(),
+            connect_timeout: options.connect_timeout,
+            operation_timeout: options.operation_timeout,
+            heartbeat: None,
+        });
+        let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
+        Self(Arc::new(Inner {
+            options,
+            admin: Link::new(Arc::clone(&endpoint), "admin"),
+            endpoint,
+            probes: Prober::new(Arc::clone(&probe_link)),
+            probe_link,
+            local_locks: LocalLocks::default(),
+            disturbed: Mutex::default(),
+            identity: Mutex::default(),
+            facts,
+        }))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+
+    /// Whether holders' facts and owners can be asked for at all.
+    #[must_use]
+    pub fn has_management(&self) -> bool {
+        self.0.facts.has_management()
+    }
+
+    /// Which broker this is, so that two addresses of the same one are seen to
+    /// be that. Connects, so it also tells whether user, password and virtual
+    /// host are accepted. Cancel safe.
+    pub async fn identity(&self) -> Result<BrokerIdentity, BrokerError> {
+        let conn = self.0.probe_link.get().await?;
+        let known = self.0.identity.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((of, identity)) = known
+            && of.ptr_eq(&Arc::downgrade(&conn))
+        {
+            return Ok(identity);
+        }
+        let identity = ask_identity(&self.0.endpoint).await?;
+        *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((Arc::downgrade(&conn), identity.clone()));
+        Ok(identity)
+    }
+
+    /// Which of A[1..=`slots_to`] and B[1..=`holders_to`] exist, without the
+    /// admin mutex and without changing anything.
+    ///
+    /// All or nothing: when a single answer is in doubt, it is an error. Note
+    /// that a queue whose node is down looks as if it were missing;
+    /// [`Broker::converge`] finds that out before it changes anything.
+    /// Cancel safe.
+    pub async fn observe(
+        &self,
+        lock: &LockName,
+        slots_to: u32,
+        holders_to: u32,
+    ) -> Result<SlotsSeen, BrokerError> {
+        self.0.observe(lock, slots_to, holders_to).await
+    }
+
+    /// The high-water mark of a lock about which nothing is known: the highest
+    /// slot of any of its queues in the management API's list, else found by
+    /// probing upwards until 2 × `overshoot` slots in a row have neither slot
+    /// nor holder queue. At most [`MAX_SLOTS`]. Cancel safe.
+    pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
+        if let Some(highest) = self.0.facts.highest_slot(lock).await {
+            return Ok(highest);
+        }
+        let gap = overshoot.saturating_mul(2).max(1);
+        let mut highest = 0;
+        let mut to = gap.max(64);
+        loop {
+            let seen = self.0.observe(lock, to, to).await?;
+            highest = highest.max(seen.highest());
+            if to - highest >= gap || highest >= MAX_SLOTS {
+                return Ok(highest.min(MAX_SLOTS));
+            }
+            to = (highest + gap).max(to.saturating_mul(2).min(MAX_SLOTS + gap));
+        }
+    }
+
+    /// Who holds the slots in `seen.held`, at most `limit` of them, lowest slot
+    /// first; those above `slots` are draining.
+    ///
+    /// Never fails, and waits for the management API for half a second at most:
+    /// without its answer the holders come without facts. Cancel safe.
+    pub async fn holders(
+        &self,
+        lock: &LockName,
+        seen: &SlotsSeen,
+        slots: u32,
+        limit: usize,
+    ) -> Holders {
+        Facts::holders(&self.0.facts, lock, seen, slots, limit).await
+    }
+}
+
+impl Inner {
+    pub async fn observe(
+        &self,
+        lock: &LockName,
+        slots_to: u32,
+        holders_to: u32,
+    ) -> Result<SlotsSeen, BrokerError> {
+        let names: Vec<String> = (1..=slots_to)
+            .map(|slot| lock.slot_queue(slot))
+            .chain((1..=holders_to).map(|slot| lock.holder_queue(slot)))
+            .collect();
+        let exist = self.probes.exist(&names).await?;
+        let (slots, holders) = exist.split_at(slots_to as usize);
+        let existing = |exist: &[bool]| {
+            (1..).zip(exist).filter(|(_, exists)| **exists).map(|(slot, _)| slot).collect()
+        };
+        Ok(SlotsSeen { swept_to: slots_to, slots: existing(slots), held: existing(holders) })
+    }
+
+    pub fn set_disturbed(&self, lock: &LockName) {
+        self.disturbed.lock().unwrap_or_else(PoisonError::into_inner).insert(lock.clone());
+    }
+
+    pub fn take_disturbed(&self, lock: &LockName) -> bool {
+        self.disturbed.lock().unwrap_or_else(PoisonError::into_inner).remove(lock)
+    }
+}

@@ -1,0 +1,201 @@
+//! Opening one connection to the broker and ending it for certain. How often to
+//! try, and who shares a connection, is `link`'s; what goes over it is
+//! `lane`'s and `probe`'s.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use secrecy::ExposeSecret;
+
+use super::error::BrokerError;
+use super::lane::IdleLanes;
+use crate::plan::connection::RabbitmqSettings;
+
+/// Where and how to connect.
+pub(super) struct Endpoint {
+    pub settings: RabbitmqSettings,
+    /// What the broker's management shows as the connection's name.
+    pub client_name: String,
+    /// For TCP and the whole handshake.
+    pub connect_timeout: Duration,
+    /// For each operation on the open connection.
+    pub operation_timeout: Duration,
+    /// Seconds; absent, the broker's wish is followed.
+    pub heartbeat: Option<u16>,
+}
+
+impl Endpoint {
+    /// `host:port`, for messages.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.settings.host, self.settings.port)
+    }
+}
+
+/// An open connection. Never recovered: a new connection is a new one, and what
+/// was exclusive to the old one is gone (hazard A11).
+pub(super) struct Conn {
+    lapin: Connection,
+    /// A second handle on the socket, to end the connection when the broker
+    /// doesn't answer any more.
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    retired: AtomicBool,
+    pub operation_timeout: Duration,
+    pub idle: IdleLanes,
+}
+
+impl Conn {
+    /// Connects. `role` is appended to the client's name, so that an operator
+    /// of the broker sees what each connection is for.
+    ///
+    /// Cancel safe: a dropped attempt closes its socket.
+    pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        let settings = &endpoint.settings;
+        let uri = AMQPUri {
+            scheme: AMQPScheme::AMQP,
+            authority: AMQPAuthority {
+                userinfo: AMQPUserInfo {
+                    username: settings.username.clone(),
+                    password: settings.password.expose_secret().to_owned(),
+                },
+                host: settings.host.clone(),
+                port: settings.port,
+            },
+            vhost: settings.vhost.clone(),
+            query: AMQPQueryString { heartbeat: endpoint.heartbeat, ..AMQPQueryString::default() },
+        };
+        // No `enable_auto_recover`, ever: it would declare exclusive queues
+        // again on a new connection, a silent gap in a lock.
+        let properties = ConnectionProperties::default()
+            .with_connection_name(format!("{} {role}", endpoint.client_name).into())
+            .with_client_property("product".into(), "lockkeeper".into())
+            .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into());
+
+        let unreachable = |why: &str| BrokerError::Unreachable {
+            endpoint: endpoint.address(),
+            why: why.to_owned(),
+        };
+        let runtime = lapin::runtime::default_runtime().map_err(|e| unreachable(&e.to_string()))?;
+        let attempt = Attempt { socket: Arc::default(), kept: false };
+        let shared = Arc::clone(&attempt.socket);
+        let patience = endpoint.connect_timeout;
+        let connect = Connection::connector(
+            uri,
+            runtime,
+            async move |uri, runtime| {
+                // lapin runs this on a thread of its own, which nothing else
+                // would stop while a packet filter swallows our SYNs. (TCP_NODELAY
+                // is set by the runtime below lapin.)
+                let connecting = uri.connect_with_config_async(TLSConfig::default(), &runtime);
+                let stream = tokio::time::timeout(patience, connecting)
+                    .await
+                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                if let AsyncTcpStream::Plain(plain) = &stream {
+                    let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
+                    *lock(&shared) = Some(TcpStream::from(handle));
+                }
+                Ok(stream)
+            },
+            properties,
+        );
+        let lapin = tokio::time::timeout(patience, connect)
+            .await
+            .map_err(|_| unreachable(&format!("no answer within {patience:?}")))?
+            .map_err(|error| {
+                BrokerError::connecting(
+                    &error,
+                    &endpoint.address(),
+                    &settings.username,
+                    &settings.vhost,
+                )
+            })?;
+        Ok(Self {
+            lapin,
+            socket: attempt.keep(),
+            retired: AtomicBool::new(false),
+            operation_timeout: endpoint.operation_timeout,
+            idle: IdleLanes::default(),
+        })
+    }
+
+    /// lapin's connection, to open channels and listen to events.
+    pub fn lapin(&self) -> &Connection {
+        &self.lapin
+    }
+
+    /// Whether it is open and nobody found fault with it.
+    pub fn is_usable(&self) -> bool {
+        !self.retired.load(Ordering::Acquire) && self.lapin.status().connected()
+    }
+
+    /// Whether the broker said that it blocks this connection (an alarm).
+    pub fn is_blocked(&self) -> bool {
+        self.lapin.status().blocked()
+    }
+
+    /// Ends the connection now, without the broker's consent: for when it did
+    /// not answer, and for when what we left on it must go for certain. Closing
+    /// by protocol could hang as well.
+    pub fn kill(&self) {
+        self.retired.store(true, Ordering::Release);
+        shut_down(&self.socket);
+    }
+
+    /// Closes by protocol; if that isn't answered in time, by force.
+    pub async fn close(&self) {
+        self.retired.store(true, Ordering::Release);
+        let closing = self.lapin.close(200, "OK".into());
+        if !matches!(tokio::time::timeout(self.operation_timeout, closing).await, Ok(Ok(()))) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        // lapin closes by protocol when its last handle goes, and its thread
+        // ends with that; one that was retired was not answered before.
+        if self.retired.load(Ordering::Acquire) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+/// An attempt to connect, which closes its socket when it is given up: lapin's
+/// thread would wait for ever for a broker that accepts but doesn't speak.
+struct Attempt {
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    kept: bool,
+}
+
+impl Attempt {
+    fn keep(mut self) -> Arc<Mutex<Option<TcpStream>>> {
+        self.kept = true;
+        Arc::clone(&self.socket)
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.kept {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn shut_down(socket: &Mutex<Option<TcpStream>>) {
+    if let Some(socket) = lock(socket).take() {
+        // Fails only if it is closed already.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}

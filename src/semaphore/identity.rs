@@ -1,0 +1,65 @@
+//! Which broker answers at an address, from what it says of itself when a
+//! connection starts. lapin keeps that to itself, so it is asked for over a
+//! connection of its own that ends before the login.
+
+use std::io;
+
+use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
+use lapin::types::AMQPValue;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::connect::Endpoint;
+use super::error::BrokerError;
+use crate::plan::clean_text;
+
+/// Longest first frame accepted; RabbitMQ's is about 500 bytes.
+const MAX_FRAME: u32 = 65_536;
+
+/// Who a broker is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BrokerIdentity {
+    /// The cluster's name: the same on every node, and kept over restarts.
+    pub cluster_name: String,
+    /// `RabbitMQ`, or another product that speaks AMQP 0-9-1.
+    pub product: String,
+    /// The version of the node that answered.
+    pub version: String,
+}
+
+pub(super) async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerError> {
+    let unreachable = |why: String| BrokerError::Unreachable { endpoint: endpoint.address(), why };
+    let limit = endpoint.connect_timeout;
+    let payload = tokio::time::timeout(limit, first_frame(endpoint))
+        .await
+        .map_err(|_| unreachable(format!("no answer within {limit:?}")))?
+        .map_err(|error| unreachable(clean_text(&error.to_string(), 256)))?;
+    let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
+    else {
+        return Err(BrokerError::Protocol { why: "its first frame isn't connection.start".into() });
+    };
+    let property = |key: &str| match start.server_properties.inner().get(key) {
+        Some(AMQPValue::LongString(text)) => clean_text(&text.to_string(), 256),
+        _ => String::new(),
+    };
+    Ok(BrokerIdentity {
+        cluster_name: property("cluster_name"),
+        product: property("product"),
+        version: property("version"),
+    })
+}
+
+async fn first_frame(endpoint: &Endpoint) -> io::Result<Vec<u8>> {
+    let address = (endpoint.settings.host.as_str(), endpoint.settings.port);
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
+    // Frame: type, channel, size, payload, end mark.
+    let (_kind, _channel) = (stream.read_u8().await?, stream.read_u16().await?);
+    let size = stream.read_u32().await?;
+    if size > MAX_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an AMQP 0-9-1 broker"));
+    }
+    let mut payload = vec![0; size as usize];
+    stream.read_exact(&mut payload).await?;
+    Ok(payload)
+}

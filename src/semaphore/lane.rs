@@ -1,0 +1,270 @@
+//! A channel to do one operation after the other on, with a time limit on each:
+//! declare, look, delete. Channels that the broker closed (405, 406: that is how
+//! AMQP says no) are replaced, healthy ones are used again. What to declare and
+//! when is decided by others.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::Channel;
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+
+use super::connect::Conn;
+use super::error::{BrokerError, refusal_code};
+
+/// Healthy channels kept open for the next use; more are closed.
+const MAX_IDLE: usize = 64;
+
+/// Declares after which a channel is closed and not used again: lapin keeps
+/// every declared queue's name and arguments in its channel for as long as that
+/// lives (for the recovery we never use), which would grow without end.
+const MAX_DECLARES: u32 = 512;
+
+/// How a declare ended that the broker answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Declared {
+    /// The queue exists as asked.
+    Ok,
+    /// 405: it is exclusive to another connection, or ours would be exclusive
+    /// and it isn't. The text is the broker's.
+    Locked(String),
+}
+
+/// Channels of one connection that wait for their next use.
+#[derive(Default)]
+pub(super) struct IdleLanes(Mutex<Vec<(Channel, u32)>>);
+
+/// A channel in use. On drop it goes back to the idle ones if it is healthy and
+/// no operation was given up on it.
+pub(super) struct Lane {
+    conn: Arc<Conn>,
+    channel: Option<Channel>,
+    declares: u32,
+    /// An operation is under way: if its future is dropped, its answer is still
+    /// to come, and the channel must not be used again.
+    busy: bool,
+}
+
+impl Lane {
+    /// A channel on `conn`, an idle one if there is one.
+    pub async fn take(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
+        let mut lane = Self { conn: Arc::clone(conn), channel: None, declares: 0, busy: false };
+        while let Some((channel, declares)) = lane.conn.idle.pop() {
+            if channel.status().connected() {
+                (lane.channel, lane.declares) = (Some(channel), declares);
+                return Ok(lane);
+            }
+        }
+        lane.open().await?;
+        Ok(lane)
+    }
+
+    /// The connection that this channel is on.
+    pub fn conn(&self) -> &Arc<Conn> {
+        &self.conn
+    }
+
+    async fn open(&mut self) -> Result<Channel, BrokerError> {
+        let limit = self.conn.operation_timeout;
+        let opened = tokio::time::timeout(limit, self.conn.lapin().create_channel()).await;
+        let channel = match opened {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Err(BrokerError::operating(&error, "")),
+            Err(_) => return Err(self.no_answer("to a new channel", limit)),
+        };
+        self.channel = Some(channel.clone());
+        self.declares = 0;
+        Ok(channel)
+    }
+
+    async fn channel(&mut self) -> Result<Channel, BrokerError> {
+        match &self.channel {
+            Some(channel) if channel.status().connected() && self.declares < MAX_DECLARES => {
+                Ok(channel.clone())
+            }
+            _ => self.open().await,
+        }
+    }
+
+    fn no_answer(&self, what: &'static str, after: Duration) -> BrokerError {
+        // Whether it was done is unknown, and on this connection it stays so.
+        self.conn.kill();
+        if self.conn.is_blocked() {
+            BrokerError::Blocked
+        } else {
+            BrokerError::Timeout { what, after }
+        }
+    }
+
+    /// Waits for an operation's answer; the error is lapin's where the broker
+    /// refused, so that the caller can tell the refusals apart.
+    async fn answer<T>(
+        &mut self,
+        what: &'static str,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        self.busy = true;
+        let limit = self.conn.operation_timeout;
+        let answer = tokio::time::timeout(limit, operation).await;
+        self.busy = false;
+        match answer {
+            Ok(Ok(value)) => Ok(Ok(value)),
+            Ok(Err(error)) => {
+                // Whatever was refused, this channel is closed by it.
+                self.channel = None;
+                let code = refusal_code(&error);
+                let error = BrokerError::operating(&error, queue);
+                match code {
+                    Some(code @ 403..=406) => Ok(Err(Refused { code, error })),
+                    _ => {
+                        if error.is_fatal_for_connection() {
+                            self.conn.kill();
+                        }
+                        Err(error)
+                    }
+                }
+            }
+            Err(_) => {
+                self.channel = None;
+                Err(self.no_answer(what, limit))
+            }
+        }
+    }
+
+    /// Declares the slot queue `name` with the arguments of profile Guideline.
+    /// One that exists with others is [`BrokerError::IncompatibleQueue`].
+    pub async fn declare_slot(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let declaring =
+            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), slot_arguments());
+        self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Deletes the slot queue `name` if it has the arguments of profile
+    /// Guideline, and waits for the delete-ok. One with others, or one that is
+    /// exclusive to somebody, is [`BrokerError::IncompatibleQueue`] and stays.
+    pub async fn delete_slot(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        // Sent together: if the declare is refused, the broker closes the
+        // channel and never looks at the delete. So foreign queues are safe at
+        // the price of no further round trip.
+        let same =
+            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), slot_arguments());
+        let delete = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+        let both = async { tokio::try_join!(same, delete) };
+        self.answer("to queue.delete", name, both).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Asks the broker to delete a queue that is missing as far as we can see:
+    /// a no-op, except that a queue whose node is down answers
+    /// [`BrokerError::NodeDown`].
+    pub async fn delete_missing(&mut self, names: &[String]) -> Result<(), BrokerError> {
+        let Some(last) = names.last() else { return Ok(()) };
+        let channel = self.channel().await?;
+        let mut deletes = Vec::with_capacity(names.len());
+        for name in names {
+            // if-unused and if-empty, should it exist after all.
+            let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
+            deletes.push(channel.queue_delete(short(name)?, options));
+        }
+        let all = futures::future::try_join_all(deletes);
+        self.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Declares `name` exclusive to this connection.
+    pub async fn declare_exclusive(
+        &mut self,
+        name: &str,
+        arguments: FieldTable,
+    ) -> Result<Declared, BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let declaring =
+            channel.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
+        match self.answer("to queue.declare", name, declaring).await? {
+            Ok(_) => Ok(Declared::Ok),
+            Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
+            Err(refused) => Err(refused.error),
+        }
+    }
+
+    /// Looks whether `name` exists, by passive declare: `None` if it doesn't.
+    pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let passive = QueueDeclareOptions::default().passive();
+        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+        match self.answer("to queue.declare (passive)", name, looking).await? {
+            Ok(_) => Ok(Some(Declared::Ok)),
+            Err(Refused { code: 405, error }) => Ok(Some(Declared::Locked(error.to_string()))),
+            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
+            Err(Refused { code: 404, .. }) => Ok(None),
+            Err(refused) => Err(refused.error),
+        }
+    }
+
+    /// Deletes our own exclusive queue `name` and waits for the delete-ok.
+    pub async fn delete_exclusive(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+        self.answer("to queue.delete", name, deleting).await?.map_err(|r| r.error).map(|_| ())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.take()
+            && !self.busy
+            && self.declares < MAX_DECLARES
+            && channel.status().connected()
+            && self.conn.is_usable()
+        {
+            self.conn.idle.push(channel, self.declares);
+        }
+    }
+}
+
+impl IdleLanes {
+    fn pop(&self) -> Option<(Channel, u32)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn push(&self, channel: Channel, declares: u32) {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push((channel, declares));
+        }
+    }
+}
+
+/// A refusal that closed only the channel.
+struct Refused {
+    code: u16,
+    error: BrokerError,
+}
+
+/// The arguments of A[i], profile Guideline (protocols.md §1).
+fn slot_arguments() -> FieldTable {
+    let mut arguments = exclusive_arguments();
+    // Named, or a virtual host whose default is quorum makes a Raft group a slot.
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    arguments
+}
+
+/// The arguments of the admin mutex and, before a holder's facts, of B[i].
+pub(super) fn exclusive_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    // Nobody publishes here but probes; without this they would pile up.
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    arguments
+}
+
+/// A queue name for the wire: at most 255 bytes, which `LockName` sees to.
+pub(super) fn short(name: &str) -> Result<ShortString, BrokerError> {
+    ShortString::try_new(name)
+        .map_err(|_| BrokerError::Protocol { why: "a queue name over 255 bytes".to_owned() })
+}

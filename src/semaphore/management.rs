@@ -1,0 +1,132 @@
+//! The few questions put to a broker's management API. When to ask, and what to
+//! make of the answers, is `holders`'.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::plan::clean_text;
+use crate::plan::connection::{ManagementSettings, RabbitmqSettings};
+
+/// Limit on one request. The API only adds facts, so it gets little patience.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Queues asked for at once, the API's maximum.
+const PAGE: usize = 500;
+
+/// Most pages read: 100,000 queues.
+const MAX_PAGES: usize = 200;
+
+/// A broker's management API, for one virtual host.
+pub(super) struct Management {
+    client: reqwest::Client,
+    settings: ManagementSettings,
+    /// Percent-encoded.
+    vhost: String,
+}
+
+/// A queue in a list.
+#[derive(Deserialize)]
+pub(super) struct ListedQueue {
+    pub name: String,
+    #[serde(default)]
+    pub arguments: HashMap<String, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    page_count: usize,
+    items: Vec<ListedQueue>,
+}
+
+#[derive(Deserialize)]
+struct QueueDetails {
+    #[serde(default)]
+    owner_pid_details: serde_json::Value,
+}
+
+impl Management {
+    /// Where there is a management API. Does no I/O.
+    pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
+        let management = settings.management.clone()?;
+        let client = reqwest::Client::builder().timeout(REQUEST_TIMEOUT).build().ok()?;
+        let vhost = utf8_percent_encode(&settings.vhost, NON_ALPHANUMERIC).to_string();
+        Some(Self { client, settings: management, vhost })
+    }
+
+    /// Names and arguments of the virtual host's queues whose name matches a
+    /// regular expression (PCRE; the broker evaluates it).
+    pub async fn queues_matching(&self, pattern: &str) -> Result<Vec<ListedQueue>, String> {
+        let pattern = utf8_percent_encode(pattern, NON_ALPHANUMERIC);
+        let mut queues = Vec::new();
+        for page in 1..=MAX_PAGES {
+            // disable_stats: without it the broker collects statistics of every
+            // queue, most of the cost of a list.
+            let path = format!(
+                "queues/{}?page={page}&page_size={PAGE}&name={pattern}&use_regex=true&columns=name,arguments&disable_stats=true&enable_queue_totals=true",
+                self.vhost
+            );
+            let answer: Option<Page> = self.get(&path).await?;
+            let Some(Page { page_count, items }) = answer else { break };
+            queues.extend(items);
+            if page >= page_count {
+                break;
+            }
+        }
+        Ok(queues)
+    }
+
+    /// The broker's name for the connection that owns an exclusive queue;
+    /// `None` while the API doesn't know it (up to 6 s), or without the queue.
+    pub async fn owner_of(&self, queue: &str) -> Result<Option<String>, String> {
+        let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
+        let path = format!("queues/{}/{queue}?columns=owner_pid_details", self.vhost);
+        let details: Option<QueueDetails> = self.get(&path).await?;
+        // An empty list or an empty object before it is known.
+        Ok(details.and_then(|d| Some(d.owner_pid_details.get("name")?.as_str()?.to_owned())))
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
+        let url = format!("{}/api/{path}", self.settings.url);
+        let asked = self
+            .client
+            .get(url)
+            .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
+            .send()
+            .await;
+        let answer = asked.map_err(|error| self.failed(&root_cause(error.without_url())))?;
+        match answer.status().as_u16() {
+            200 => answer
+                .json()
+                .await
+                .map(Some)
+                .map_err(|error| self.failed(&root_cause(error.without_url()))),
+            404 => Ok(None),
+            401 => Err(self.failed(
+                "it refuses the user: check user and password, and give the user the tag management",
+            )),
+            status => Err(self.failed(&format!("it answers with status {status}"))),
+        }
+    }
+
+    fn failed(&self, why: &str) -> String {
+        clean_text(
+            &format!("the management API at {} is of no help: {why}", self.settings.url),
+            512,
+        )
+    }
+}
+
+/// The innermost message: reqwest's own says only that sending failed.
+fn root_cause(error: reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,115 @@
+//! The admin mutex: the exclusive queue that carries the lock's name, and the
+//! in-process lock beside it. What is done under it is `converge`'s.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use tokio::sync::OwnedMutexGuard;
+use tokio_util::sync::CancellationToken;
+
+use super::error::BrokerError;
+use super::lane::{Declared, Lane, exclusive_arguments};
+use super::link::Link;
+use crate::plan::naming::LockName;
+
+/// First and longest pause between two tries, before jitter.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// One lock per lock name for the tasks of this process.
+///
+/// Exclusive queues are exclusive to a *connection*: on the shared admin
+/// connection a second declare of the same mutex would succeed, and two tasks
+/// would both believe that they hold it.
+#[derive(Clone, Default)]
+pub(super) struct LocalLocks(Arc<Mutex<HashMap<LockName, Arc<tokio::sync::Mutex<()>>>>>);
+
+impl LocalLocks {
+    async fn lock(&self, name: &LockName) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those that nobody holds or waits for go, lest deleted locks pile up.
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(locks.entry(name.clone()).or_default())
+        };
+        lock.lock_owned().await
+    }
+}
+
+/// The admin mutex, held. Dropping it without [`AdminMutex::release`] ends the
+/// whole connection: that frees it for certain.
+pub(super) struct AdminMutex {
+    /// A channel of the connection that owns the mutex: whatever is done under
+    /// it goes over this connection, so nothing can be done after it is lost
+    /// but what was already on its way (hazard A16).
+    pub lane: Lane,
+    queue: String,
+    released: bool,
+    _local: OwnedMutexGuard<()>,
+}
+
+impl AdminMutex {
+    /// Takes the mutex, trying for `patience` with full jitter.
+    pub async fn take(
+        link: &Link,
+        locks: &LocalLocks,
+        lock: &LockName,
+        patience: Duration,
+        cancel: &CancellationToken,
+    ) -> Result<Self, BrokerError> {
+        let start = Instant::now();
+        let queue = lock.admin_mutex().to_owned();
+        let busy = || BrokerError::MutexBusy { queue: queue.clone(), waited: start.elapsed() };
+        let local = tokio::select! {
+            () = cancel.cancelled() => return Err(BrokerError::Interrupted),
+            local = tokio::time::timeout(patience, locks.lock(lock)) => local.map_err(|_| busy())?,
+        };
+        let mut lane = Lane::take(&link.get().await?).await?;
+        let mut pause = PAUSES.0;
+        loop {
+            match lane.declare_exclusive(&queue, exclusive_arguments()).await? {
+                Declared::Ok => {
+                    return Ok(Self { lane, queue, released: false, _local: local });
+                }
+                Declared::Locked(_) => {}
+            }
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            let jittered = rand::rng().random_range(Duration::ZERO..=pause).min(left);
+            tokio::select! {
+                () = cancel.cancelled() => return Err(BrokerError::Interrupted),
+                () = tokio::time::sleep(jittered) => {}
+            }
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        // An ordinary queue of that name is refused with the same code, and
+        // waiting for it would never end.
+        match lane.look(&queue).await? {
+            Some(Declared::Ok) => Err(BrokerError::IncompatibleQueue {
+                queue,
+                why: "an ordinary queue has the name of the admin mutex".to_owned(),
+            }),
+            _ => Err(busy()),
+        }
+    }
+
+    /// Gives the mutex back and waits until the broker has confirmed it.
+    pub async fn release(mut self) {
+        match self.lane.delete_exclusive(&self.queue).await {
+            Ok(()) => self.released = true,
+            // Then dropping ends the connection.
+            Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),
+        }
+    }
+}
+
+impl Drop for AdminMutex {
+    fn drop(&mut self) {
+        if !self.released {
+            self.lane.conn().kill();
+        }
+    }
+}
