@@ -47,9 +47,7 @@ pub struct SecretReference {
 }
 
 /// What happens on the server when the resource is deleted.
-#[derive(
-    Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum DeletionPolicy {
     /// Remove what the resource stands for.
     Delete,

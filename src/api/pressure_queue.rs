@@ -21,16 +21,71 @@ use crate::plan::naming::DEFAULT_PREFIX;
     shortname = "pq",
     category = "locks",
     category = "redis",
-    printcolumn(name = "Length", type_ = "integer", json_path = ".status.length", description = "Elements in the queue"),
-    printcolumn(name = "Bound", type_ = "integer", json_path = ".status.bound", description = "Elements that the queue may hold; 0 is unbounded"),
-    printcolumn(name = "Closed", type_ = "boolean", json_path = ".status.closed", description = "Whether nothing more can be put"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether the queue is as wanted"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since creation"),
-    printcolumn(name = "Produced", type_ = "integer", json_path = ".status.producedMessages", description = "Elements ever put", priority = 1),
-    printcolumn(name = "Consumed", type_ = "integer", json_path = ".status.consumedMessages", description = "Elements ever taken", priority = 1),
-    printcolumn(name = "Producer", type_ = "string", json_path = ".status.producer.id", description = "The last client that was producer", priority = 1),
-    printcolumn(name = "Consumer", type_ = "string", json_path = ".status.consumer.id", description = "The last client that was consumer", priority = 1),
-    printcolumn(name = "Status", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "What the operator has to say", priority = 1)
+    printcolumn(
+        name = "Length",
+        type_ = "integer",
+        json_path = ".status.length",
+        description = "Elements in the queue"
+    ),
+    printcolumn(
+        name = "Bound",
+        type_ = "integer",
+        json_path = ".status.bound",
+        description = "Elements that the queue may hold; 0 is unbounded"
+    ),
+    printcolumn(
+        name = "Closed",
+        type_ = "boolean",
+        json_path = ".status.closed",
+        description = "Whether nothing more can be put"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether the queue is as wanted"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since creation"
+    ),
+    printcolumn(
+        name = "Produced",
+        type_ = "integer",
+        json_path = ".status.producedMessages",
+        description = "Elements ever put",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Consumed",
+        type_ = "integer",
+        json_path = ".status.consumedMessages",
+        description = "Elements ever taken",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Producer",
+        type_ = "string",
+        json_path = ".status.producer.id",
+        description = "The last client that was producer",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Consumer",
+        type_ = "string",
+        json_path = ".status.consumer.id",
+        description = "The last client that was consumer",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Status",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        description = "What the operator has to say",
+        priority = 1
+    )
 )]
 #[x_kube(
     validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName can't be changed, added or removed after creation: create another PressureQueue with the new queueName and delete this one").field_path(".queueName"),
@@ -96,9 +151,7 @@ pub struct RedisReference {
 }
 
 /// Whether elements may be put.
-#[derive(
-    Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum QueueState {
     /// Elements may be put.
     Open,

@@ -29,15 +29,64 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
         status_replicas_path = ".status.slots",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "Slots", type_ = "integer", json_path = ".status.slots", description = "Slots that exist on the broker"),
-    printcolumn(name = "Held", type_ = "integer", json_path = ".status.held", description = "Slots within the wanted count that a client holds"),
-    printcolumn(name = "Free", type_ = "integer", json_path = ".status.free", description = "Slots that may be taken now"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether the broker has exactly the wanted slots"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since creation"),
-    printcolumn(name = "Draining", type_ = "integer", json_path = ".status.draining", description = "Holders on slots above the wanted count", priority = 1),
-    printcolumn(name = "Holders", type_ = "string", json_path = ".status.holdersSummary", description = "Who holds which slot", priority = 1),
-    printcolumn(name = "Lock", type_ = "string", json_path = ".status.lockName", description = "The lock's name on the broker", priority = 1),
-    printcolumn(name = "Status", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "What the operator has to say", priority = 1)
+    printcolumn(
+        name = "Slots",
+        type_ = "integer",
+        json_path = ".status.slots",
+        description = "Slots that exist on the broker"
+    ),
+    printcolumn(
+        name = "Held",
+        type_ = "integer",
+        json_path = ".status.held",
+        description = "Slots within the wanted count that a client holds"
+    ),
+    printcolumn(
+        name = "Free",
+        type_ = "integer",
+        json_path = ".status.free",
+        description = "Slots that may be taken now"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether the broker has exactly the wanted slots"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since creation"
+    ),
+    printcolumn(
+        name = "Draining",
+        type_ = "integer",
+        json_path = ".status.draining",
+        description = "Holders on slots above the wanted count",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Holders",
+        type_ = "string",
+        json_path = ".status.holdersSummary",
+        description = "Who holds which slot",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Lock",
+        type_ = "string",
+        json_path = ".status.lockName",
+        description = "The lock's name on the broker",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Status",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        description = "What the operator has to say",
+        priority = 1
+    )
 )]
 #[x_kube(
     validation = Rule::new("has(self.lockName) == has(oldSelf.lockName) && (!has(self.lockName) || self.lockName == oldSelf.lockName)").message("lockName can't be changed, added or removed after creation: create another Semaphore with the new lockName and delete this one").field_path(".lockName"),

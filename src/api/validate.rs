@@ -99,8 +99,7 @@ fn default_name<K: ResourceExt>(object: &K) -> String {
 /// Checks a Semaphore's spec.
 pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemaphore, SpecError> {
     let spec = &object.spec;
-    let secret =
-        spec.rabbitmq_cluster_reference.as_ref().map(|r| r.connection_secret.name.clone());
+    let secret = spec.rabbitmq_cluster_reference.as_ref().map(|r| r.connection_secret.name.clone());
     let name = lock_name(object);
     check_tenancy(object, &name, secret.is_some(), names, "lockName")?;
     Ok(ValidSemaphore {
@@ -116,7 +115,10 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
 }
 
 /// Checks a `PressureQueue`'s spec.
-pub fn pressure_queue(object: &PressureQueue, names: DefaultNames) -> Result<ValidQueue, SpecError> {
+pub fn pressure_queue(
+    object: &PressureQueue,
+    names: DefaultNames,
+) -> Result<ValidQueue, SpecError> {
     let spec = &object.spec;
     let reference = spec.redis_reference.as_ref();
     let secret =

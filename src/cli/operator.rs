@@ -77,16 +77,13 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             tracing::info!("stopping");
             on_signal.cancel();
         });
-        run_operator(options, stop)
-            .await
-            .map_err(|error| Failure::new(Failure::UNAVAILABLE, error))
+        run_operator(options, stop).await.map_err(|error| Failure::new(Failure::UNAVAILABLE, error))
     })
 }
 
 fn options(arguments: Arguments) -> Result<Options, Failure> {
-    let usage = |what: &str, error: SettingsError| {
-        Failure::new(Failure::USAGE, format!("{what}: {error}"))
-    };
+    let usage =
+        |what: &str, error: SettingsError| Failure::new(Failure::USAGE, format!("{what}: {error}"));
     // An empty value is how a chart leaves an optional variable out.
     let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
     let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {

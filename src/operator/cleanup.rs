@@ -65,7 +65,9 @@ async fn remove_slots(
         ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await;
     let (backend, broker) = match (&fetched, last) {
         (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
-        (Err(_), None) => return without_connection(ctx, object, fetched.err(), object.status.is_some()).await,
+        (Err(_), None) => {
+            return without_connection(ctx, object, fetched.err(), object.status.is_some()).await;
+        }
     };
     if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
         return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
@@ -84,7 +86,9 @@ async fn remove_slots(
     };
     match removed.await {
         Ok(_) => Ok(Removal::Gone),
-        Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await,
+        Err(error) => {
+            unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await
+        }
     }
 }
 
@@ -115,11 +119,12 @@ async fn remove_queue(
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
     };
     let namespace = object.namespace().unwrap_or_default();
-    let fetched =
-        ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
+    let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
     let (backend, store) = match (&fetched, last) {
         (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
-        (Err(_), None) => return without_connection(ctx, object, fetched.err(), object.status.is_some()).await,
+        (Err(_), None) => {
+            return without_connection(ctx, object, fetched.err(), object.status.is_some()).await;
+        }
     };
     if let Some(owner) = pressure_queue::older_twin(ctx, object, backend, valid.queue.as_str()) {
         return Ok(Removal::NotOurs(format!("the queue belongs to {owner}")));
@@ -133,8 +138,10 @@ async fn remove_queue(
                     None => format!("the {role}"),
                 })
             };
-            let who: Vec<String> =
-                [who("producer", producer), who("consumer", consumer)].into_iter().flatten().collect();
+            let who: Vec<String> = [who("producer", producer), who("consumer", consumer)]
+                .into_iter()
+                .flatten()
+                .collect();
             Ok(Removal::Waiting(format!(
                 "The queue goes once {} gives the role back; if that client is dead, set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
                 who.join(" and ")
@@ -222,10 +229,12 @@ async fn settle<K: Managed, D: Default>(
         }
         Ok(Removal::NotOurs(why)) => {
             info!(why, "the server is left as it is");
-            if object.meta().finalizers.is_some() && object.annotations().contains_key(FORCE_FINALIZE)
+            if object.meta().finalizers.is_some()
+                && object.annotations().contains_key(FORCE_FINALIZE)
             {
                 let message = format!("Let go without touching the server: {why}");
-                publish(ctx, object, &Note { warning: true, reason: "ForceFinalized", message }).await;
+                publish(ctx, object, &Note { warning: true, reason: "ForceFinalized", message })
+                    .await;
             }
             return Ok(());
         }

@@ -43,7 +43,9 @@ pub enum StepError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     /// Another resource, older than this one, stands for the same thing.
-    #[error("{owner} is older and stands for {what}: delete one of the two, or give this one another name")]
+    #[error(
+        "{owner} is older and stands for {what}: delete one of the two, or give this one another name"
+    )]
     Conflict {
         /// Namespace and name of the older one.
         owner: String,

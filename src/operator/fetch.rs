@@ -30,7 +30,9 @@ pub enum FetchError {
         flag: &'static str,
     },
     /// The Secret does not exist.
-    #[error("there is no Secret {name:?} in the namespace {namespace:?}: create it, or correct the reference")]
+    #[error(
+        "there is no Secret {name:?} in the namespace {namespace:?}: create it, or correct the reference"
+    )]
     SecretNotFound {
         /// The Secret's namespace.
         namespace: String,
@@ -65,9 +67,7 @@ impl FetchError {
             Self::Settings { source: SettingsError::MissingKey { .. }, .. } => {
                 reason::SECRET_KEY_MISSING
             }
-            Self::Settings { source: SettingsError::BadValue { .. }, .. } => {
-                reason::SECRET_INVALID
-            }
+            Self::Settings { source: SettingsError::BadValue { .. }, .. } => reason::SECRET_INVALID,
             Self::Unreadable { .. } => reason::SECRET_UNREADABLE,
         }
     }
@@ -201,9 +201,9 @@ impl Connections {
             }
         };
         let backend = format!("{}:{}/{}", settings.host, settings.port, settings.database);
-        let handle = self.stores.get(identity_of_store(&settings), || {
-            Store::new(settings, self.store_options.clone())
-        });
+        let handle = self
+            .stores
+            .get(identity_of_store(&settings), || Store::new(settings, self.store_options.clone()));
         Ok(Connected { backend, handle })
     }
 
@@ -221,10 +221,10 @@ impl Connections {
         }
         *cached = None;
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let secret = api.get_opt(name).await.map_err(|source| FetchError::Unreadable {
-            name: name.to_owned(),
-            source,
-        })?;
+        let secret = api
+            .get_opt(name)
+            .await
+            .map_err(|source| FetchError::Unreadable { name: name.to_owned(), source })?;
         let secret = secret.ok_or_else(|| FetchError::SecretNotFound {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -233,7 +233,9 @@ impl Connections {
             .data
             .unwrap_or_default()
             .into_iter()
-            .filter_map(|(key, value)| Some((key, SecretString::from(String::from_utf8(value.0).ok()?))))
+            .filter_map(|(key, value)| {
+                Some((key, SecretString::from(String::from_utf8(value.0).ok()?)))
+            })
             .collect();
         let data = Arc::new(data);
         *cached = Some((Instant::now(), Arc::clone(&data)));

@@ -107,9 +107,7 @@ impl<S: Clone, D: Default> Memories<S, D> {
     pub fn of<K: Resource>(&self, object: &K) -> Arc<tokio::sync::Mutex<Memory<S, D>>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let uid = object.uid().unwrap_or_default();
-        all.entry(uid)
-            .or_insert_with(|| Arc::new(tokio::sync::Mutex::new(Memory::new())))
-            .clone()
+        all.entry(uid).or_insert_with(|| Arc::new(tokio::sync::Mutex::new(Memory::new()))).clone()
     }
 
     /// Forgets an object that is gone.

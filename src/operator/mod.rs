@@ -80,9 +80,9 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
     let client = Client::try_default().await.map_err(OperatorError::NoCluster)?;
-    let listener = TcpListener::bind(options.http_address).await.map_err(|source| {
-        OperatorError::Listen { address: options.http_address, source }
-    })?;
+    let listener = TcpListener::bind(options.http_address)
+        .await
+        .map_err(|source| OperatorError::Listen { address: options.http_address, source })?;
     let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
     let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
     info!(address = %options.http_address, namespace = options.watch_namespace, "operator starts");

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{Resource, ResourceExt};
 use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
 
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
@@ -345,9 +345,7 @@ fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> 
         status.consumed_messages = Some(to_i64(seen.consumed_messages));
         status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
         said.push(match waits_for(found) {
-            Some(remark) => {
-                Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string())
-            }
+            Some(remark) => Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string()),
             None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
         });
         let overfilled = found.remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));

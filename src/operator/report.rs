@@ -118,12 +118,9 @@ impl Outcome {
     /// `BackendReachable`, where the outcome tells.
     fn backend(&self, reached: bool) -> Option<Say> {
         match self {
-            _ if reached => Some(Say::new(
-                BACKEND_REACHABLE,
-                true,
-                reason::CONNECTED,
-                "The server answers",
-            )),
+            _ if reached => {
+                Some(Say::new(BACKEND_REACHABLE, true, reason::CONNECTED, "The server answers"))
+            }
             Self::Failed(error @ (StepError::Broker(_) | StepError::Store(_))) => {
                 Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
             }
@@ -258,9 +255,10 @@ async fn tell<K: Managed, D: Default>(
     report: &Report<K::Status>,
 ) {
     let (ready, reason, message) = report.outcome.says();
-    let before = memory.told.clone().or_else(|| {
-        find(old.conditions(), READY).map(|c| (c.status == "True", c.reason.clone()))
-    });
+    let before = memory
+        .told
+        .clone()
+        .or_else(|| find(old.conditions(), READY).map(|c| (c.status == "True", c.reason.clone())));
     let same = before.is_some_and(|(was, because)| was == ready && because == reason);
     memory.told = Some((ready, reason.to_owned()));
     for note in &report.notes {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{Resource, ResourceExt};
 use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
 
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
@@ -19,7 +19,7 @@ use crate::api::conditions::{RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::{self, ValidSemaphore};
 use crate::api::{GROUP, Semaphore, SemaphoreStatus};
-use crate::plan::semaphore::{IN_FLIGHT, SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
+use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError, Holders};
 
 /// What is remembered of a Semaphore alone.
@@ -27,9 +27,6 @@ use crate::semaphore::{Broker, BrokerError, Holders};
 pub struct Detail {
     /// The last sweep: when, and what it found.
     swept: Option<(Instant, SlotsSeen)>,
-    /// The mutex was lost in the middle of a resize: effects in flight may still
-    /// land, so the next sweep reaches further.
-    lost_mutex: bool,
     /// The last broker that answered, for a cleanup after its Secret is gone.
     pub(super) broker: Option<Connected<Broker>>,
 }
@@ -125,10 +122,8 @@ async fn steps(
 
     // fetch: the API server only.
     let namespace = semaphore.namespace().unwrap_or_default();
-    let connected = ctx
-        .connections
-        .broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref())
-        .await?;
+    let connected =
+        ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await?;
     found.backend = Some(connected.backend.clone());
     let broker = connected.handle.clone();
     if let Some(owner) = older_twin(ctx, semaphore, &connected.backend, valid.lock.as_str()) {
@@ -175,8 +170,7 @@ async fn steps(
 
     // Who holds: asked last, and never in the way of the slots themselves.
     if let Some(seen) = &found.seen {
-        let holders =
-            broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await?;
+        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
         found.holders = Some(holders);
     }
     Ok(Outcome::Ready { reason: reason::IN_SYNC, message: in_sync_message(found, valid.suspend) })
@@ -205,15 +199,8 @@ async fn observe(
             let held = broker.observe(&valid.lock, 0, holders_to).await?.held;
             Ok(SlotsSeen { held, ..swept.clone() })
         }
-        _ => broker.observe(&valid.lock, reach(valid, memory, mark), holders_to).await,
+        _ => broker.observe(&valid.lock, sweep_to(valid.wish, mark), holders_to).await,
     }
-}
-
-/// How far a sweep goes. After a lost mutex as many effects as are kept in flight
-/// may still land beyond what was swept.
-fn reach(valid: &ValidSemaphore, memory: &SemaphoreMemory, mark: u32) -> u32 {
-    let further = if memory.detail.lost_mutex { IN_FLIGHT } else { 0 };
-    sweep_to(valid.wish, mark) + further
 }
 
 #[expect(clippy::too_many_arguments, reason = "one step's view of the whole reconcile")]
@@ -233,11 +220,8 @@ async fn apply(
         announce(semaphore, ctx, memory, old, found, mark).await?;
         found.mark = Some(mark);
     }
-    let sweep = reach(valid, memory, found.mark.unwrap_or_default().max(mark));
-    let converged =
-        broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await;
-    memory.detail.lost_mutex = converged.as_ref().is_err_and(|error| matches!(error, BrokerError::MutexLost { .. }));
-    let converged = converged?;
+    let sweep = sweep_to(valid.wish, found.mark.unwrap_or_default().max(mark));
+    let converged = broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await?;
     if converged.declared + converged.deleted > 0 {
         let wanted = semaphore.meta().generation;
         let drift = old.observed_generation == wanted && !first_look;
@@ -302,7 +286,8 @@ fn in_sync_message(found: &Findings, suspended: bool) -> String {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    let slots = if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
+    let slots =
+        if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
     if held == 0 && who.is_empty() && suspended.is_empty() {
         return format!("The broker has exactly the wanted {slots}");
     }
