@@ -5,6 +5,12 @@
 //! The doc comments of the types are the text of `kubectl explain`, so they
 //! are written for whoever writes YAML.
 
+#![allow(
+    clippy::doc_markdown,
+    rustdoc::bare_urls,
+    reason = "the text of kubectl explain is no Markdown"
+)]
+
 pub mod conditions;
 pub mod pressure_queue;
 pub mod semaphore;

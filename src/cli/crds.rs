@@ -18,7 +18,7 @@ pub struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     for crd in all_crds() {
         let yaml = serde_yaml::to_string(&crd)
-            .map_err(|error| Failure::new(Failure::CANT_CREATE, error))?;
+            .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))?;
         match &arguments.output_dir {
             None => print!("---\n{yaml}"),
             Some(directory) => {

@@ -1,6 +1,8 @@
 //! The command line: the tree of verbs, exit codes, and errors with a next step.
 //! One verb is one file.
 
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "the text of --help is no Markdown")]
+
 mod crds;
 mod hold;
 mod operator;
@@ -51,8 +53,8 @@ impl Failure {
 
     /// A failure with this exit code.
     #[must_use]
-    pub fn new(code: u8, message: impl ToString) -> Self {
-        Self { code, message: message.to_string() }
+    pub fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
     }
 }
 

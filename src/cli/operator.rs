@@ -66,7 +66,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     telemetry::start(arguments.log_format);
     let options = options(arguments)?;
     let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error))?;
+        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     runtime.block_on(async {
         let stop = CancellationToken::new();
         let on_signal = stop.clone();
@@ -77,7 +77,9 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             tracing::info!("stopping");
             on_signal.cancel();
         });
-        run_operator(options, stop).await.map_err(|error| Failure::new(Failure::UNAVAILABLE, error))
+        run_operator(options, stop)
+            .await
+            .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
     })
 }
 

@@ -233,8 +233,7 @@ async fn settle<K: Managed, D: Default>(
                 && object.annotations().contains_key(FORCE_FINALIZE)
             {
                 let message = format!("Let go without touching the server: {why}");
-                publish(ctx, object, &Note { warning: true, reason: "ForceFinalized", message })
-                    .await;
+                publish(ctx, object, &Note::new(true, "ForceFinalized", message)).await;
             }
             return Ok(());
         }

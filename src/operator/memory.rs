@@ -93,7 +93,9 @@ impl Version {
 
 /// The memories of all objects of a kind, by uid: an object recreated under the
 /// same name starts afresh (hazard K14).
-pub struct Memories<S, D>(Mutex<HashMap<String, Arc<tokio::sync::Mutex<Memory<S, D>>>>>);
+pub struct Memories<S, D>(Mutex<HashMap<String, Shared<S, D>>>);
+
+type Shared<S, D> = Arc<tokio::sync::Mutex<Memory<S, D>>>;
 
 impl<S, D> Default for Memories<S, D> {
     fn default() -> Self {

@@ -21,7 +21,7 @@ use futures::StreamExt;
 use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::finalizer::{Event, finalizer};
+use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
@@ -241,9 +241,8 @@ where
             Event::Cleanup(object) => cleanup(object, Arc::clone(&ctx)).await,
         })
         .await;
-        use kube::runtime::finalizer::Error;
         let result = done.map_err(|error| match error {
-            Error::ApplyFailed(error) | Error::CleanupFailed(error) => error,
+            FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
             other => ReconcileError::Finalizer(Box::new(other)),
         });
         if let Err(error) = &result {

@@ -202,7 +202,10 @@ async fn apply(
             }
             (Applied::Done, QueueEffect::SetBound { bound }) => {
                 let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
-                found.notes.push(note(drift, reason, &format!("The bound is now {bound}")));
+                let message = format!("The bound is now {bound}");
+                found
+                    .notes
+                    .push(Note::new(drift, reason, message).action(format!("BoundTo{bound}")));
             }
             (Applied::Done, QueueEffect::Close) => {
                 found.notes.push(note(false, "Closed", &"Closed, as the spec asks"));
@@ -225,7 +228,7 @@ async fn apply(
 }
 
 fn note(warning: bool, reason: &'static str, message: &impl ToString) -> Note {
-    Note { warning, reason, message: message.to_string() }
+    Note::new(warning, reason, message.to_string())
 }
 
 fn list(effects: &[QueueEffect]) -> String {

@@ -57,8 +57,25 @@ pub struct Note {
     pub warning: bool,
     /// CamelCase.
     pub reason: &'static str,
+    /// What was done, CamelCase. Events of one object that differ only in their
+    /// message are counted as repeats of the first and lose theirs, so what must
+    /// stay apart has to differ here.
+    pub action: String,
     /// For people.
     pub message: String,
+}
+
+impl Note {
+    /// An event that says how things stand.
+    pub fn new(warning: bool, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { warning, reason, action: "Reconcile".to_owned(), message: message.into() }
+    }
+
+    /// The same, about something that was done.
+    #[must_use]
+    pub fn action(self, action: impl Into<String>) -> Self {
+        Self { action: action.into(), ..self }
+    }
 }
 
 /// What Ready, Reconciling and Stalled say.
@@ -277,7 +294,7 @@ async fn tell<K: Managed, D: Default>(
     // outcome.
     let working = matches!(report.outcome, Outcome::Working { .. });
     if !(working || ready && !report.notes.is_empty()) {
-        publish(ctx, object, &Note { warning: !ready, reason, message }).await;
+        publish(ctx, object, &Note::new(!ready, reason, message)).await;
     }
 }
 
@@ -288,7 +305,7 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
         reason: note.reason.to_owned(),
         note: Some(clean_text(&note.message, MAX_NOTE_BYTES)),
-        action: "Reconcile".to_owned(),
+        action: note.action.clone(),
         secondary: None,
     };
     info!(reason = note.reason, note = note.message, "event");

@@ -225,14 +225,13 @@ async fn apply(
     if converged.declared + converged.deleted > 0 {
         let wanted = semaphore.meta().generation;
         let drift = old.observed_generation == wanted && !first_look;
-        found.notes.push(Note {
-            warning: drift,
-            reason: if drift { "DriftRepaired" } else { "Resized" },
-            message: format!(
-                "{} slots: {} added, {} removed",
-                valid.wish.slots, converged.declared, converged.deleted
-            ),
-        });
+        let message = format!(
+            "{} slots: {} added, {} removed",
+            valid.wish.slots, converged.declared, converged.deleted
+        );
+        let reason = if drift { "DriftRepaired" } else { "Resized" };
+        let action = format!("{}To{}", if drift { "Repair" } else { "Resize" }, valid.wish.slots);
+        found.notes.push(Note::new(drift, reason, message).action(action));
     }
     found.seen = Some(converged.seen);
     Ok(())

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
 
-use super::environment::{random, variable};
+use crate::environment::{random, variable};
 
 /// What a test may use.
 #[derive(Clone)]
@@ -80,17 +80,20 @@ impl World {
             operators: Arc::default(),
         };
         let management = reqwest::Client::new();
-        for (method, path) in [
-            (reqwest::Method::PUT, format!("vhosts/{}", world.vhost)),
-        ] {
+        for (method, path) in [(reqwest::Method::PUT, format!("vhosts/{}", world.vhost))] {
             let url = format!("{}/api/{path}", variable("RABBITMQ_MANAGEMENT_URL"));
             let answer = management.request(method, url).send().await.unwrap();
             assert!(answer.status().is_success(), "{path}: {}", answer.status());
         }
-        world.secret("rabbit", &[
-            ("amqpUri", world.amqp_url()),
-            ("managementUri", variable("RABBITMQ_MANAGEMENT_URL")),
-        ]).await;
+        world
+            .secret(
+                "rabbit",
+                &[
+                    ("amqpUri", world.amqp_url()),
+                    ("managementUri", variable("RABBITMQ_MANAGEMENT_URL")),
+                ],
+            )
+            .await;
         world.secret("redis", &[("uri", world.redis_url())]).await;
         world
     }
@@ -122,9 +125,13 @@ impl World {
             });
             if self.operators.lock().await.is_empty() {
                 let bare = serde_json::json!({"metadata": {"finalizers": null}});
-                let _ = api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(bare)).await;
+                let _ = api
+                    .patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(bare))
+                    .await;
             } else {
-                let _ = api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(force)).await;
+                let _ = api
+                    .patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(force))
+                    .await;
             }
             let _ = api.delete(&object.name_any(), &DeleteParams::default()).await;
         }
@@ -197,7 +204,8 @@ impl World {
     /// Applies a Semaphore on this world's broker; `more` is further spec, in
     /// YAML flow style: `slots: 3, suspend: true`.
     pub async fn semaphore(&self, name: &str, more: &str) -> Semaphore {
-        let spec = format!("{{rabbitmqClusterReference: {{connectionSecret: {{name: rabbit}}}}, {more}}}");
+        let spec =
+            format!("{{rabbitmqClusterReference: {{connectionSecret: {{name: rabbit}}}}, {more}}}");
         self.apply(name, &spec).await.unwrap()
     }
 
@@ -224,7 +232,10 @@ impl World {
             {
                 return object.clone();
             }
-            assert!(start.elapsed() < patience, "{name}: not {what} within {patience:?}: {object:#?}");
+            assert!(
+                start.elapsed() < patience,
+                "{name}: not {what} within {patience:?}: {object:#?}"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -243,7 +254,8 @@ impl World {
     pub async fn queues(&self) -> BTreeSet<String> {
         let url = format!(
             "{}/api/queues/{}?columns=name&disable_stats=true&enable_queue_totals=true",
-            variable("RABBITMQ_MANAGEMENT_URL"), self.vhost
+            variable("RABBITMQ_MANAGEMENT_URL"),
+            self.vhost
         );
         let list: Vec<serde_json::Value> =
             reqwest::Client::new().get(url).send().await.unwrap().json().await.unwrap();
@@ -300,7 +312,6 @@ impl World {
             .env_remove("REDIS_URL")
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&log).unwrap())
-            .kill_on_drop(true)
             .spawn()
             .unwrap();
         self.operators.lock().await.push(child.id().unwrap());
@@ -314,7 +325,8 @@ impl World {
     }
 }
 
-/// An operator process.
+/// An operator process. It runs on when this is dropped, so that what a test
+/// leaves behind can be cleaned up; the world ends it.
 pub struct Operator {
     child: Child,
     /// Its log file.
@@ -366,7 +378,13 @@ pub fn signal(pid: u32, name: &str) {
 /// A kind of ours.
 pub trait Kind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone + Debug + DeserializeOwned + Serialize + Send + Sync + 'static
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Serialize
+    + Send
+    + Sync
+    + 'static
 {
     /// Status, reason and message of a condition, if it is about the newest spec.
     fn condition(&self, type_: &str) -> Option<(String, String, String)>;

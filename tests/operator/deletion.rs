@@ -1,0 +1,1 @@
+//! Deleting resources and namespaces: what goes, what stays, and that nothing hangs.

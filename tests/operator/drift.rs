@@ -1,0 +1,1 @@
+//! Slots changed behind the operator's back, and two operators at once.

@@ -1,0 +1,1 @@
+//! Who holds a slot: counts, draining, and facts about holders in status.

@@ -1,0 +1,1 @@
+//! What the API server accepts and refuses, and what kubectl shows.

@@ -1,0 +1,18 @@
+//! The operator as a process, against a real API server, RabbitMQ and Redis.
+//! One file a subject; the names of the tests are what they show.
+
+#[path = "../support/environment.rs"]
+mod environment;
+#[path = "../support/world.rs"]
+mod world;
+
+mod deletion;
+mod drift;
+mod holders;
+mod idle;
+mod kinds;
+mod outages;
+mod queues;
+mod restarts;
+mod settings;
+mod slots;

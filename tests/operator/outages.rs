@@ -1,0 +1,1 @@
+//! Servers that are down and come back: what status says meanwhile.

@@ -1,0 +1,1 @@
+//! Pressure queues under live producers and consumers.

@@ -1,0 +1,1 @@
+//! An operator that is killed in the middle of its work.

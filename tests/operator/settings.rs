@@ -1,0 +1,1 @@
+//! Connections: Secrets that are missing, incomplete, wrong or corrected.
