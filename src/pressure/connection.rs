@@ -171,12 +171,17 @@ impl Link {
             .collect();
         let named: Result<(), RedisError> =
             redis::cmd("CLIENT").arg("SETNAME").arg(name).query_async(&mut connection).await;
-        // A name is a kindness to whoever reads CLIENT LIST; an ACL may forbid it.
-        if let Err(err) = named
-            && StoreError::from(err.clone()).spoils_connection()
-            && err.is_io_error()
+        // A name is a kindness to whoever reads CLIENT LIST, and an ACL may forbid
+        // it; but a server that wants a login, or has no place for one more client,
+        // says so here first.
+        if let Err(
+            err @ (StoreError::AuthenticationFailed { .. }
+            | StoreError::Unreachable { .. }
+            | StoreError::Unavailable { .. }
+            | StoreError::Timeout),
+        ) = named.map_err(StoreError::from)
         {
-            return Err(err.into());
+            return Err(err);
         }
         Ok(connection)
     }

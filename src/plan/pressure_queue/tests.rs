@@ -1,1 +1,286 @@
 //! Tests of the decisions about pressure queues.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const OPEN: QueueWish = QueueWish { bound: 10, state: WantedState::Open };
+const CLOSED: QueueWish = QueueWish { bound: 10, state: WantedState::Closed };
+const NEW: Past = Past { existed: false, closed: false };
+const WAS_OPEN: Past = Past { existed: true, closed: false };
+const WAS_CLOSED: Past = Past { existed: true, closed: true };
+
+/// A queue at rest that has been used.
+fn used(bound: u64, length: u64) -> QueueSeen {
+    let role = |id: &str| Role { id: Some(id.to_owned()), busy: false };
+    QueueSeen {
+        bound: Some(bound),
+        length,
+        not_full: u64::from(bound == 0 || length < bound),
+        producer: role("p"),
+        consumer: role("c"),
+        producer_free: 1,
+        consumer_free: 1,
+        produced_messages: length + 7,
+        consumed_messages: 7,
+        ..QueueSeen::default()
+    }
+}
+
+fn fresh(bound: u64) -> QueueSeen {
+    QueueSeen {
+        bound: Some(bound),
+        not_full: 1,
+        producer_free: 1,
+        consumer_free: 1,
+        ..QueueSeen::default()
+    }
+}
+
+fn expect(
+    (wish, seen, past): (&QueueWish, &QueueSeen, Past),
+    effects: &[QueueEffect],
+    remarks: &[Remark],
+) {
+    let plan = plan(wish, seen, &past);
+    assert_eq!(plan.effects, effects, "{wish:?} {seen:?} {past:?}");
+    assert_eq!(plan.remarks, remarks, "{wish:?} {seen:?} {past:?}");
+}
+
+#[test]
+fn a_queue_that_never_existed_is_created() {
+    let absent = QueueSeen::default();
+    expect((&OPEN, &absent, NEW), &[QueueEffect::Create { bound: 10 }], &[]);
+    let then_close = [QueueEffect::Create { bound: 10 }, QueueEffect::Close];
+    expect((&CLOSED, &absent, NEW), &then_close, &[]);
+}
+
+#[test]
+fn a_queue_deleted_while_open_is_created_again_and_that_is_said() {
+    let effects = [QueueEffect::Create { bound: 10 }];
+    expect((&OPEN, &QueueSeen::default(), WAS_OPEN), &effects, &[Remark::Recreated]);
+}
+
+#[test]
+fn a_queue_deleted_after_it_was_closed_is_complete() {
+    let absent = QueueSeen::default();
+    expect((&OPEN, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
+    expect((&CLOSED, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
+    // Nor is one made again only to be closed.
+    expect((&CLOSED, &absent, WAS_OPEN), &[], &[Remark::Completed]);
+}
+
+#[test]
+fn what_a_deletion_left_is_reported_whatever_was_before() {
+    let keys = vec![":closed".to_owned(), DATA_LABEL.to_owned()];
+    let seen = QueueSeen { leftovers: keys.clone(), closed: true, ..QueueSeen::default() };
+    for past in [NEW, WAS_OPEN, WAS_CLOSED] {
+        expect((&OPEN, &seen, past), &[], &[Remark::Residue { keys: keys.clone() }]);
+    }
+}
+
+#[test]
+fn an_existing_queue_is_adopted_as_it_is() {
+    expect((&OPEN, &used(10, 4), NEW), &[], &[]);
+    expect((&OPEN, &fresh(10), NEW), &[], &[]);
+}
+
+#[test]
+fn another_bound_is_set_also_on_a_closed_queue() {
+    let effects = [QueueEffect::SetBound { bound: 10 }];
+    expect((&OPEN, &used(3, 3), WAS_OPEN), &effects, &[]);
+    let closed = QueueSeen { closed: true, closed_tokens: 2, ..used(3, 3) };
+    expect((&CLOSED, &closed, WAS_CLOSED), &effects, &[]);
+}
+
+#[test]
+fn a_queue_closed_by_a_client_is_no_drift() {
+    let closed = QueueSeen { closed: true, closed_tokens: 2, ..used(10, 3) };
+    expect((&OPEN, &closed, WAS_OPEN), &[], &[Remark::ClosedByClient]);
+    expect((&CLOSED, &closed, WAS_OPEN), &[], &[]);
+}
+
+#[test]
+fn a_queue_wanted_closed_is_closed_after_its_bound_is_set() {
+    let effects = [QueueEffect::SetBound { bound: 10 }, QueueEffect::Close];
+    expect((&CLOSED, &used(3, 3), WAS_OPEN), &effects, &[]);
+}
+
+#[test]
+fn a_busy_producer_delays_a_close_and_is_named() {
+    let mut seen = used(10, 3);
+    seen.producer.busy = true;
+    seen.producer_free = 0;
+    let who = Some("p".to_owned());
+    let remarks = [Remark::WaitingForProducer { who }];
+    expect((&CLOSED, &seen, WAS_OPEN), &[QueueEffect::Close], &remarks);
+}
+
+#[test]
+fn more_elements_than_the_bound_allows_are_reported_and_kept() {
+    let remarks = [Remark::Overfilled { length: 11, bound: 10 }];
+    expect((&OPEN, &used(10, 11), WAS_OPEN), &[], &remarks);
+    expect((&OPEN, &used(10, 10), WAS_OPEN), &[], &[]);
+    // A lowered bound overfills at once.
+    let effects = [QueueEffect::SetBound { bound: 10 }];
+    expect((&OPEN, &used(20, 11), WAS_OPEN), &effects, &remarks);
+    let unbounded = QueueWish { bound: 0, state: WantedState::Open };
+    expect((&unbounded, &used(0, 11), WAS_OPEN), &[], &[]);
+}
+
+#[test]
+fn a_queue_whose_creator_has_not_finished_is_left_alone() {
+    let mut seen = QueueSeen { bound: Some(3), ..QueueSeen::default() };
+    let missing = |keys: &[&str]| Remark::HalfCreated {
+        missing: keys.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let all = missing(&[":producer_free", ":consumer_free", ":not_full"]);
+    expect((&CLOSED, &seen, NEW), &[], &[all]);
+    seen.producer_free = 1;
+    expect((&CLOSED, &seen, NEW), &[], &[missing(&[":consumer_free", ":not_full"])]);
+    seen.consumer_free = 1;
+    expect((&OPEN, &seen, NEW), &[], &[missing(&[":not_full"])]);
+}
+
+#[test]
+fn a_role_taken_on_a_fresh_queue_is_not_half_a_creation() {
+    let mut seen = fresh(10);
+    seen.producer = Role { id: Some("p".to_owned()), busy: true };
+    seen.producer_free = 0;
+    seen.not_full = 0;
+    expect((&OPEN, &seen, WAS_OPEN), &[], &[]);
+}
+
+#[test]
+fn a_token_is_lost_only_where_nobody_can_hold_it() {
+    let idle = QueueSeen { not_full: 0, ..used(10, 3) };
+    expect((&OPEN, &idle, WAS_OPEN), &[], &[Remark::LostToken]);
+    let mut busy = idle.clone();
+    busy.producer.busy = true;
+    expect((&OPEN, &busy, WAS_OPEN), &[], &[]);
+    let full = QueueSeen { not_full: 0, ..used(10, 10) };
+    expect((&OPEN, &full, WAS_OPEN), &[], &[]);
+}
+
+#[test]
+fn surplus_tokens_and_a_reopened_queue_are_reported() {
+    let seen = QueueSeen { producer_free: 2, not_full: 3, ..used(10, 3) };
+    let remarks = [
+        Remark::Reopened,
+        Remark::SurplusToken { key: ":not_full", count: 3 },
+        Remark::SurplusToken { key: ":producer_free", count: 2 },
+    ];
+    expect((&OPEN, &seen, WAS_CLOSED), &[], &remarks);
+}
+
+#[test]
+fn nothing_is_changed_where_a_key_is_not_pressure_s() {
+    let wrong_types = vec![":bound".to_owned()];
+    for seen in [QueueSeen::default(), used(3, 1)] {
+        let seen = QueueSeen { wrong_types: wrong_types.clone(), ..seen };
+        expect((&CLOSED, &seen, NEW), &[], &[Remark::WrongType { key: ":bound".to_owned() }]);
+    }
+}
+
+/// What the scripts make of a queue, in short.
+fn applied(mut seen: QueueSeen, effect: &QueueEffect) -> QueueSeen {
+    match effect {
+        QueueEffect::Create { bound } => return fresh(*bound),
+        QueueEffect::SetBound { bound } => {
+            seen.bound = Some(*bound);
+            seen.not_full = u64::from(seen.has_room(*bound));
+        }
+        QueueEffect::Close if seen.producer_free > 0 => {
+            (seen.closed, seen.closed_tokens) = (true, 2);
+            seen.producer.id = Some("us".to_owned());
+        }
+        QueueEffect::Close => {}
+    }
+    seen
+}
+
+prop_compose! {
+    fn any_wish()(bound in 0..6_u64, closed: bool) -> QueueWish {
+        let state = if closed { WantedState::Closed } else { WantedState::Open };
+        QueueWish { bound, state }
+    }
+}
+
+prop_compose! {
+    fn any_role()(id in proptest::option::of("[a-z]{1,3}"), free in 0..3_u64) -> (Role, u64) {
+        (Role { id, busy: free == 0 }, free)
+    }
+}
+
+prop_compose! {
+    fn any_seen()(
+        bound in proptest::option::of(0..6_u64), length in 0..9_u64, closed_tokens in 0..3_u64,
+        not_full in 0..3_u64, (producer, producer_free) in any_role(),
+        (consumer, consumer_free) in any_role(), produced in 0..9_u64, consumed in 0..9_u64,
+        left in proptest::sample::subsequence(vec!["(data)", ":closed", ":not_full"], 0..3),
+        wrong in proptest::bool::weighted(0.1),
+    ) -> QueueSeen {
+        QueueSeen {
+            bound, length, closed: closed_tokens > 0, closed_tokens, not_full,
+            producer, consumer, producer_free, consumer_free,
+            produced_messages: produced, consumed_messages: consumed,
+            leftovers: left.iter().filter(|_| bound.is_none()).map(|&s| s.to_owned()).collect(),
+            wrong_types: if wrong { vec![":closed".to_owned()] } else { Vec::new() },
+            ..QueueSeen::default()
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn only_what_is_wholly_absent_is_created(
+        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+    ) {
+        let plan = plan(&wish, &seen, &Past { existed, closed });
+        let creates = plan.effects.iter().any(|e| matches!(e, QueueEffect::Create { .. }));
+        if creates {
+            prop_assert!(seen.bound.is_none());
+            prop_assert!(seen.leftovers.is_empty() && seen.wrong_types.is_empty());
+            prop_assert!(!(existed && closed));
+            prop_assert_eq!(existed, plan.remarks.contains(&Remark::Recreated));
+        } else if seen.bound.is_none() {
+            // Then nothing at all is done, and it is said why.
+            prop_assert!(plan.effects.is_empty());
+            prop_assert!(!plan.remarks.is_empty());
+        }
+    }
+
+    #[test]
+    fn once_applied_nothing_but_an_awaited_close_is_left_to_do(
+        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+    ) {
+        let first = plan(&wish, &seen, &Past { existed, closed });
+        let after = first.effects.iter().fold(seen, applied);
+        let second = plan(&wish, &after, &Past { existed: after.bound.is_some(), closed });
+        let is_awaited = |e: &QueueEffect| *e == QueueEffect::Close && after.producer.busy;
+        if after.bound.is_some() {
+            prop_assert!(second.effects.iter().all(is_awaited), "{after:?} {second:?}");
+        }
+    }
+
+    #[test]
+    fn an_open_queue_is_closed_only_when_asked_and_never_twice(
+        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+    ) {
+        let plan = plan(&wish, &seen, &Past { existed, closed });
+        let closes = plan.effects.iter().filter(|e| **e == QueueEffect::Close).count();
+        prop_assert!(closes <= 1);
+        prop_assert!(closes == 0 || wish.state == WantedState::Closed);
+        prop_assert!(closes == 0 || !seen.closed || seen.bound.is_none());
+    }
+
+    #[test]
+    fn every_remark_has_a_name_and_a_sentence(
+        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+    ) {
+        for remark in plan(&wish, &seen, &Past { existed, closed }).remarks {
+            prop_assert!(remark.reason().chars().all(char::is_alphanumeric));
+            prop_assert!(remark.to_string().len() > 20);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Deleting queues in two steps, whoever works on them.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Deletion, Holder, Store, StoreOptions};
+
+use crate::pressure_text::{TextClient, TextError, Worker};
+use crate::redis_support::{Place, eventually, wait_until_blocked};
+use crate::{numbers, text_queue};
+
+const A_SECOND: Duration = Duration::from_secs(1);
+
+async fn created(bound: u64) -> (Place, Store) {
+    let place = Place::new().await;
+    let store = place.store();
+    store.apply(&place.queue, &QueueEffect::Create { bound }).await.unwrap();
+    (place, store)
+}
+
+fn holder(id: &str) -> Holder {
+    Holder { id: Some(id.to_owned()) }
+}
+
+/// Deletes until nothing is left, and fails if that takes a second or more.
+async fn delete_within_a_second(store: &Store, place: &Place) {
+    let began = Instant::now();
+    eventually("the queue is gone", async || {
+        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+    })
+    .await;
+    assert!(began.elapsed() < A_SECOND, "took {:?}", began.elapsed());
+    assert!(place.dump().await.is_empty(), "left behind: {:?}", place.dump().await);
+}
+
+#[tokio::test]
+async fn a_queue_nobody_works_on_is_gone_at_once_with_its_data() {
+    let (place, store) = created(3).await;
+    let mut client = TextClient::connect(&text_queue(&place), "foreign").await.unwrap();
+    client.put("x").await.unwrap();
+    store.apply(&place.queue, &QueueEffect::Close).await.unwrap();
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, true).await.unwrap(), Deletion::Gone);
+}
+
+#[tokio::test]
+async fn a_blocked_producer_ends_and_leaves_nothing_behind() {
+    let (place, store) = created(2).await;
+    let producer = Worker::produce(&text_queue(&place), "producer", numbers(9)).await;
+    wait_until_blocked(&place.raw, producer.client).await;
+    delete_within_a_second(&store, &place).await;
+    let record = producer.join().await;
+    // Its put succeeds, as the protocol has it; the next one finds no queue.
+    assert_eq!(record.elements.len(), 3);
+    assert!(matches!(record.error, Some(TextError::DoesNotExist)), "{record:?}");
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_blocked_consumer_ends_and_leaves_nothing_behind() {
+    let (place, store) = created(2).await;
+    let consumer = Worker::consume(&text_queue(&place), "consumer", 1).await;
+    wait_until_blocked(&place.raw, consumer.client).await;
+    delete_within_a_second(&store, &place).await;
+    assert!(matches!(consumer.join().await.error, Some(TextError::Closed)));
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn producers_that_queue_for_the_role_end_one_after_the_other() {
+    let (place, store) = created(1).await;
+    let mut producers = Vec::new();
+    for id in ["a", "b", "c", "d"] {
+        let producer = Worker::produce(&text_queue(&place), id, numbers(9)).await;
+        // The first waits for room, the others for the role.
+        wait_until_blocked(&place.raw, producer.client).await;
+        producers.push(producer);
+    }
+    delete_within_a_second(&store, &place).await;
+    for producer in producers {
+        assert!(matches!(producer.join().await.error, Some(TextError::DoesNotExist)));
+    }
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
+    let (place, store) = created(1).await;
+    let mut consumers = Vec::new();
+    for id in ["a", "b", "c", "d"] {
+        let consumer = Worker::consume(&text_queue(&place), id, 1).await;
+        wait_until_blocked(&place.raw, consumer.client).await;
+        consumers.push(consumer);
+    }
+    delete_within_a_second(&store, &place).await;
+    for consumer in consumers {
+        assert!(matches!(consumer.join().await.error, Some(TextError::Closed)));
+    }
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn waiters_without_a_role_are_woken_before_the_last_step() {
+    // A client that holds no role while it waits for room; both roles are free.
+    let (place, store) = created(1).await;
+    let () = place.run(&["RPOP", &place.key(":not_full")]).await;
+    let waiting = crate::redis_support::connect(&place.url).await;
+    let client: i64 =
+        redis::cmd("CLIENT").arg("ID").query_async(&mut waiting.clone()).await.unwrap();
+    let key = place.key(":not_full");
+    let mut connection = waiting.clone();
+    let waiter = tokio::spawn(async move {
+        let woken: Result<String, _> = redis::cmd("BLMOVE")
+            .arg(&[key.as_str(), key.as_str(), "RIGHT", "RIGHT", "0"])
+            .query_async(&mut connection)
+            .await;
+        woken
+    });
+    wait_until_blocked(&place.raw, client).await;
+    delete_within_a_second(&store, &place).await;
+    tokio::time::timeout(A_SECOND, waiter).await.expect("woken").unwrap().unwrap();
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_deletion_waits_for_both_roles_and_names_their_holders() {
+    let (place, store) = created(5).await;
+    for role in [":producer", ":consumer"] {
+        let () = place.run(&["RPOP", &place.key(&format!("{role}_free"))]).await;
+        let () = place.run(&["SET", &place.key(role), &format!("a{}", &role[1..])]).await;
+    }
+    let both = Deletion::WaitingFor {
+        producer: Some(holder("aproducer")),
+        consumer: Some(holder("aconsumer")),
+    };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), both);
+    let begun = place.dump().await;
+    assert!(!begun.iter().any(|(suffix, _)| suffix == ":bound"));
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), both);
+    assert_eq!(place.dump().await, begun, "a repeated step changes nothing");
+
+    let () = place.run(&["LPUSH", &place.key(":producer_free"), "0"]).await;
+    let one = Deletion::WaitingFor { producer: None, consumer: Some(holder("aconsumer")) };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), one);
+    // A producer may take the free role again: it was past its check of :bound.
+    let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
+    let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
+    let other = Deletion::WaitingFor { producer: Some(holder("aproducer")), consumer: None };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), other);
+    let () = place.run(&["LPUSH", &place.key(":producer_free"), "0"]).await;
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_deletion_interrupted_after_its_first_step_is_taken_up_by_another_store() {
+    let (place, store) = created(5).await;
+    let () = place.run(&["RPOP", &place.key(":consumer_free")]).await;
+    let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
+    let waiting = Deletion::WaitingFor { producer: None, consumer: Some(holder("slow")) };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    drop(store);
+    let successor = place.store();
+    assert_eq!(successor.delete(&place.queue, false).await.unwrap(), waiting);
+    let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
+    assert_eq!(successor.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_foreign_deletion_given_up_half_way_is_finished_after_a_moment() {
+    let (place, _) = created(5).await;
+    // A client that followed the text until it waited for the consumer.
+    let mut dying = TextClient::connect(&text_queue(&place), "dying").await.unwrap();
+    let () = place.run(&["RPOP", &place.key(":consumer_free")]).await;
+    let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
+    let client = dying.client;
+    let task = tokio::spawn(async move { dying.delete().await.map_err(|_| ()) });
+    wait_until_blocked(&place.raw, client).await;
+    eventually("its producer role is removed", async || {
+        !place.present().await.contains(&":producer_free".to_owned())
+    })
+    .await;
+    task.abort();
+    let _ = task.await;
+    eventually("its connection is gone", async || {
+        let list: String = place.run(&["CLIENT", "LIST", "ID", &client.to_string()]).await;
+        list.trim().is_empty()
+    })
+    .await;
+    let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
+
+    let mut options = StoreOptions::new("the operator");
+    options.nameless_role_grace = Duration::from_millis(50);
+    let store = Store::new(place.settings(), options);
+    // Could be a producer that has not written its id yet.
+    let waiting = Deletion::WaitingFor { producer: Some(Holder { id: None }), consumer: None };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    eventually("the queue is gone", async || {
+        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+    })
+    .await;
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_half_created_queue_can_be_deleted() {
+    let place = Place::new().await;
+    let () = place.run(&["SETNX", &place.key(":bound"), "5"]).await;
+    let mut options = StoreOptions::new("the operator");
+    options.nameless_role_grace = Duration::from_millis(50);
+    let store = Store::new(place.settings(), options);
+    eventually("the queue is gone", async || {
+        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+    })
+    .await;
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn only_force_ends_a_deletion_that_waits_for_a_dead_client() {
+    let (place, store) = created(1).await;
+    let producer = Worker::produce(&text_queue(&place), "doomed", numbers(9)).await;
+    wait_until_blocked(&place.raw, producer.client).await;
+    let client = producer.client;
+    producer.kill().await;
+    eventually("its connection is gone", async || {
+        let list: String = place.run(&["CLIENT", "LIST", "ID", &client.to_string()]).await;
+        list.trim().is_empty()
+    })
+    .await;
+    let waiting = Deletion::WaitingFor { producer: Some(holder("doomed")), consumer: None };
+    for _ in 0..3 {
+        assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    }
+    assert_eq!(store.delete(&place.queue, true).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_deletion_that_wants_an_empty_queue_does_not_begin_on_a_full_one() {
+    let (place, store) = created(5).await;
+    let mut client = TextClient::connect(&text_queue(&place), "foreign").await.unwrap();
+    client.put("precious").await.unwrap();
+    let before = place.dump().await;
+    let refused = store.delete_if_empty(&place.queue).await.unwrap();
+    assert_eq!(refused, Deletion::NotEmpty { length: 1 });
+    assert_eq!(place.dump().await, before);
+    client.get().await.unwrap();
+    assert_eq!(store.delete_if_empty(&place.queue).await.unwrap(), Deletion::Gone);
+}
+
+#[tokio::test]
+async fn the_next_queue_of_the_name_starts_fresh() {
+    let (place, store) = created(1).await;
+    let producer = Worker::produce(&text_queue(&place), "producer", numbers(9)).await;
+    wait_until_blocked(&place.raw, producer.client).await;
+    delete_within_a_second(&store, &place).await;
+    producer.join().await;
+    store.apply(&place.queue, &QueueEffect::Create { bound: 4 }).await.unwrap();
+    let seen = store.observe(&place.queue).await.unwrap();
+    assert_eq!((seen.bound, seen.length, seen.closed, seen.not_full), (Some(4), 0, false, 1));
+}

@@ -1,0 +1,136 @@
+//! What a server can do to a queue and to the store: restart, run full, be a
+//! replica or part of a cluster. Each on a private server.
+
+use lockkeeper::plan::ErrorClass;
+use lockkeeper::plan::connection::RedisSettings;
+use lockkeeper::plan::naming::QueueName;
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+
+use crate::redis_support::{Place, PrivateRedis};
+
+const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
+
+fn store(server: &PrivateRedis) -> Store {
+    let settings = RedisSettings::from_url(&server.url()).unwrap();
+    Store::new(settings, StoreOptions::new("the operator"))
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_found_again_and_has_another_run_id() {
+    let mut server = PrivateRedis::start(&[]).await;
+    let queue = QueueName::new("p", "q").unwrap();
+    let store = store(&server);
+    let before = store.identity().await.unwrap();
+    assert_eq!(before.cluster_enabled, Some(false));
+    assert_eq!(before.role.as_deref(), Some("master"));
+    assert_eq!(before.maxmemory_policy.as_deref(), Some("noeviction"));
+    assert!(before.version.unwrap().contains('.'));
+    store.apply(&queue, &CREATE).await.unwrap();
+
+    server.kill();
+    let err = store.observe(&queue).await.unwrap_err();
+    assert!(matches!(err, StoreError::Unreachable { .. }), "{err:?}");
+    server.restart().await;
+    // The first look after it succeeds, on a new connection.
+    let seen = store.observe(&queue).await.unwrap();
+    assert_eq!(seen.bound, None);
+    assert_ne!(store.identity().await.unwrap().run_id, before.run_id);
+}
+
+#[tokio::test]
+async fn a_connection_that_broke_unnoticed_costs_a_reader_nothing() {
+    let mut server = PrivateRedis::start(&[]).await;
+    let queue = QueueName::new("p", "q").unwrap();
+    let store = store(&server);
+    store.observe(&queue).await.unwrap();
+    server.kill();
+    server.restart().await;
+    store.observe(&queue).await.unwrap();
+    // A script that the new server has never seen is sent once more.
+    assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_a_creation_whole_and_a_deletion_still_works() {
+    let server = PrivateRedis::start(&[]).await;
+    let place = Place::at(&server.url()).await;
+    let other = QueueName::new(place.queue.prefix(), "other").unwrap();
+    let store = store(&server);
+    store.apply(&place.queue, &CREATE).await.unwrap();
+    let () = place.run(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let err = store.apply(&other, &CREATE).await.unwrap_err();
+    assert_eq!(err, StoreError::OutOfMemory);
+    assert_eq!(err.class(), ErrorClass::Transient);
+    assert!(store.observe(&other).await.unwrap().leftovers.is_empty());
+    assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_replica_takes_no_writes_and_says_so() {
+    let primary = PrivateRedis::start(&[]).await;
+    let server = PrivateRedis::start(&[]).await;
+    let queue = QueueName::new("p", "q").unwrap();
+    let store = store(&server);
+    store.observe(&queue).await.unwrap();
+    let port = RedisSettings::from_url(&primary.url()).unwrap().port.to_string();
+    let place = Place::at(&server.url()).await;
+    let () = place.run(&["REPLICAOF", "127.0.0.1", &port]).await;
+    let err = store.apply(&queue, &CREATE).await.unwrap_err();
+    assert!(matches!(err, StoreError::ReadOnly { .. }), "{err:?}");
+    assert_eq!(err.class(), ErrorClass::Transient);
+    // Promoted again, it works on.
+    let () = place.run(&["REPLICAOF", "NO", "ONE"]).await;
+    assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+}
+
+#[tokio::test]
+async fn a_crowded_server_is_not_mistaken_for_a_wrong_password() {
+    let server = PrivateRedis::start(&["--requirepass", "hush"]).await;
+    let mut settings = RedisSettings::from_url(&server.url()).unwrap();
+    settings.password = Some("hush".into());
+    let mut admin = redis::Client::open(server.url().replace("://", "://:hush@"))
+        .unwrap()
+        .get_multiplexed_async_connection()
+        .await
+        .unwrap();
+    let () = redis::cmd("CONFIG")
+        .arg(&["SET", "maxclients", "1"])
+        .query_async(&mut admin)
+        .await
+        .unwrap();
+    let store = Store::new(settings, StoreOptions::new("the operator"));
+    let queue = QueueName::new("p", "q").unwrap();
+    let err = store.observe(&queue).await.unwrap_err();
+    assert!(matches!(err, StoreError::Unavailable { .. }), "{err:?}");
+    assert_eq!(err.class(), ErrorClass::Transient);
+}
+
+#[tokio::test]
+async fn a_cluster_wants_braces_around_the_name() {
+    let server = PrivateRedis::start(&["--cluster-enabled", "yes"]).await;
+    let place = Place::at(&server.url()).await;
+    let () = place.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+    crate::redis_support::eventually("the cluster is up", async || {
+        let info: String = place.run(&["CLUSTER", "INFO"]).await;
+        info.contains("cluster_state:ok")
+    })
+    .await;
+    let store = store(&server);
+    assert_eq!(store.identity().await.unwrap().cluster_enabled, Some(true));
+    let err = store.observe(&QueueName::new("p", "orders").unwrap()).await.unwrap_err();
+    assert!(matches!(err, StoreError::ClusterUnsafe { .. }), "{err:?}");
+    assert_eq!(err.class(), ErrorClass::Invalid);
+    assert_eq!(err.reason(), "ClusterUnsafe");
+    let queue = QueueName::new("p", "{orders}").unwrap();
+    assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+    assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+
+    let mut settings = RedisSettings::from_url(&server.url()).unwrap();
+    settings.database = 1;
+    let other = Store::new(settings, StoreOptions::new("the operator"));
+    let err = other.observe(&queue).await.unwrap_err();
+    assert!(matches!(err, StoreError::ClusterUnsafe { .. }), "{err:?}");
+}
