@@ -119,7 +119,9 @@ impl Broker {
         {
             return Ok(identity);
         }
-        let identity = ask_identity(&self.0.endpoint).await?;
+        let (identity, cluster_id) =
+            tokio::join!(ask_identity(&self.0.endpoint), self.0.facts.cluster_id());
+        let identity = BrokerIdentity { cluster_id, ..identity? };
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Arc::downgrade(&conn), identity.clone()));
         Ok(identity)

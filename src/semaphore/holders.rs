@@ -105,6 +105,11 @@ impl Facts {
         Some(queues.iter().filter_map(slot).filter(|s| *s <= MAX_SLOTS).max().unwrap_or(0))
     }
 
+    /// The cluster's own id, if the API tells it to our user.
+    pub async fn cluster_id(&self) -> Option<String> {
+        self.management.as_ref()?.cluster_id().await.ok().flatten()
+    }
+
     pub async fn holders(
         this: &Arc<Self>,
         lock: &LockName,

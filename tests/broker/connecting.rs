@@ -153,7 +153,12 @@ async fn a_broker_tells_who_it_is_the_same_from_every_address() {
     let overview = vhost.management.get("overview").await.unwrap();
     assert_eq!(overview["cluster_name"], identity.cluster_name);
     assert_eq!(overview["rabbitmq_version"], identity.version);
+    assert!(identity.cluster_id.is_some());
     assert_eq!(by_name.identity().await.unwrap(), identity);
+    let settings = vhost.settings_without_management();
+    let without = Broker::new(settings, BrokerOptions::default()).identity().await.unwrap();
+    assert_eq!(without.cluster_id, None);
+    assert!(without.is_same_cluster(&identity));
 }
 
 #[tokio::test(flavor = "multi_thread")]
