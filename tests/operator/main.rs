@@ -10,6 +10,10 @@
 
 #[path = "../support/environment.rs"]
 mod environment;
+#[path = "../support/own_server.rs"]
+mod own_server;
+#[path = "../support/pressure_text.rs"]
+mod pressure_text;
 #[path = "../support/world.rs"]
 mod world;
 
