@@ -255,11 +255,13 @@ impl PrivateRedis {
     }
 }
 
-/// A free port below those that connections leave from: while a killed server is
-/// down, none of them takes its port.
+/// A free port below those that connections leave from (while a killed server is
+/// down, none of them takes its port), and so is the port 10,000 above it, which
+/// a cluster's node listens on too.
 fn free_port() -> u16 {
-    std::iter::repeat_with(|| rand::random_range(15_000..32_000))
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    std::iter::repeat_with(|| rand::random_range(12_000..22_000))
+        .find(|port| is_free(*port) && is_free(*port + 10_000))
         .expect("a free port")
 }
 
