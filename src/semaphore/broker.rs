@@ -127,7 +127,7 @@ impl Broker {
         Ok(identity)
     }
 
-    /// Which of A[1..=`slots_to`] and B[1..=`holders_to`] exist, without the
+    /// Which of `A[1..=slots_to]` and `B[1..=holders_to]` exist, without the
     /// admin mutex and without changing anything.
     ///
     /// All or nothing: when a single answer is in doubt, it is an error. Note

@@ -79,7 +79,7 @@ pub enum HoldError {
         lock: String,
     },
     /// Every slot is held.
-    #[error("all {slots} slots of the lock {lock:?} are held: wait longer, or give it more slots")]
+    #[error("every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots")]
     Full {
         /// The lock.
         lock: String,
