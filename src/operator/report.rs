@@ -134,14 +134,15 @@ impl Outcome {
 
     /// `BackendReachable`, where the outcome tells.
     fn backend(&self, reached: bool) -> Option<Say> {
-        match self {
-            _ if reached => {
-                Some(Say::new(BACKEND_REACHABLE, true, reason::CONNECTED, "The server answers"))
-            }
-            Self::Failed(error @ (StepError::Broker(_) | StepError::Store(_))) => {
+        if reached {
+            return Some(Say::new(BACKEND_REACHABLE, true, reason::CONNECTED, "The server answers"));
+        }
+        let Self::Failed(error) = self else { return None };
+        match error.cause() {
+            error @ (StepError::Broker(_) | StepError::Store(_)) => {
                 Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
             }
-            Self::Failed(error @ StepError::Fetch(_)) => {
+            error @ StepError::Fetch(_) => {
                 Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
             _ => None,

@@ -23,6 +23,7 @@ mod holders;
 mod idle;
 mod kinds;
 mod outages;
+mod owners;
 mod queues;
 mod restarts;
 mod settings;

@@ -1,5 +1,4 @@
-//! Connections: Secrets that are missing, incomplete, wrong, corrected or
-//! rotated; the operator's default connections and who may use which name there.
+//! Connections: Secrets that are missing, incomplete, wrong, corrected or rotated.
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use crate::world::{Kind, PATIENCE, World, eventually, has, has_reason, in_a_worl
 
 /// A correction is found after the longest pause (nobody tells of a change on a
 /// server or in a Secret) and the age that a Secret once read may reach.
-const CORRECTED: Duration = Duration::from_secs(75);
+pub const CORRECTED: Duration = Duration::from_secs(75);
 
 /// What others may take meanwhile.
 const PROMPT: Duration = Duration::from_secs(5);
@@ -200,7 +199,7 @@ async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_
 }
 
 /// Every password of a test begins with `canary-`.
-async fn no_password_shows(world: &World, log: &str) {
+pub async fn no_password_shows(world: &World, log: &str) {
     let mut shown = vec![log.to_owned()];
     for object in world.api::<Semaphore>().list(&Default::default()).await.unwrap() {
         shown.push(serde_json::to_string(&object).unwrap());
@@ -213,168 +212,6 @@ async fn no_password_shows(world: &World, log: &str) {
     for text in shown {
         assert!(!text.is_empty() && !text.contains("canary-"), "{text}");
     }
-}
-
-#[tokio::test]
-async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_allowed() {
-    in_a_world("default", async |world| {
-        let mut operator = world.operator().await;
-        world.apply::<Semaphore>("mine", "{slots: 2}").await.unwrap();
-        world.apply::<PressureQueue>("mine", "{bound: 2}").await.unwrap();
-        let none = |flag: &str| format!("or start the operator with {flag}");
-        let no_connection = async || {
-            let semaphore = world
-                .until("mine", "NoConnection", PATIENCE, |s: &Semaphore| {
-                    has_reason(s, "Stalled", "NoConnection")
-                })
-                .await;
-            let (_, _, message) = semaphore.condition("Ready").unwrap();
-            assert!(message.contains(&none("--amqp-url")), "{message}");
-            assert!(message.contains("spec.rabbitmqClusterReference"), "{message}");
-            let queue = world
-                .until("mine", "NoConnection", PATIENCE, |q: &PressureQueue| {
-                    has_reason(q, "Stalled", "NoConnection")
-                })
-                .await;
-            let (_, _, message) = queue.condition("Ready").unwrap();
-            assert!(message.contains(&none("--redis-url")), "{message}");
-            assert!(message.contains("spec.redisReference"), "{message}");
-        };
-        no_connection().await;
-        assert!(operator.stop().await.success());
-
-        let (amqp, redis) = (world.amqp_url(), world.redis_url());
-        let management = variable("RABBITMQ_MANAGEMENT_URL");
-        let mut arguments = vec!["--observe-interval", "1s", "--drift-interval", "3s"];
-        arguments.extend(["--amqp-url", &amqp, "--management-url", &management]);
-        arguments.extend(["--redis-url", &redis]);
-        let mut operator = world.operator_with(&arguments).await;
-        let mine = world.semaphore_ready("mine").await.status.unwrap();
-        assert_eq!(mine.lock_name, Some(format!("{}.mine", world.namespace)));
-        let mine = world.queue_ready("mine").await.status.unwrap();
-        assert_eq!(mine.queue_name, Some(format!("{}.mine", world.namespace)));
-
-        let name = format!("theirs.{}", random());
-        let semaphore = format!("{{lockName: {name}, slots: 2}}");
-        world.apply::<Semaphore>("theirs", &semaphore).await.unwrap();
-        let queue = format!("{{queueName: {name}, bound: 2}}");
-        world.apply::<PressureQueue>("theirs", &queue).await.unwrap();
-        let refused = |message: &str, field: &str| {
-            let must = format!("a name must start with \"{}.\"", world.namespace);
-            assert!(message.contains(&must), "{message}");
-            assert!(message.contains(&format!("leave {field} out")), "{message}");
-        };
-        let semaphore = world
-            .until("theirs", "refused", PATIENCE, |s: &Semaphore| {
-                has_reason(s, "Stalled", "NameNotAllowed")
-            })
-            .await;
-        refused(&semaphore.condition("Ready").unwrap().2, "lockName");
-        let queue = world
-            .until("theirs", "refused", PATIENCE, |q: &PressureQueue| {
-                has_reason(q, "Stalled", "NameNotAllowed")
-            })
-            .await;
-        refused(&queue.condition("Ready").unwrap().2, "queueName");
-        assert_eq!(world.queues().await, world.slot_queues("mine", 2));
-        assert!(!keys(&world).await.iter().any(|key| key.contains(&name)));
-        // A connection of the namespace's own is asked for no prefix.
-        world.semaphore("own", &format!("lockName: own-{name}, slots: 1")).await;
-        world.semaphore_ready("own").await;
-        assert!(operator.stop().await.success());
-
-        arguments.push("--allow-any-name");
-        let operator = world.operator_with(&arguments).await;
-        world.semaphore_ready("theirs").await;
-        world.queue_ready("theirs").await;
-        assert!(world.queues().await.contains(&format!("{name}-2-A")));
-        assert!(keys(&world).await.contains(&format!("__pressure__:{name}:bound")));
-        no_password_shows(&world, &operator.logged()).await;
-    })
-    .await;
-}
-
-async fn keys(world: &World) -> Vec<String> {
-    let mut redis = world.redis().await;
-    redis::cmd("KEYS").arg("*").query_async(&mut redis).await.unwrap()
-}
-
-/// Waits until an object that is created now is younger than all others: the API
-/// server's clock counts in seconds.
-async fn next_second<K: Kind>(world: &World, after: &str) {
-    let older = world.api::<K>().get(after).await.unwrap();
-    let born = older.meta().creation_timestamp.clone().unwrap().0;
-    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    eventually("the next second", PATIENCE, async || {
-        i64::try_from(now().as_secs()).unwrap() > born.as_second()
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() {
-    in_a_world("conflict", async |world| {
-        let _operator = world.operator().await;
-        let older = "lockName: shared, slots: 2";
-        let younger = "lockName: shared, slots: 5";
-        let older_queue = "queueName: shared, bound: 2, deletionPolicy: Delete";
-        let younger_queue = "queueName: shared, bound: 5, deletionPolicy: Delete";
-        let slots = |count: u32| (1..=count).map(|slot| format!("shared-{slot}-A")).collect();
-        world.semaphore("older", older).await;
-        world.queue("older", older_queue).await;
-        world.semaphore_ready("older").await;
-        world.queue_ready("older").await;
-        next_second::<Semaphore>(&world, "older").await;
-        next_second::<PressureQueue>(&world, "older").await;
-
-        for round in ["deleted", "taking over"] {
-            world.semaphore("younger", younger).await;
-            world.queue("younger", younger_queue).await;
-            let owner = format!("{}/older is older", world.namespace);
-            let loser = world
-                .until("younger", "Conflict", PATIENCE, |s: &Semaphore| {
-                    has_reason(s, "Stalled", "Conflict")
-                })
-                .await;
-            let (_, _, message) = loser.condition("Ready").unwrap();
-            assert!(message.contains(&format!("Semaphore {owner}")), "{message}");
-            assert!(message.contains("delete one of the two"), "{message}");
-            let loser = world
-                .until("younger", "Conflict", PATIENCE, |q: &PressureQueue| {
-                    has_reason(q, "Stalled", "Conflict")
-                })
-                .await;
-            let (_, _, message) = loser.condition("Ready").unwrap();
-            assert!(message.contains(&format!("PressureQueue {owner}")), "{message}");
-            assert_eq!(world.queues().await, slots(2), "{round}: the younger touches nothing");
-            assert!(is_ready(&world.api::<Semaphore>().get("older").await.unwrap()));
-            assert!(is_ready(&world.api::<PressureQueue>().get("older").await.unwrap()));
-            if round == "deleted" {
-                gone::<Semaphore>(&world, "younger").await;
-                gone::<PressureQueue>(&world, "younger").await;
-                assert_eq!(world.queues().await, slots(2), "also not when it goes");
-                let bound = "__pressure__:shared:bound".to_owned();
-                assert!(keys(&world).await.contains(&bound), "also not when it goes");
-            }
-        }
-        gone::<Semaphore>(&world, "older").await;
-        gone::<PressureQueue>(&world, "older").await;
-        let heir = world.until("younger", "the owner", CORRECTED, is_ready::<Semaphore>).await;
-        assert_eq!(heir.status.unwrap().slots, Some(5));
-        assert_eq!(world.queues().await, slots(5));
-        let heir = world.until("younger", "the owner", CORRECTED, is_ready::<PressureQueue>).await;
-        assert_eq!(heir.status.unwrap().bound, Some(5));
-    })
-    .await;
-}
-
-/// Deletes an object and waits until it is gone.
-async fn gone<K: Kind>(world: &World, name: &str) {
-    world.api::<K>().delete(name, &Default::default()).await.unwrap();
-    eventually(&format!("{name} is gone"), PATIENCE, async || {
-        world.api::<K>().get_opt(name).await.unwrap().is_none()
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -392,12 +229,15 @@ async fn a_password_rotated_on_the_server_and_then_in_the_secret_is_taken_up() {
 
         let second = format!("canary-{}", random());
         set_passwords(&world, &user, &second).await;
-        cut_connections(&world, &user).await;
-        let refused = |s: &Semaphore| has_reason(s, "BackendReachable", "AuthenticationFailed");
-        world.until("deploy", "refused", PATIENCE, refused).await;
-        let refused =
-            |q: &PressureQueue| has_reason(q, "BackendReachable", "StoreAuthenticationFailed");
-        world.until("frames", "refused", PATIENCE, refused).await;
+        // A server asks for the password at the next login only.
+        eventually("both are refused", PATIENCE, async || {
+            cut_connections(&world, &user).await;
+            let semaphore = world.api::<Semaphore>().get("deploy").await.unwrap();
+            let queue = world.api::<PressureQueue>().get("frames").await.unwrap();
+            has_reason(&semaphore, "BackendReachable", "AuthenticationFailed")
+                && has_reason(&queue, "BackendReachable", "StoreAuthenticationFailed")
+        })
+        .await;
 
         put_in_secrets(&world, &user, &second).await;
         world.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
@@ -411,8 +251,7 @@ async fn a_password_rotated_on_the_server_and_then_in_the_secret_is_taken_up() {
 
         management(reqwest::Method::DELETE, &format!("users/{user}"), None).await;
         let mut redis = world.redis().await;
-        let () =
-            redis::cmd("ACL").arg("DELUSER").arg(&user).query_async(&mut redis).await.unwrap();
+        let () = redis::cmd("ACL").arg("DELUSER").arg(&user).query_async(&mut redis).await.unwrap();
     })
     .await;
 }
@@ -444,28 +283,18 @@ async fn put_in_secrets(world: &World, user: &str, password: &str) {
     world.secret("redis", &[("uri", with(&world.redis_url()))]).await;
 }
 
-/// Ends what the user is connected with: a server asks for the password at the
-/// next login only.
+/// Ends what the user is connected with, as far as the servers tell by now.
 async fn cut_connections(world: &World, user: &str) {
     let list = management(reqwest::Method::GET, "connections", None).await;
     let list: Vec<serde_json::Value> = list.json().await.unwrap();
-    let names: Vec<&str> = list
-        .iter()
-        .filter(|connection| connection["user"] == user)
-        .map(|connection| connection["name"].as_str().unwrap())
-        .collect();
-    assert!(!names.is_empty(), "the operator is connected as {user}");
-    for name in names {
+    for connection in list.iter().filter(|connection| connection["user"] == user) {
+        let name = connection["name"].as_str().unwrap();
         let path = format!("connections/{}", name.replace(' ', "%20").replace('>', "%3E"));
         management(reqwest::Method::DELETE, &path, None).await;
     }
     let mut redis = world.redis().await;
-    let killed: u32 = redis::cmd("CLIENT")
-        .arg(&["KILL", "USER", user])
-        .query_async(&mut redis)
-        .await
-        .unwrap();
-    assert!(killed > 0, "the operator is connected as {user}");
+    let kill = ["KILL", "USER", user];
+    let _: u32 = redis::cmd("CLIENT").arg(&kill).query_async(&mut redis).await.unwrap();
 }
 
 async fn management(
@@ -479,6 +308,8 @@ async fn management(
         request = request.json(&body);
     }
     let answer = request.send().await.unwrap();
-    assert!(answer.status().is_success(), "{path}: {}", answer.status());
+    // A connection may end by itself just before it is ended.
+    let is_gone = answer.status() == reqwest::StatusCode::NOT_FOUND;
+    assert!(answer.status().is_success() || is_gone, "{path}: {}", answer.status());
     answer
 }
