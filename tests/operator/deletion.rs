@@ -12,7 +12,8 @@ use lapin::types::FieldTable;
 use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 
 use crate::own_server::OwnServer;
-use crate::pressure_text::{TextClient, TextQueue, Worker};
+use crate::pressure_text::{TextClient, Worker};
+use crate::queues::{data, keys, send, text, until_blocked};
 use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
 
 /// What needs nothing from any server goes at once.
@@ -30,11 +31,6 @@ async fn until_gone<K: Kind>(world: &World, name: &str, patience: Duration) {
         world.api::<K>().get_opt(name).await.unwrap().is_none()
     })
     .await;
-}
-
-async fn keys(world: &World) -> Vec<String> {
-    let mut redis = world.redis().await;
-    redis::cmd("KEYS").arg("*").query_async(&mut redis).await.unwrap()
 }
 
 async fn delete_secret(world: &World, name: &str) {
@@ -259,19 +255,10 @@ async fn a_queue_whose_producer_died_waits_and_says_for_whom_until_the_role_is_g
         let _operator = world.operator().await;
         world.queue("frames", "bound: 1, deletionPolicy: Delete").await;
         world.queue_ready("frames").await;
-        let name = format!("{}.frames", world.namespace);
-        let queue =
-            TextQueue { url: world.redis_url(), prefix: "__pressure__".to_owned(), name };
+        let queue = text(&world, "frames");
         let elements = (0..2).map(|n| n.to_string());
         let producer = Worker::produce(&queue, "media-7", elements).await;
-        let mut redis = world.redis().await;
-        let free = format!("__pressure__:{}:producer_free", queue.name);
-        eventually("the producer waits for room with its role", PATIENCE, async || {
-            let is_free: bool =
-                redis::cmd("EXISTS").arg(&free).query_async(&mut redis.clone()).await.unwrap();
-            producer.so_far().len() == 1 && !is_free
-        })
-        .await;
+        until_blocked(&world, &producer, 1).await;
         producer.kill().await;
 
         delete::<PressureQueue>(&world, "frames").await;
@@ -286,7 +273,8 @@ async fn a_queue_whose_producer_died_waits_and_says_for_whom_until_the_role_is_g
         // The queue exists for nobody any more, and its role is the dead one's still.
         let mut client = TextClient::connect(&queue, "late").await.unwrap();
         client.put("x").await.unwrap_err();
-        let () = redis::cmd("LPUSH").arg(&free).arg("0").query_async(&mut redis).await.unwrap();
+        let free = format!("{}:producer_free", data(&world, "frames"));
+        let _: i64 = send(&world, &["LPUSH", &free, "0"]).await;
         until_gone::<PressureQueue>(&world, "frames", AT_ONCE).await;
         assert_eq!(keys(&world).await, [""; 0]);
     })

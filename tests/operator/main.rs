@@ -22,6 +22,7 @@ mod drift;
 mod holders;
 mod idle;
 mod kinds;
+mod lifecycle;
 mod outages;
 mod owners;
 mod queues;

@@ -4,6 +4,7 @@
 use lockkeeper::api::{PressureQueue, Semaphore};
 
 use crate::environment::{random, variable};
+use crate::queues::keys;
 use crate::settings::{CORRECTED, no_password_shows};
 use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
@@ -84,11 +85,6 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
         no_password_shows(&world, &operator.logged()).await;
     })
     .await;
-}
-
-async fn keys(world: &World) -> Vec<String> {
-    let mut redis = world.redis().await;
-    redis::cmd("KEYS").arg("*").query_async(&mut redis).await.unwrap()
 }
 
 /// Waits until an object that is created now is younger than all others: the API
