@@ -318,17 +318,18 @@ pub(super) fn older_twin(
     name: &str,
 ) -> Option<String> {
     let age = |q: &PressureQueue| (q.creation_timestamp(), q.uid());
-    let prefix = |q: &PressureQueue| match &q.spec.redis_reference {
-        Some(reference) => reference.prefix.clone(),
-        None => DEFAULT_PREFIX.to_owned(),
+    // As the keys have it: another prefix with another name can give the same ones.
+    let data = |q: &PressureQueue, name: &str| match &q.spec.redis_reference {
+        Some(reference) => format!("{}:{name}", reference.prefix),
+        None => format!("{DEFAULT_PREFIX}:{name}"),
     };
     let twin = ctx.all_pressure_queues.get()?.find(|other| {
         other.uid() != queue.uid()
             && age(other) < age(queue)
-            && prefix(other) == prefix(queue)
             && other.status.as_ref().is_some_and(|status| {
                 status.backend.as_deref() == Some(backend)
-                    && status.queue_name.as_deref() == Some(name)
+                    && status.queue_name.as_ref().map(|its| data(other, its))
+                        == Some(data(queue, name))
             })
     })?;
     Some(format!("PressureQueue {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
