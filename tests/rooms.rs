@@ -255,7 +255,8 @@ fn the_reading_of_imports_finds_what_it_should() {
     assert_eq!(rooms("src/plan/mod.rs", "use super::pressure;"), "pressure");
     assert_eq!(rooms("src/operator/x.rs", "use super::semaphore;"), "", "its own file");
     assert_eq!(rooms("src/operator/x.rs", "use super::super::cli;"), "cli");
-    let crates = source("src/plan/x.rs", "use kube;\nlet a: b::redis::C = tokio::d(\"redis://e\");");
+    let crates =
+        source("src/plan/x.rs", "use kube;\nlet a: b::redis::C = tokio::d(\"redis://e\");");
     let found: BTreeMap<&str, bool> = ["kube", "redis", "tokio", "b"]
         .map(|name| (name, crates.first_segments().contains(name)))
         .into();
