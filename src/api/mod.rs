@@ -8,6 +8,7 @@
 #![allow(
     clippy::doc_markdown,
     rustdoc::bare_urls,
+    rustdoc::invalid_html_tags,
     reason = "the text of kubectl explain is no Markdown"
 )]
 

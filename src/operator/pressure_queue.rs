@@ -71,7 +71,8 @@ struct Findings {
     was_closed: Option<bool>,
     seen: Option<QueueSeen>,
     remarks: Vec<Remark>,
-    unconfirmed: bool,
+    /// What is believed only when it is seen again.
+    unconfirmed: Vec<Remark>,
     notes: Vec<Note>,
 }
 
@@ -103,7 +104,7 @@ pub async fn reconcile(
         }
         _ => {
             memory.failures = 0;
-            let soon = found.unconfirmed || waits_for(&found).is_some();
+            let soon = !found.unconfirmed.is_empty() || waits_for(&found).is_some();
             jitter(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
         }
     };
@@ -163,9 +164,9 @@ async fn steps(
     let (believed, suspected): (Vec<_>, Vec<_>) = remarks.into_iter().partition(|remark| {
         !needs_confirmation(remark) || memory.detail.suspected.contains(remark)
     });
-    found.unconfirmed = !suspected.is_empty();
-    let confirmed = believed.iter().filter(|r| needs_confirmation(r)).cloned();
-    memory.detail.suspected = suspected.into_iter().chain(confirmed).collect();
+    let confirmed = believed.iter().filter(|r| needs_confirmation(r));
+    memory.detail.suspected = suspected.iter().chain(confirmed).cloned().collect();
+    found.unconfirmed = suspected;
     found.remarks = believed;
     if let (Some(false), Some(seen)) = (old.closed, &found.seen)
         && seen.closed
@@ -287,7 +288,11 @@ fn outcome(found: &Findings) -> Outcome {
     }
     if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
         let message = "The queue is not there yet; looking again".to_owned();
-        return Outcome::Working { reason: reason::RESIDUE, message };
+        return Outcome::Working { reason: reason::CONFIRMING, message };
+    }
+    if found.unconfirmed.iter().any(|remark| matches!(remark, Remark::HalfCreated { .. })) {
+        let message = "The queue is half created; looking again whether its creator goes on";
+        return Outcome::Working { reason: reason::CONFIRMING, message: message.to_owned() };
     }
     let more: Vec<String> = found
         .remarks

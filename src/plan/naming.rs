@@ -71,14 +71,14 @@ impl LockName {
         &self.0
     }
 
-    /// The slot queue A[i], `N-i-A`: while it exists, slot `i` (from 1) may be
+    /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be
     /// taken.
     #[must_use]
     pub fn slot_queue(&self, slot: u32) -> String {
         format!("{}-{slot}-A", self.0)
     }
 
-    /// The holder queue B[i], `N-i-B`: exclusive to the connection that holds
+    /// The holder queue `B[i]`, `N-i-B`: exclusive to the connection that holds
     /// slot `i`.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
