@@ -79,7 +79,9 @@ pub enum HoldError {
         lock: String,
     },
     /// Every slot is held.
-    #[error("every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots")]
+    #[error(
+        "every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots"
+    )]
     Full {
         /// The lock.
         lock: String,

@@ -170,7 +170,7 @@ async fn without_an_api_server_the_operator_waits_and_is_ready_once_there_is_one
     let port = listener.local_addr().unwrap().port();
     drop(listener);
     let mut alone = Alone::start(port).await;
-    let http = alone.http().await;
+    let http = alone.http();
     assert_eq!(get(&http, "healthz").await.0, 200);
     let (code, text) = get(&http, "readyz").await;
     assert_eq!(code, 503, "{text}");
@@ -265,7 +265,7 @@ impl Alone {
         alone
     }
 
-    async fn http(&self) -> String {
+    fn http(&self) -> String {
         let log = self.logged();
         let at = log.split("address=").nth(1).unwrap();
         format!("http://{}", at.split_whitespace().next().unwrap())
