@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures::future::{BoxFuture, FutureExt, Shared};
 use futures::stream::{self, StreamExt};
 
-use super::management::{ListedQueue, Management};
+use super::management::{ListedQueue, Management, Owner};
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::plan::semaphore::{Holder, HolderFacts, SlotsSeen, describe_holders};
@@ -82,7 +82,7 @@ struct Occupant {
     /// When it turned out to be another holder.
     changed: Instant,
     id: Option<String>,
-    owner: Option<String>,
+    owner: Option<Owner>,
     owner_asked: Option<Instant>,
 }
 
@@ -303,7 +303,8 @@ impl State {
                 occupant.owner.is_none() && occupant.changed.elapsed() < OWNER_WINDOW;
             incomplete |= !covered || owner_pending;
             HolderFacts {
-                connection: occupant.owner.clone(),
+                connection: occupant.owner.as_ref().map(|owner| owner.connection.clone()),
+                user: occupant.owner.as_ref().and_then(|owner| owner.user.clone()),
                 ..listed.cloned().unwrap_or_default()
             }
         });
@@ -325,6 +326,7 @@ fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
         url: text("x-lockkeeper-url"),
         since: text("x-lockkeeper-since"),
         connection: None,
+        user: None,
     }
 }
 
