@@ -320,9 +320,21 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
         secondary: None,
     };
     info!(reason = note.reason, note = note.message, "event");
-    if let Err(error) = ctx.recorder.publish(&event, &object.object_ref(&())).await {
-        warn!(%error, reason = note.reason, "could not publish an event");
+    match ctx.recorder.publish(&event, &object.object_ref(&())).await {
+        Ok(()) => {}
+        Err(error) if is_of_terminating_namespace(&error) => {
+            debug!(reason = note.reason, "a namespace that is going takes no new event");
+        }
+        Err(error) => warn!(%error, reason = note.reason, "could not publish an event"),
     }
+}
+
+/// Whether it is only that nothing can be created in the namespace any more: the
+/// API server calls that forbidden, but no right is missing.
+fn is_of_terminating_namespace(error: &kube::Error) -> bool {
+    let kube::Error::Api(answer) = error else { return false };
+    let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
+    causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 #[cfg(test)]
