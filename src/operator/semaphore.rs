@@ -140,6 +140,33 @@ async fn steps(
     memory.detail.broker = Some(connected);
     found.seen = Some(seen);
 
+    // plan and apply; then who holds: asked last, never in the way of the slots
+    // themselves, and whatever became of them.
+    let changed = put_right(semaphore, ctx, memory, old, &broker, &valid, sweep_due, found).await;
+    if let Some(seen) = &found.seen
+        && !ctx.stop.is_cancelled()
+    {
+        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
+        found.holders = Some(holders);
+    }
+    Ok(changed?.unwrap_or_else(|| Outcome::Ready {
+        reason: reason::IN_SYNC,
+        message: in_sync_message(found, valid.suspend),
+    }))
+}
+
+/// Makes the slots as wished, or tells why that is not to be done.
+#[expect(clippy::too_many_arguments, reason = "one step's view of the whole reconcile")]
+async fn put_right(
+    semaphore: &Semaphore,
+    ctx: &Context,
+    memory: &mut SemaphoreMemory,
+    old: &SemaphoreStatus,
+    broker: &Broker,
+    valid: &ValidSemaphore,
+    sweep_due: bool,
+    found: &mut Findings,
+) -> Result<Option<Outcome>, StepError> {
     // plan: pure. Without a sweep the slots are those of the last one, and
     // nothing is to be done about them.
     let first_look = old.observed_generation != semaphore.meta().generation
@@ -152,29 +179,23 @@ async fn steps(
     // apply: only if there is something to do, or to check.
     if valid.suspend {
         if differs {
-            return Ok(Outcome::Blocked {
+            return Ok(Some(Outcome::Blocked {
                 reason: reason::SUSPENDED,
                 message: format!(
                     "Suspended: {} slots to add and {} to remove once suspend is false",
                     planned.declare.len(),
                     planned.delete.len()
                 ),
-            });
+            }));
         }
     } else if sweep_due && (differs || first_look) {
-        apply(semaphore, ctx, memory, old, &broker, &valid, &planned, first_look, found).await?;
+        apply(semaphore, ctx, memory, old, broker, valid, &planned, first_look, found).await?;
     }
     if sweep_due && let Some(seen) = &found.seen {
         memory.detail.swept = Some((Instant::now(), seen.clone()));
         found.mark = Some(settled_mark(valid.wish.slots, seen));
     }
-
-    // Who holds: asked last, and never in the way of the slots themselves.
-    if let Some(seen) = &found.seen {
-        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
-        found.holders = Some(holders);
-    }
-    Ok(Outcome::Ready { reason: reason::IN_SYNC, message: in_sync_message(found, valid.suspend) })
+    Ok(None)
 }
 
 /// A sweep is done when one is due before the next look.
