@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, Shared};
 use futures::stream::{self, StreamExt};
+use tokio::task::AbortHandle;
 
 use super::management::{ListedQueue, Management, Owner};
 use crate::plan::connection::RabbitmqSettings;
@@ -65,7 +66,9 @@ struct State {
     list_at: Option<Instant>,
     attempt_at: Option<Instant>,
     error: Option<String>,
-    refreshing: Option<Shared<BoxFuture<'static, ()>>>,
+    /// The request that runs, and how to wait for it. Only the task itself tells
+    /// whether it has ended: what nobody waits for never learns of it.
+    refreshing: Option<(AbortHandle, Shared<BoxFuture<'static, ()>>)>,
     locks: HashMap<LockName, Tracked>,
 }
 
@@ -156,8 +159,10 @@ impl Facts {
         unknown: bool,
     ) -> Option<Shared<BoxFuture<'static, ()>>> {
         let mut state = self.lock_state();
-        if let Some(running) = state.refreshing.clone().filter(|r| r.peek().is_none()) {
-            return Some(running);
+        if let Some((task, refreshed)) = &state.refreshing
+            && !task.is_finished()
+        {
+            return Some(refreshed.clone());
         }
         let older = |at: Option<Instant>, age| at.is_none_or(|at| at.elapsed() >= age);
         // After a failure, an API that is down is left alone for an interval.
@@ -168,9 +173,10 @@ impl Facts {
         }
         state.attempt_at = Some(Instant::now());
         let task = tokio::spawn(Arc::clone(self).refresh());
-        let shared = task.map(|_| ()).boxed().shared();
-        state.refreshing = Some(shared.clone());
-        Some(shared)
+        let handle = task.abort_handle();
+        let refreshed = task.map(|_| ()).boxed().shared();
+        state.refreshing = Some((handle, refreshed.clone()));
+        Some(refreshed)
     }
 
     async fn refresh(self: Arc<Self>) {
