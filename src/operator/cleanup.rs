@@ -20,6 +20,7 @@ use crate::api::conditions::reason;
 use crate::api::{DeletionPolicy, FORCE_FINALIZE, PressureQueue, Semaphore, validate};
 use crate::plan::semaphore::{SlotWish, sweep_to};
 use crate::pressure::{Deletion, Holder};
+use crate::semaphore::BrokerError;
 
 /// How far the removal from a server is.
 enum Removal {
@@ -61,12 +62,13 @@ async fn remove_slots(
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
     };
     let namespace = object.namespace().unwrap_or_default();
+    let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     let fetched =
         ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await;
     let (backend, broker) = match (&fetched, last) {
         (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
         (Err(_), None) => {
-            return without_connection(ctx, object, fetched.err(), object.status.is_some()).await;
+            return without_connection(ctx, object, fetched.err(), was_connected).await;
         }
     };
     if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
@@ -119,11 +121,12 @@ async fn remove_queue(
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
     };
     let namespace = object.namespace().unwrap_or_default();
+    let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
     let (backend, store) = match (&fetched, last) {
         (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
         (Err(_), None) => {
-            return without_connection(ctx, object, fetched.err(), object.status.is_some()).await;
+            return without_connection(ctx, object, fetched.err(), was_connected).await;
         }
     };
     if let Some(owner) = pressure_queue::older_twin(ctx, object, backend, valid.queue.as_str()) {
@@ -156,7 +159,7 @@ async fn remove_queue(
 
 /// Whether the server is to be left alone whatever is there, and why.
 fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) -> Option<String> {
-    if object.annotations().get(FORCE_FINALIZE).is_some_and(|value| value == "true") {
+    if is_forced(object) {
         return Some(format!("{FORCE_FINALIZE} is true"));
     }
     if policy == DeletionPolicy::Retain {
@@ -165,15 +168,19 @@ fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) 
     suspend.then(|| "suspend is true".to_owned())
 }
 
+fn is_forced<K: ResourceExt>(object: &K) -> bool {
+    object.annotations().get(FORCE_FINALIZE).is_some_and(|value| value == "true")
+}
+
 /// There is no connection, and none that worked is remembered.
 async fn without_connection<K: Managed>(
     ctx: &Context,
     object: &K,
     error: Option<FetchError>,
-    was_reported: bool,
+    was_connected: bool,
 ) -> Result<Removal, StepError> {
     let Some(error) = error else { return Ok(Removal::Gone) };
-    if !was_reported {
+    if !was_connected {
         return Ok(Removal::NotOurs("it never had a connection".to_owned()));
     }
     if error.is_secret_gone() && namespace_is_terminating(ctx, object).await {
@@ -229,9 +236,7 @@ async fn settle<K: Managed, D: Default>(
         }
         Ok(Removal::NotOurs(why)) => {
             info!(why, "the server is left as it is");
-            if object.meta().finalizers.is_some()
-                && object.annotations().contains_key(FORCE_FINALIZE)
-            {
+            if is_forced(object) {
                 let message = format!("Let go without touching the server: {why}");
                 publish(ctx, object, &Note::new(true, "ForceFinalized", message)).await;
             }
@@ -240,6 +245,11 @@ async fn settle<K: Managed, D: Default>(
         Ok(Removal::Waiting(message)) => {
             let outcome = Outcome::Working { reason: reason::CLEANING_UP, message };
             (outcome, reason::CLEANING_UP, SOON)
+        }
+        // The process is stopping: whoever comes next goes on.
+        Err(error @ StepError::Broker(BrokerError::Interrupted)) => {
+            let (reason, after) = (error.reason(), pause(error.class(), 1));
+            return Err(ReconcileError::CleanupPending { reason, after });
         }
         Err(error) => {
             memory.failures += 1;

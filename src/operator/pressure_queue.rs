@@ -88,6 +88,7 @@ pub async fn reconcile(
     let old = memory.newest_status(&*queue, queue.status.as_ref()).unwrap_or_default();
     let mut found = Findings {
         queue: validate::queue_name(&queue),
+        backend: old.backend.clone(),
         was_closed: old.closed,
         ..Findings::default()
     };

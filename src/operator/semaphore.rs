@@ -75,6 +75,7 @@ pub async fn reconcile(
     let old = memory.newest_status(&*semaphore, semaphore.status.as_ref()).unwrap_or_default();
     let mut findings = Findings {
         name: semaphore.name_any(),
+        backend: old.backend.clone(),
         lock: validate::lock_name(&semaphore),
         mark: old.highest_slot.and_then(|mark| u32::try_from(mark).ok()),
         ..Findings::default()
@@ -226,8 +227,10 @@ async fn apply(
         let wanted = semaphore.meta().generation;
         let drift = old.observed_generation == wanted && !first_look;
         let message = format!(
-            "{} slots: {} added, {} removed",
-            valid.wish.slots, converged.declared, converged.deleted
+            "{}: {} added, {} removed",
+            slots(valid.wish.slots),
+            converged.declared,
+            converged.deleted
         );
         let reason = if drift { "DriftRepaired" } else { "Resized" };
         let action = format!("{}To{}", if drift { "Repair" } else { "Resize" }, valid.wish.slots);
@@ -249,7 +252,7 @@ async fn announce(
 ) -> Result<(), StepError> {
     let mut status = old.clone();
     status.highest_slot = Some(to_i32(mark));
-    let message = format!("Resizing to {} slots", found.slots);
+    let message = format!("Resizing to {}", slots(found.slots));
     let generation = old.observed_generation;
     let said = vec![Say::new(RECONCILING, true, reason::RESIZING, message)];
     status.conditions.retain(|c| c.type_ != RECONCILING);
@@ -293,6 +296,10 @@ fn in_sync_message(found: &Findings, suspended: bool) -> String {
     format!("The broker has exactly the wanted {slots}{suspended}{who}")
 }
 
+fn slots(count: u32) -> String {
+    if count == 1 { "1 slot".to_owned() } else { format!("{count} slots") }
+}
+
 /// report's input: what was found, in the words of the status.
 fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
     let mut status = SemaphoreStatus {
@@ -328,7 +335,7 @@ fn drained(seen: &SlotsSeen, slots: u32) -> Say {
         return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
     }
     let message = format!(
-        "Held above the count of {slots}: slot {}; each is free of use once its holder releases it",
+        "Still held above the count of {slots}: slot {}. Nobody else gets such a slot, and it goes when its holder releases it",
         draining.join(", ")
     );
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)

@@ -39,7 +39,7 @@ pub struct Counts {
     pub held: u32,
     /// Holders on slots above the count: a shrink waits for them to leave.
     pub draining: u32,
-    /// The count less those held.
+    /// Slots up to the count that exist and are not held: what may be taken now.
     pub free: u32,
 }
 
@@ -50,7 +50,8 @@ impl SlotsSeen {
         let count = |holders: usize| u32::try_from(holders).unwrap_or(u32::MAX);
         let held = count(self.held.range(..=slots).count());
         let draining = count(self.held.len()).saturating_sub(held);
-        Counts { held, draining, free: slots.saturating_sub(held) }
+        let free = self.slots.range(..=slots).filter(|slot| !self.held.contains(slot)).count();
+        Counts { held, draining, free: count(free) }
     }
 
     /// The highest slot that has a slot queue or a holder queue; 0 if none has.

@@ -20,6 +20,9 @@ use crate::plan::semaphore::{SlotPlan, SlotWish, SlotsSeen, plan};
 /// that many may still be carried out (protocols.md §5).
 const IN_FLIGHT: u32 = 16;
 
+/// Slots above the wish that are checked to be ours in one go.
+const CHECKED_TOGETHER: usize = 100;
+
 /// What a change came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converged {
@@ -226,15 +229,32 @@ impl Change {
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
+        let names: Vec<String> =
+            plan.delete.iter().map(|slot| self.lock.slot_queue(*slot)).collect();
         let mut deleted = 0;
-        for slot in &plan.delete {
+        for some in names.chunks(CHECKED_TOGETHER) {
             self.go_on(lane)?;
-            match lane.delete_slot(&self.lock.slot_queue(*slot)).await {
-                Ok(()) => deleted += 1,
-                Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-                    in_the_way.get_or_insert(error);
-                }
+            // A queue with other arguments isn't ours to delete. Asking for
+            // many at once costs little; one refusal, and each is asked for.
+            let all_ours = match lane.check_slots(some).await {
+                Ok(()) => true,
+                Err(BrokerError::IncompatibleQueue { .. }) => false,
                 Err(error) => return Err(error),
+            };
+            for name in some {
+                self.go_on(lane)?;
+                let ours = if all_ours { Ok(()) } else { lane.declare_slot(name).await };
+                let gone = match ours {
+                    Ok(()) => lane.delete(name).await,
+                    Err(error) => Err(error),
+                };
+                match gone {
+                    Ok(()) => deleted += 1,
+                    Err(error @ BrokerError::IncompatibleQueue { .. }) => {
+                        in_the_way.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(deleted)

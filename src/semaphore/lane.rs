@@ -31,6 +31,17 @@ pub(super) enum Declared {
     Locked(String),
 }
 
+/// What a connection that declared B[i] finds when it looks again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// B[i] is ours and A[i] exists.
+    Held,
+    /// B[i] is ours, A[i] is gone: the slot drains.
+    WithoutSlot,
+    /// B[i] is gone, or another's.
+    Gone,
+}
+
 /// Channels of one connection that wait for their next use.
 #[derive(Default)]
 pub(super) struct IdleLanes(Mutex<Vec<(Channel, u32)>>);
@@ -111,26 +122,27 @@ impl Lane {
         self.busy = false;
         match answer {
             Ok(Ok(value)) => Ok(Ok(value)),
-            Ok(Err(error)) => {
-                // Whatever was refused, this channel is closed by it.
-                self.channel = None;
-                let code = refusal_code(&error);
-                let error = BrokerError::operating(&error, queue);
-                match code {
-                    Some(code @ 403..=406) => Ok(Err(Refused { code, error })),
-                    _ => {
-                        if error.is_fatal_for_connection() {
-                            self.conn.kill();
-                        }
-                        Err(error)
-                    }
-                }
-            }
+            Ok(Err(error)) => Ok(Err(self.refused(&error, queue)?)),
             Err(_) => {
                 self.channel = None;
                 Err(self.no_answer(what, limit))
             }
         }
+    }
+
+    /// Sorts an error into a refusal, which closed this channel only, and what
+    /// the connection doesn't survive.
+    fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
+        self.channel = None;
+        let code = refusal_code(error);
+        let error = BrokerError::operating(error, queue);
+        if let Some(code @ 403..=406) = code {
+            return Ok(Refused { code, error });
+        }
+        if error.is_fatal_for_connection() {
+            self.conn.kill();
+        }
+        Err(error)
     }
 
     /// Declares the slot queue `name` with the arguments of profile Guideline.
@@ -143,20 +155,28 @@ impl Lane {
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
 
-    /// Deletes the slot queue `name` if it has the arguments of profile
-    /// Guideline, and waits for the delete-ok. One with others, or one that is
-    /// exclusive to somebody, is [`BrokerError::IncompatibleQueue`] and stays.
-    pub async fn delete_slot(&mut self, name: &str) -> Result<(), BrokerError> {
+    /// Declares slot queues that exist again, sent together, so that one with
+    /// other arguments is found; which one is not told.
+    pub async fn check_slots(&mut self, names: &[String]) -> Result<(), BrokerError> {
+        let Some(first) = names.first() else { return Ok(()) };
         let channel = self.channel().await?;
-        self.declares += 1;
-        // Sent together: if the declare is refused, the broker closes the
-        // channel and never looks at the delete. So foreign queues are safe at
-        // the price of no further round trip.
-        let same =
-            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), slot_arguments());
-        let delete = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
-        let both = async { tokio::try_join!(same, delete) };
-        self.answer("to queue.delete", name, both).await?.map_err(|r| r.error).map(|_| ())
+        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
+        let mut declares = Vec::with_capacity(names.len());
+        for name in names {
+            let options = QueueDeclareOptions::durable();
+            declares.push(channel.queue_declare(short(name)?, options, slot_arguments()));
+        }
+        let all = futures::future::try_join_all(declares);
+        self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Deletes the queue `name`, whatever its arguments, and waits for the
+    /// delete-ok. One that is exclusive to another connection is
+    /// [`BrokerError::IncompatibleQueue`] and stays.
+    pub async fn delete(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+        self.answer("to queue.delete", name, deleting).await?.map_err(|r| r.error).map(|_| ())
     }
 
     /// Asks the broker to delete a queue that is missing as far as we can see:
@@ -207,11 +227,37 @@ impl Lane {
         }
     }
 
-    /// Deletes our own exclusive queue `name` and waits for the delete-ok.
-    pub async fn delete_exclusive(&mut self, name: &str) -> Result<(), BrokerError> {
+    /// Whether this connection still owns `holder` and whether `slot` exists,
+    /// by passive declares sent together: the only proof of ownership there is
+    /// (a publish would say only that some queue of that name exists).
+    pub async fn verify(&mut self, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
         let channel = self.channel().await?;
-        let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
-        self.answer("to queue.delete", name, deleting).await?.map_err(|r| r.error).map(|_| ())
+        self.declares += 2;
+        let passive = QueueDeclareOptions::default().passive();
+        let ours = channel.queue_declare(short(holder)?, passive, FieldTable::default());
+        let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+        // In this order: a refusal closes the channel, so the one that matters
+        // more must have been answered by then.
+        let both = async { Ok(futures::join!(ours, exists)) };
+        let (ours, exists) = match self.answer("to queue.declare (passive)", holder, both).await? {
+            Ok(answers) => answers,
+            Err(refused) => return Err(refused.error),
+        };
+        if let Err(error) = ours {
+            let refused = self.refused(&error, holder)?;
+            return match refused.code {
+                404 | 405 => Ok(Standing::Gone),
+                _ => Err(refused.error),
+            };
+        }
+        let Err(error) = exists else { return Ok(Standing::Held) };
+        match self.refused(&error, slot)? {
+            Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => Err(error),
+            Refused { code: 404, .. } => Ok(Standing::WithoutSlot),
+            // It is there, though not to be looked at.
+            Refused { code: 405, .. } => Ok(Standing::Held),
+            refused => Err(refused.error),
+        }
     }
 }
 

@@ -99,13 +99,13 @@ impl Management {
             .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
             .send()
             .await;
-        let answer = asked.map_err(|error| self.failed(&root_cause(error.without_url())))?;
+        let answer = asked.map_err(|error| self.failed(&root_cause(&error.without_url())))?;
         match answer.status().as_u16() {
             200 => answer
                 .json()
                 .await
                 .map(Some)
-                .map_err(|error| self.failed(&root_cause(error.without_url()))),
+                .map_err(|error| self.failed(&root_cause(&error.without_url()))),
             404 => Ok(None),
             401 => Err(self.failed(
                 "it refuses the user: check user and password, and give the user the tag management",
@@ -123,8 +123,8 @@ impl Management {
 }
 
 /// The innermost message: reqwest's own says only that sending failed.
-fn root_cause(error: reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = &error;
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }

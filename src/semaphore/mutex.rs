@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rand::RngExt;
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::CancellationToken;
 
@@ -78,7 +77,7 @@ impl AdminMutex {
             if left.is_zero() {
                 break;
             }
-            let jittered = rand::rng().random_range(Duration::ZERO..=pause).min(left);
+            let jittered = rand::random_range(Duration::ZERO..=pause).min(left);
             tokio::select! {
                 () = cancel.cancelled() => return Err(BrokerError::Interrupted),
                 () = tokio::time::sleep(jittered) => {}
@@ -98,7 +97,7 @@ impl AdminMutex {
 
     /// Gives the mutex back and waits until the broker has confirmed it.
     pub async fn release(mut self) {
-        match self.lane.delete_exclusive(&self.queue).await {
+        match self.lane.delete(&self.queue).await {
             Ok(()) => self.released = true,
             // Then dropping ends the connection.
             Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),

@@ -1,6 +1,13 @@
 //! The operator as a process, against a real API server, RabbitMQ and Redis.
 //! One file a subject; the names of the tests are what they show.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
 #[path = "../support/environment.rs"]
 mod environment;
 #[path = "../support/world.rs"]

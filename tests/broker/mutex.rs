@@ -1,0 +1,84 @@
+//! The admin mutex in somebody else's hands, and its connection dying.
+
+use std::time::Duration;
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use lockkeeper::plan::ErrorClass;
+use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use serde_json::json;
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{broker, existing, lock, resize};
+
+fn impatient(vhost: &Vhost) -> Broker {
+    let mutex_patience = Duration::from_millis(300);
+    Broker::new(vhost.settings(), BrokerOptions { mutex_patience, ..BrokerOptions::default() })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_mutex_is_waited_for_then_reported_and_taken_once_it_is_free() {
+    let vhost = Vhost::create().await;
+    let (_other, channel) = vhost.channel().await;
+    let exclusive = QueueDeclareOptions::exclusive();
+    channel.queue_declare("ci.deploy".into(), exclusive, FieldTable::default()).await.unwrap();
+
+    let error = resize(&impatient(&vhost), 3, 0).await.unwrap_err();
+    assert_eq!(error.reason(), "AdminMutexBusy");
+    assert!(matches!(error.class(), ErrorClass::Waiting(_)));
+    assert!(existing(&vhost).await.is_empty(), "nothing may change without the mutex");
+
+    let broker = broker(&vhost);
+    let waiting = tokio::spawn({
+        let broker = broker.clone();
+        async move { resize(&broker, 3, 0).await }
+    });
+    eventually("the waiting administrator is connected", async || {
+        !vhost.connections("lockkeeper admin").await.is_empty()
+    })
+    .await;
+    channel.queue_delete("ci.deploy".into(), QueueDeleteOptions::default()).await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().seen.is_as_wished(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordinary_queue_with_the_mutexs_name_is_named_as_the_obstacle() {
+    let vhost = Vhost::create().await;
+    vhost.declare("ci.deploy", json!({"durable": true})).await;
+    let error = resize(&impatient(&vhost), 3, 0).await.unwrap_err();
+    assert_eq!(error.reason(), "IncompatibleQueue");
+    assert!(error.to_string().contains("\"ci.deploy\""), "{error}");
+    assert_eq!(vhost.queues().await, ["ci.deploy"], "it is not ours to delete");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 1, 0).await.unwrap();
+    eventually("the management API shows the connection", async || {
+        !vhost.connections("lockkeeper admin").await.is_empty()
+    })
+    .await;
+    let connection = vhost.connections("lockkeeper admin").await.remove(0);
+
+    let change = tokio::spawn({
+        let broker = broker.clone();
+        async move { resize(&broker, 3000, 3000).await }
+    });
+    eventually("some slots", async || {
+        broker.observe(&lock(), 40, 0).await.unwrap().slots.len() > 20
+    })
+    .await;
+    assert!(vhost.management.close_connection(&connection, "a test says so").await);
+    let error = change.await.unwrap().unwrap_err();
+    assert!(matches!(&error, BrokerError::MutexLost { .. }), "{error:?}");
+    assert!(error.to_string().contains("a test says so"), "{error}");
+    assert_eq!(error.class(), ErrorClass::Transient);
+    assert!(existing(&vhost).await.len() < 3000);
+
+    let done = resize(&broker, 40, 3000).await.unwrap();
+    assert!(done.seen.is_as_wished(40));
+    assert_eq!(existing(&vhost).await, (1..=40).collect());
+    assert_eq!(vhost.queues().await.len(), 40, "the mutex is gone too");
+}

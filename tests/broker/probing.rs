@@ -1,0 +1,127 @@
+//! Probes: their verdicts under pipelining, and what else answers.
+
+use std::collections::BTreeSet;
+
+use lapin::options::{
+    BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Confirmation};
+use serde_json::json;
+
+use crate::support::rabbitmq::Vhost;
+use crate::{broker, lock, resize};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_probe_of_a_batch_is_given_anothers_verdict() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 200, 0).await.unwrap();
+    let expected: BTreeSet<u32> = (1..=200).filter(|slot| slot % 3 != 0).collect();
+    for slot in (1..=200).filter(|slot| slot % 3 == 0) {
+        vhost.delete(&lock().slot_queue(slot)).await;
+    }
+    for round in 0..40 {
+        let seen = broker.observe(&lock(), 200, 0).await.unwrap();
+        assert_eq!(seen.slots, expected, "round {round}");
+    }
+}
+
+/// The negative control: what would go wrong if each future's own answer were
+/// believed. Should this fail one day, lapin was mended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_single_futures_answer_is_not_to_be_believed_under_pipelining() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    for slot in (0..200).filter(|slot| slot % 2 == 0) {
+        let options = QueueDeclareOptions::default();
+        channel
+            .queue_declare(format!("q{slot}").into(), options, FieldTable::default())
+            .await
+            .unwrap();
+    }
+    let mut wrong = 0;
+    for _ in 0..40 {
+        let probes = (0..200).map(|slot| {
+            let channel = &channel;
+            async move {
+                let options = BasicPublishOptions { mandatory: true, immediate: false };
+                let expire = BasicProperties::default().with_expiration("0".into());
+                let name = format!("q{slot}").into();
+                channel.basic_publish("".into(), name, options, &[], expire).await.unwrap().await
+            }
+        });
+        let answers = futures::future::join_all(probes).await;
+        wrong += answers
+            .into_iter()
+            .enumerate()
+            .filter(|(slot, answer)| {
+                let returned = matches!(answer, Ok(Confirmation::Ack(Some(_))));
+                returned != (slot % 2 == 1)
+            })
+            .count();
+    }
+    assert!(wrong > 0, "each future got its own answer in 40 batches of 200");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_observations_at_once_do_not_mix_their_answers() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 30, 0).await.unwrap();
+    let looks = (1..=60).map(|to| {
+        let broker = &broker;
+        async move { (to, broker.observe(&lock(), to, to / 2).await.unwrap()) }
+    });
+    for (to, seen) in futures::future::join_all(looks).await {
+        assert_eq!(seen.slots, (1..=to.min(30)).collect(), "1 to {to}");
+        assert_eq!((seen.swept_to, seen.held.len()), (to, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abandoned_observation_does_not_spoil_the_next_one() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 5, 0).await.unwrap();
+    for round in 0..50 {
+        let abandoned = tokio::spawn({
+            let broker = broker.clone();
+            async move { broker.observe(&lock(), 900, 900).await }
+        });
+        tokio::task::yield_now().await;
+        abandoned.abort();
+        let seen = broker.observe(&lock(), 10, 10).await.unwrap();
+        assert!(seen.is_as_wished(5), "round {round}: {seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_rejects_publishes_exists_all_the_same() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let rejecting = json!({"durable": true, "arguments":
+        {"x-max-length": 0, "x-overflow": "reject-publish"}});
+    vhost.declare("ci.deploy-1-A", rejecting.clone()).await;
+    vhost.declare("ci.deploy-3-A", rejecting).await;
+    for _ in 0..10 {
+        let seen = broker.observe(&lock(), 6, 6).await.unwrap();
+        assert_eq!(seen.slots, [1, 3].into());
+        assert!(seen.held.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_leave_nothing_behind_in_a_queue_without_a_length_limit() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let (_connection, channel) = vhost.channel().await;
+    vhost.declare("ci.deploy-1-A", json!({"durable": true})).await;
+    for _ in 0..20 {
+        assert_eq!(broker.observe(&lock(), 3, 3).await.unwrap().slots, [1].into());
+    }
+    let left =
+        channel.queue_delete("ci.deploy-1-A".into(), QueueDeleteOptions::default()).await.unwrap();
+    assert_eq!(left, 0);
+}

@@ -1,0 +1,187 @@
+//! Creating, growing, shrinking, destroying: exact sets, and in which order.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{broker, existing, lock, resize, sweep_to, wish};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_are_exactly_as_wished_through_a_whole_life() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let mut mark = 0;
+    for (slots, declared, deleted) in
+        [(3, 3, 0), (7, 4, 0), (7, 0, 0), (2, 0, 5), (5, 3, 0), (0, 0, 5)]
+    {
+        let done = resize(&broker, slots, mark).await.unwrap();
+        assert_eq!((done.declared, done.deleted), (declared, deleted), "to {slots}");
+        assert!(done.seen.is_as_wished(slots));
+        assert_eq!(existing(&vhost).await, (1..=slots).collect(), "to {slots}");
+        mark = mark.max(slots);
+    }
+    assert_eq!(vhost.queues().await, [""; 0], "nothing is left, the mutex neither");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_queue_is_declared_as_the_guideline_profile_says() {
+    let vhost = Vhost::create().await;
+    resize(&broker(&vhost), 1, 0).await.unwrap();
+    let queue = vhost.queue("ci.deploy-1-A").await.unwrap();
+    assert_eq!(queue["durable"], true);
+    assert_eq!(queue["exclusive"], false);
+    assert_eq!(queue["arguments"], json!({"x-max-length": 0, "x-queue-type": "classic"}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_slots_come_and_go() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    for (slots, mark) in [(1000, 0), (5, 1000), (0, 1000)] {
+        let done = resize(&broker, slots, mark).await.unwrap();
+        assert!(done.seen.is_as_wished(slots));
+        assert_eq!(existing(&vhost).await, (1..=slots).collect::<BTreeSet<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holes_are_healed_and_slots_within_the_sweep_are_removed() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 8, 0).await.unwrap();
+    for slot in [1, 4, 8] {
+        vhost.delete(&lock().slot_queue(slot)).await;
+    }
+    let ours =
+        json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
+    for slot in [9, 15, 24, 25] {
+        vhost.declare(&lock().slot_queue(slot), ours.clone()).await;
+    }
+    let done = resize(&broker, 8, 8).await.unwrap();
+    assert_eq!((done.declared, done.deleted), (3, 3));
+    // 25 is beyond 8 + 16: no sweep of ours could have let it come to be.
+    assert_eq!(existing(&vhost).await, (1..=8).chain([25]).collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn growth_ascends_and_shrinking_descends_so_that_no_client_meets_a_hole() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let watcher = broker.clone();
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&done);
+    let watching = tokio::spawn(async move {
+        let (mut looks, mut partial) = (0, 0);
+        while !stop.load(Ordering::Relaxed) {
+            let seen = watcher.observe(&lock(), 300, 0).await.unwrap();
+            let count = u32::try_from(seen.slots.len()).unwrap();
+            // At most 16 declares are in flight at a time, so a hole is never
+            // further from the top than that; one deletion is.
+            assert!(seen.highest() - count <= 16, "a hole far below the top: {:?}", seen.slots);
+            looks += 1;
+            partial += u32::from(count > 0 && count < 300);
+        }
+        (looks, partial)
+    });
+    for (slots, mark) in [(300, 0), (0, 300), (300, 300), (0, 300)] {
+        resize(&broker, slots, mark).await.unwrap();
+    }
+    done.store(true, Ordering::Relaxed);
+    let (looks, partial) = watching.await.unwrap();
+    assert!(partial > 3, "only {partial} of {looks} looks fell into a change");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() {
+    let vhost = Vhost::create().await;
+    let with = broker(&vhost);
+    resize(&with, 130, 0).await.unwrap();
+    let without = Broker::new(vhost.settings_without_management(), BrokerOptions::default());
+    assert!(with.has_management() && !without.has_management());
+    for slot in 40..60 {
+        // A gap of 20 is less than 2 × 16.
+        vhost.delete(&lock().slot_queue(slot)).await;
+    }
+    assert_eq!(with.find_mark(&lock(), 16).await, Ok(130));
+    assert_eq!(without.find_mark(&lock(), 16).await, Ok(130));
+    let nothing = LockName::new("ci.deployed").unwrap();
+    assert_eq!(with.find_mark(&nothing, 16).await, Ok(0));
+    assert_eq!(without.find_mark(&nothing, 16).await, Ok(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_administrators_with_the_same_wish_end_with_the_exact_set() {
+    let vhost = Vhost::create().await;
+    let (one, other) = (broker(&vhost), broker(&vhost));
+    for round in 0..20 {
+        let slots = [7, 3, 12, 0][round % 4];
+        let (a, b) = tokio::join!(resize(&one, slots, 12), resize(&other, slots, 12));
+        let (a, b) = (a.unwrap(), b.unwrap());
+        assert!(a.seen.is_as_wished(slots) && b.seen.is_as_wished(slots), "round {round}");
+        // Under the mutex the second finds nothing left to do.
+        assert!(a.declared + a.deleted == 0 || b.declared + b.deleted == 0, "{a:?} {b:?}");
+        assert_eq!(existing(&vhost).await, (1..=slots).collect());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_tasks_of_one_process_never_hold_the_mutex_together() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    for round in 0..10 {
+        let slots = [9, 2][round % 2];
+        let tasks = (0..6).map(|_| resize(&broker, slots, 9));
+        let done = futures::future::join_all(tasks).await;
+        let busy = done.iter().filter(|d| d.as_ref().unwrap().declared > 0).count()
+            + done.iter().filter(|d| d.as_ref().unwrap().deleted > 0).count();
+        // On one connection the broker grants the mutex to all of them.
+        assert!(busy <= 1, "{busy} tasks did the same work in round {round}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_stops_between_effects_when_told_and_the_next_one_finishes() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let cancel = CancellationToken::new();
+    let change = {
+        let (broker, cancel) = (broker.clone(), cancel.clone());
+        tokio::spawn(async move {
+            broker.converge(&lock(), wish(2000), sweep_to(wish(2000), 2000), false, &cancel).await
+        })
+    };
+    eventually("some slots", async || {
+        broker.observe(&lock(), 40, 0).await.unwrap().slots.len() > 20
+    })
+    .await;
+    cancel.cancel();
+    assert_eq!(change.await.unwrap(), Err(BrokerError::Interrupted));
+    let there = existing(&vhost).await.len();
+    assert!(there < 2000, "{there}");
+    // The mutex is free again, or this would wait for it in vain.
+    let done = resize(&broker, 3, 2000).await.unwrap();
+    assert!(done.seen.is_as_wished(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_change_gives_the_mutex_back() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let change = tokio::spawn({
+        let broker = broker.clone();
+        async move { resize(&broker, 2000, 2000).await }
+    });
+    eventually("some slots", async || {
+        broker.observe(&lock(), 40, 0).await.unwrap().slots.len() > 20
+    })
+    .await;
+    change.abort();
+    assert!(resize(&broker, 3, 2000).await.unwrap().seen.is_as_wished(3));
+    assert_eq!(vhost.queues().await.len(), 3);
+}

@@ -1,0 +1,16 @@
+//! What several test binaries need: real servers, as the development
+//! environment provides them. No fakes, and nothing is skipped: a test without
+//! its server fails and says what to run.
+
+// Each test binary uses a part of this. A helper may fail as a test may, but
+// clippy.toml's exception is for functions marked as tests only.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod rabbitmq;
+
+/// The value of an environment variable that `make up` provides.
+pub fn required(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run `make test`, which starts the servers, or `make up` and then source target/dev/env")
+    })
+}
