@@ -52,7 +52,7 @@ pub async fn declare_all(channels: &[Channel], names: &[String]) -> Result<Durat
         while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
             declare(channel, name).await?;
         }
-        Result::Ok(())
+        Result::<()>::Ok(())
     }))
     .await?;
     Ok(start.elapsed())

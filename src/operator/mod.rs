@@ -24,9 +24,11 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::client::ClientBuilder;
+use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tower::limit::ConcurrencyLimitLayer;
 use tracing::{Instrument, error, info, info_span, warn};
 
 use self::context::{Context, Rhythm};
@@ -62,7 +64,7 @@ pub struct Options {
 pub enum OperatorError {
     /// There is no usable configuration for the API server.
     #[error("no Kubernetes API server to talk to: {0}; set KUBECONFIG, or run in a pod")]
-    NoCluster(#[source] kube::Error),
+    NoCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The HTTP address is taken or not ours.
     #[error("could not listen on {address}: {source}; choose another --http-address")]
     Listen {
@@ -79,7 +81,7 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 /// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
-    let client = Client::try_default().await.map_err(OperatorError::NoCluster)?;
+    let client = connect().await.map_err(OperatorError::NoCluster)?;
     let listener = TcpListener::bind(options.http_address)
         .await
         .map_err(|source| OperatorError::Listen { address: options.http_address, source })?;
@@ -140,6 +142,19 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         warn!(%error, "the HTTP server failed");
     }
     Ok(())
+}
+
+/// Most requests to the API server at a time. Each is a connection (the client
+/// speaks HTTP/1.1), with a TLS handshake and buffers on both sides; a start with
+/// a thousand objects would open a thousand. More than this are no faster.
+const REQUESTS_AT_ONCE: usize = 24;
+
+/// A client for the API server of this pod or of `KUBECONFIG`. Connects nothing.
+async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    let config = ClusterConfig::infer().await?;
+    // A watch counts only until its answer begins.
+    let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
+    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
 /// What is waited for until a kind is watched.

@@ -270,13 +270,12 @@ pub(super) fn older_twin(
     lock: &str,
 ) -> Option<String> {
     let age = |s: &Semaphore| (s.creation_timestamp(), s.uid());
+    // The names first: every reconcile passes by all objects here.
     let twin = ctx.all_semaphores.get()?.find(|other| {
-        other.uid() != semaphore.uid()
+        other.status.as_ref().is_some_and(|status| {
+            status.lock_name.as_deref() == Some(lock) && status.backend.as_deref() == Some(backend)
+        }) && other.uid() != semaphore.uid()
             && age(other) < age(semaphore)
-            && other.status.as_ref().is_some_and(|status| {
-                status.backend.as_deref() == Some(backend)
-                    && status.lock_name.as_deref() == Some(lock)
-            })
     })?;
     Some(format!("Semaphore {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
 }
