@@ -3,6 +3,7 @@
 //! without an operator, and is watched in the same way.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -13,7 +14,7 @@ use kube::{Api, ResourceExt};
 use lapin::Channel;
 use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
 use lockkeeper::plan::naming::LockName;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::place::{PATIENCE, Place, concurrently};
 use crate::table::{MEMORY_MIB, NEIGHBOUR, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
@@ -78,10 +79,7 @@ async fn our_run(place: &Place, names: &[String]) -> Result<Duration> {
 async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
     let api = place.semaphores();
     let connection = place.amqp().await?;
-    let (give, mut take) = mpsc::unbounded_channel();
-    let channels = bare::channels(&connection, CONCURRENCY).await?;
-    channels.into_iter().try_for_each(|channel| give.send(channel))?;
-    let channels = tokio::sync::Mutex::new(&mut take);
+    let idle = Mutex::new(bare::channels(&connection, CONCURRENCY).await?);
 
     let all_ready = watch(&api, names.len()).await?;
     let start = Instant::now();
@@ -89,13 +87,13 @@ async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
         create(&api, name).await?;
         let finalizers = serde_json::json!({"metadata": {"finalizers": [FINALIZER]}});
         let object = api.patch(name, &PatchParams::default(), &Patch::Merge(finalizers)).await?;
-        let channel: Channel = channels.lock().await.recv().await.ok_or("no channel left")?;
+        let channel = take(&idle).ok_or("no channel left")?;
         let lock = LockName::new(format!("{}.{name}", place.name))?;
         bare::make_under_mutex(&channel, lock.as_str(), &lock.slot_queue(1)).await?;
-        give.send(channel)?;
+        give_back(&idle, channel);
         let body = serde_json::json!({
             "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
-            "metadata": {"name": name, "uid": object.uid()}, "status": status(&object, &lock)?,
+            "metadata": {"name": name, "uid": object.uid()}, "status": status(&object, &lock),
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         api.patch_status(name, &params, &Patch::Apply(body)).await?;
@@ -122,8 +120,16 @@ async fn create(api: &Api<Semaphore>, name: &str) -> Result<()> {
     Ok(())
 }
 
+fn take(idle: &Mutex<Vec<Channel>>) -> Option<Channel> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+}
+
+fn give_back(idle: &Mutex<Vec<Channel>>, channel: Channel) {
+    idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+}
+
 /// As the operator reports a semaphore of one free slot.
-fn status(object: &Semaphore, lock: &LockName) -> Result<SemaphoreStatus> {
+fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
     let condition = |type_: &str, status: &str, reason: &str, message: &str| Condition {
         type_: type_.to_owned(),
         status: status.to_owned(),
@@ -134,7 +140,7 @@ fn status(object: &Semaphore, lock: &LockName) -> Result<SemaphoreStatus> {
             Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         ),
     };
-    Ok(SemaphoreStatus {
+    SemaphoreStatus {
         observed_generation: object.metadata.generation,
         lock_name: Some(lock.as_str().to_owned()),
         backend: Some("127.0.0.1:25672/bench-01234567".to_owned()),
@@ -152,7 +158,7 @@ fn status(object: &Semaphore, lock: &LockName) -> Result<SemaphoreStatus> {
             condition("Saturated", "False", "SlotsFree", "A slot may be taken"),
         ],
         ..SemaphoreStatus::default()
-    })
+    }
 }
 
 /// Begins to watch; the answer comes when this many objects are Ready.

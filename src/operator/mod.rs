@@ -5,6 +5,7 @@
 pub mod cleanup;
 pub mod context;
 pub mod error;
+pub mod events;
 pub mod fetch;
 pub mod memory;
 pub mod pressure_queue;
@@ -19,12 +20,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::ListParams;
+use kube::client::ClientBuilder;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
-use kube::client::ClientBuilder;
 use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +33,7 @@ use tracing::{Instrument, error, info, info_span, warn};
 
 use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
+use self::events::Events;
 use self::fetch::Connections;
 use self::report::Managed;
 use self::server::Readiness;
@@ -89,9 +90,11 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
     info!(address = %options.http_address, namespace = options.watch_namespace, "operator starts");
 
+    let (events, publishing) = Events::new(client.clone());
+    let publishing = tokio::spawn(publishing);
     let ctx = Arc::new(Context {
         client: client.clone(),
-        recorder: Recorder::new(client.clone(), Reporter::from(FIELD_MANAGER)),
+        events,
         connections: Connections::new(
             client.clone(),
             options.rabbitmq.clone(),
@@ -138,6 +141,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         () = too_late => warn!("a reconcile did not end in time"),
     }
     stop.cancel();
+    publishing.abort();
     if let Ok(Err(error)) = serving.await {
         warn!(%error, "the HTTP server failed");
     }

@@ -298,8 +298,7 @@ async fn tell<K: Managed, D: Default>(
     }
 }
 
-/// Publishes one event. A failure is logged: events are a courtesy, and must not
-/// keep a lock from being right.
+/// Publishes one event.
 pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
     let event = Event {
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
@@ -309,9 +308,7 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
         secondary: None,
     };
     info!(reason = note.reason, note = note.message, "event");
-    if let Err(error) = ctx.recorder.publish(&event, &object.object_ref(&())).await {
-        warn!(%error, reason = note.reason, "could not publish an event");
-    }
+    ctx.events.publish(event, object.object_ref(&())).await;
 }
 
 #[cfg(test)]

@@ -132,26 +132,42 @@ async fn steps(
         return Err(StepError::Conflict { owner, what });
     }
 
-    // observe: the broker, without its mutex.
     let sweep_due = memory.is_new_generation(semaphore)
         || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx));
-    let seen = observe(&broker, &valid, memory, found, sweep_due).await?;
-    found.reached = true;
-    memory.detail.broker = Some(connected);
-    found.seen = Some(seen);
-
-    // plan: pure. Without a sweep the slots are those of the last one, and
-    // nothing is to be done about them.
     let first_look = old.observed_generation != semaphore.meta().generation
         || find(&old.conditions, crate::api::conditions::READY).is_none_or(|c| c.status != "True");
-    let planned = found.seen.as_ref().map_or_else(SlotPlan::default, |seen| {
-        plan(valid.wish, seen, old.highest_slot.and_then(|mark| u32::try_from(mark).ok()))
-    });
-    let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+    let written_mark = old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
+    if found.mark.is_none() {
+        found.mark = Some(broker.find_mark(&valid.lock, valid.wish.overshoot).await?);
+    }
 
-    // apply: only if there is something to do, or to check.
-    if valid.suspend {
-        if differs {
+    if first_look && sweep_due && !valid.suspend {
+        // A new wish: whatever the broker has, it is gone through under the mutex,
+        // so nothing is looked at before. If nothing were there, the mark that has
+        // to be written first would be the highest.
+        let mark = plan(valid.wish, &SlotsSeen::default(), written_mark).raise_mark_to;
+        let applied =
+            apply(semaphore, ctx, memory, old, &broker, &valid, mark, first_look, found).await;
+        if found.reached {
+            memory.detail.broker = Some(connected);
+        }
+        applied?;
+    } else {
+        // observe: the broker, without its mutex.
+        found.seen = Some(observe(&broker, &valid, memory, found, sweep_due).await?);
+        found.reached = true;
+        memory.detail.broker = Some(connected);
+
+        // plan: pure. Without a sweep the slots are those of the last one, and
+        // nothing is to be done about them.
+        let planned = found
+            .seen
+            .as_ref()
+            .map_or_else(SlotPlan::default, |seen| plan(valid.wish, seen, written_mark));
+        let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+
+        // apply: only if there is something to do.
+        if valid.suspend && differs {
             return Ok(Outcome::Blocked {
                 reason: reason::SUSPENDED,
                 message: format!(
@@ -161,8 +177,10 @@ async fn steps(
                 ),
             });
         }
-    } else if sweep_due && (differs || first_look) {
-        apply(semaphore, ctx, memory, old, &broker, &valid, &planned, first_look, found).await?;
+        if sweep_due && differs && !valid.suspend {
+            let mark = planned.raise_mark_to;
+            apply(semaphore, ctx, memory, old, &broker, &valid, mark, first_look, found).await?;
+        }
     }
     if sweep_due && let Some(seen) = &found.seen {
         memory.detail.swept = Some((Instant::now(), seen.clone()));
@@ -186,14 +204,10 @@ async fn observe(
     broker: &Broker,
     valid: &ValidSemaphore,
     memory: &SemaphoreMemory,
-    found: &mut Findings,
+    found: &Findings,
     sweep_due: bool,
 ) -> Result<SlotsSeen, BrokerError> {
-    let mark = match found.mark {
-        Some(mark) => mark,
-        None => broker.find_mark(&valid.lock, valid.wish.overshoot).await?,
-    };
-    found.mark = Some(mark);
+    let mark = found.mark.unwrap_or_default();
     let holders_to = mark.max(valid.wish.slots);
     match &memory.detail.swept {
         Some((_, swept)) if !sweep_due => {
@@ -212,17 +226,34 @@ async fn apply(
     old: &SemaphoreStatus,
     broker: &Broker,
     valid: &ValidSemaphore,
-    planned: &SlotPlan,
+    raise_mark_to: Option<u32>,
     first_look: bool,
     found: &mut Findings,
 ) -> Result<(), StepError> {
-    let mark = found.mark.unwrap_or_default();
-    if let Some(mark) = planned.raise_mark_to {
+    let mut mark = found.mark.unwrap_or_default();
+    if let Some(higher) = raise_mark_to {
+        // Never lower: what is above goes only now, and perhaps not all of it.
+        mark = mark.max(higher);
         announce(semaphore, ctx, memory, old, found, mark).await?;
         found.mark = Some(mark);
     }
-    let sweep = sweep_to(valid.wish, found.mark.unwrap_or_default().max(mark));
-    let converged = broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await?;
+    let sweep = sweep_to(valid.wish, mark);
+    let converged = broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await;
+    // Where the broker answers, who holds what it has is told all the same.
+    if let (
+        None,
+        Err(
+            BrokerError::MutexBusy { .. }
+            | BrokerError::IncompatibleQueue { .. }
+            | BrokerError::NodeDown { .. },
+        ),
+    ) = (&found.seen, &converged)
+    {
+        found.seen = Some(broker.observe(&valid.lock, sweep, mark.max(valid.wish.slots)).await?);
+    }
+    found.reached |= found.seen.is_some();
+    let converged = converged?;
+    found.reached = true;
     if converged.declared + converged.deleted > 0 {
         let wanted = semaphore.meta().generation;
         let drift = old.observed_generation == wanted && !first_look;
