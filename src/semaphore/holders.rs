@@ -88,6 +88,14 @@ struct Occupant {
     owner_asked: Option<Instant>,
 }
 
+impl Occupant {
+    /// Whether a list asked for at that time can tell of this holder, rather
+    /// than of one before it.
+    fn is_covered_by(&self, list_at: Option<Instant>) -> bool {
+        list_at.is_some_and(|at| at >= self.appeared)
+    }
+}
+
 impl Facts {
     pub fn new(settings: &RabbitmqSettings, interval: Duration) -> Self {
         let management = Management::new(settings).map(Arc::new);
@@ -102,6 +110,11 @@ impl Facts {
     /// The highest slot in any of the lock's queues; `None` if the API can't say.
     pub async fn highest_slot(&self, lock: &LockName) -> Option<u32> {
         self.marks.as_ref()?.highest_slot(lock).await
+    }
+
+    /// The cluster's own id, if the API tells it to our user.
+    pub async fn cluster_id(&self) -> Option<String> {
+        self.management.as_ref()?.cluster_id().await.ok().flatten()
     }
 
     pub async fn holders(
@@ -227,7 +240,7 @@ impl State {
                 owner: None,
                 owner_asked: None,
             });
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             unknown |= !covered;
         }
         unknown
@@ -243,7 +256,7 @@ impl State {
         for &slot in shown.iter().take(MAX_OWNERS) {
             let Some(occupant) = tracked.slots.get_mut(&slot) else { continue };
             let listed = self.list.get(&lock.holder_queue(slot));
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             if let Some(facts) = listed.filter(|_| covered)
                 && facts.id != occupant.id
             {
@@ -283,7 +296,7 @@ impl State {
             let Some(occupant) = tracked.and_then(|t| t.slots.get(&slot)) else {
                 return HolderFacts::default();
             };
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             let listed = self.list.get(&lock.holder_queue(slot)).filter(|_| covered);
             let owner_pending =
                 occupant.owner.is_none() && occupant.changed.elapsed() < OWNER_WINDOW;

@@ -91,6 +91,14 @@ impl Management {
         Ok(details.and_then(|d| Some(d.owner_pid_details.get("name")?.as_str()?.to_owned())))
     }
 
+    /// The id that a cluster gives itself when it is made; told to
+    /// administrators only.
+    pub async fn cluster_id(&self) -> Result<Option<String>, String> {
+        let parameter: Option<serde_json::Value> =
+            self.get("global-parameters/internal_cluster_id").await?;
+        Ok(parameter.and_then(|p| Some(clean_text(p.get("value")?.as_str()?, 128))))
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
         let url = format!("{}/api/{path}", self.settings.url);
         let asked = self
