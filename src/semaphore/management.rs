@@ -120,6 +120,14 @@ impl Management {
         Ok(Some(Owner { connection, user }))
     }
 
+    /// The id that a cluster gives itself when it is made; told to
+    /// administrators only.
+    pub async fn cluster_id(&self) -> Result<Option<String>, String> {
+        let parameter: Option<serde_json::Value> =
+            self.get("global-parameters/internal_cluster_id").await?;
+        Ok(parameter.and_then(|p| Some(clean_text(p.get("value")?.as_str()?, 128))))
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
         let url = format!("{}/api/{path}", self.settings.url);
         let asked = self
