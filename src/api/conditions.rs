@@ -63,6 +63,8 @@ pub mod reason {
     pub const SLOTS_FREE: &str = "SlotsFree";
     /// The queue was closed and then deleted by its clients.
     pub const COMPLETED: &str = "Completed";
+    /// What was seen may be a client's work under way: believed when seen again.
+    pub const CONFIRMING: &str = "Confirming";
     /// The queue is only half made.
     pub const HALF_CREATED: &str = "HalfCreated";
     /// Keys of a deleted queue are left.

@@ -8,6 +8,7 @@
 #![allow(
     clippy::doc_markdown,
     rustdoc::bare_urls,
+    rustdoc::invalid_html_tags,
     reason = "the text of kubectl explain is no Markdown"
 )]
 
@@ -16,7 +17,9 @@ pub mod pressure_queue;
 pub mod semaphore;
 pub mod validate;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use kube::CustomResourceExt;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -40,7 +43,24 @@ pub const FORCE_FINALIZE: &str = "lockkeeper.dev/force-finalize";
 /// Both resource definitions, as installed in a cluster.
 #[must_use]
 pub fn all_crds() -> Vec<CustomResourceDefinition> {
-    vec![Semaphore::crd(), PressureQueue::crd()]
+    let mut all = vec![Semaphore::crd(), PressureQueue::crd()];
+    let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
+    for schema in versions.filter_map(|version| version.schema.as_mut()) {
+        schema.open_api_v3_schema.as_mut().into_iter().for_each(join_lines);
+    }
+    all
+}
+
+/// Makes one line of each description: `kubectl explain` breaks lines itself, and
+/// would keep those of the source beside its own.
+fn join_lines(schema: &mut JSONSchemaProps) {
+    if let Some(description) = &mut schema.description {
+        *description = description.replace('\n', " ");
+    }
+    schema.properties.iter_mut().flat_map(|all| all.values_mut()).for_each(join_lines);
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        join_lines(items);
+    }
 }
 
 /// A Secret of the same namespace.

@@ -91,7 +91,9 @@ use crate::plan::naming::DEFAULT_PREFIX;
     validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName can't be changed, added or removed after creation: create another PressureQueue with the new queueName and delete this one").field_path(".queueName"),
     validation = Rule::new("has(self.redisReference) == has(oldSelf.redisReference) && (!has(self.redisReference) || self.redisReference == oldSelf.redisReference)").message("redisReference can't be changed, added or removed after creation: create another PressureQueue for the other server and delete this one").field_path(".redisReference"),
     validation = Rule::new("!(oldSelf.state == 'Closed' && self.state == 'Open')").message("state can't go from Closed back to Open: a queue is closed at most once; delete this PressureQueue and create another").field_path(".state"),
-    validation = Rule::new("!has(self.queueName) || !self.queueName.matches(':(bound|producer|consumer|producer_free|consumer_free|not_full|closed|stats:(produced|consumed)_(messages|bytes))$')").message("queueName must not end in a key suffix of the protocol (:bound, :producer, :consumer, :producer_free, :consumer_free, :not_full, :closed, :stats:…): such names are keys of another queue").field_path(".queueName"),
+    validation = Rule::new("!has(self.queueName) || !((has(self.redisReference) ? self.redisReference.prefix : '__pressure__') + ':' + self.queueName).matches(':.*:(bound|producer|consumer|producer_free|consumer_free|not_full|closed|stats:(produced|consumed)_(messages|bytes))$')").message("queueName, also with its prefix, must not end in a key suffix of the protocol (:bound, :producer, :consumer, :producer_free, :consumer_free, :not_full, :closed, :stats:…): such names are keys of another queue").field_path(".queueName"),
+    validation = Rule::new("!has(self.queueName) || size(bytes(self.queueName)) <= 200").message("queueName must be at most 200 bytes long").field_path(".queueName"),
+    validation = Rule::new("!has(self.redisReference) || size(bytes(self.redisReference.prefix)) <= 200").message("redisReference.prefix must be at most 200 bytes long").field_path(".redisReference.prefix"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PressureQueueSpec {
@@ -109,7 +111,7 @@ pub struct PressureQueueSpec {
     /// The queue's name in Redis, at most 200 bytes; clients use it. Can't be changed.
     /// Default: <namespace>.<name>. Example: media.frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f]+$"))]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub queue_name: Option<String>,
 
     /// The Redis server that keeps the queue. Absent: the operator's default connection. Can't
@@ -138,15 +140,16 @@ pub struct RedisReference {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,
 
-    /// The number of the database, from 0. Default: that of the connection, else 0.
+    /// The number of the database, 0 to 65535. Default: that of the connection, else 0.
+    /// Example: 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub database: Option<i32>,
 
     /// What every key of the queue starts with, at most 200 bytes. Default __pressure__, as in
-    /// every client.
+    /// every client. Example: team-a.
     #[serde(default = "default_prefix")]
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f]+$"))]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub prefix: String,
 }
 

@@ -93,7 +93,8 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("has(self.rabbitmqClusterReference) == has(oldSelf.rabbitmqClusterReference) && (!has(self.rabbitmqClusterReference) || self.rabbitmqClusterReference == oldSelf.rabbitmqClusterReference)").message("rabbitmqClusterReference can't be changed, added or removed after creation: create another Semaphore for the other broker and delete this one").field_path(".rabbitmqClusterReference"),
     validation = Rule::new("has(self.vhost) == has(oldSelf.vhost) && (!has(self.vhost) || self.vhost == oldSelf.vhost)").message("vhost can't be changed, added or removed after creation: create another Semaphore in the other vhost and delete this one").field_path(".vhost"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
-    validation = Rule::new("!has(self.lockName) || !self.lockName.matches('(-[0-9]+-[ABCF]|-[AB]-[0-9]+|.-W|[.]semaphore)$')").message("lockName must not end in -<n>-A, -<n>-B, -<n>-C, -<n>-F, -A-<n>, -B-<n>, -W or .semaphore: such names are parts of other locks").field_path(".lockName"),
+    validation = Rule::new("!has(self.lockName) || !self.lockName.matches('(-[0-9]+-[ABCF]|-[AB]-[0-9]+|-W|[.]semaphore)$')").message("lockName must not end in -<n>-A, -<n>-B, -<n>-C, -<n>-F, -A-<n>, -B-<n>, -W or .semaphore: such names are parts of other locks").field_path(".lockName"),
+    validation = Rule::new("!has(self.lockName) || size(bytes(self.lockName)) <= 200").message("lockName must be at most 200 bytes long").field_path(".lockName"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SemaphoreSpec {
@@ -107,7 +108,7 @@ pub struct SemaphoreSpec {
     /// The lock's name on the broker, at most 200 bytes; clients use it to acquire. Can't be
     /// changed. Default: <namespace>.<name>. Example: ci.deploy-prod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f]+$"))]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub lock_name: Option<String>,
 
     /// The broker that keeps the lock. Absent: the operator's default connection. Can't be
@@ -151,7 +152,7 @@ pub struct RabbitmqClusterReference {
 #[serde(rename_all = "camelCase")]
 pub struct Resize {
     /// How many slot numbers above the highest known one are swept for stray slots, 0 to 1000.
-    /// Slots that appear there by accident are removed. Default 16.
+    /// Slots that appear there by accident are removed. Default 16. Example: 64.
     #[serde(default = "default_overshoot")]
     #[schemars(range(min = 0, max = 1000))]
     pub overshoot: i32,

@@ -254,7 +254,7 @@ async fn settle<K: Managed, D: Default>(
         Err(error) => {
             memory.failures += 1;
             let (reason, after) = (error.reason(), pause(error.class(), memory.failures));
-            (Outcome::Failed(error), reason, after)
+            (Outcome::Failed(StepError::Cleanup(Box::new(error))), reason, after)
         }
     };
     let said = Report { status, reached: false, outcome, said: Vec::new(), notes: Vec::new() };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rand::RngExt;
 
 use super::fetch::FetchError;
+use crate::api::FORCE_FINALIZE;
 use crate::api::conditions::reason;
 use crate::api::validate::SpecError;
 use crate::plan::ErrorClass;
@@ -61,6 +62,11 @@ pub enum StepError {
     /// The store said no, or nothing.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The same of a resource that is being deleted, which can go without it.
+    #[error(
+        "{0}. Or let the resource go and leave the server as it is, by its annotation {FORCE_FINALIZE}=true"
+    )]
+    Cleanup(#[source] Box<StepError>),
 }
 
 impl StepError {
@@ -74,6 +80,7 @@ impl StepError {
             Self::Announce(_) => reason::STATUS_NOT_WRITTEN,
             Self::Broker(error) => error.reason(),
             Self::Store(error) => error.reason(),
+            Self::Cleanup(error) => error.reason(),
         }
     }
 
@@ -86,6 +93,16 @@ impl StepError {
             Self::Fetch(error) => error.class(),
             Self::Broker(error) => error.class(),
             Self::Store(error) => error.class(),
+            Self::Cleanup(error) => error.class(),
+        }
+    }
+
+    /// What failed, whatever it was done for.
+    #[must_use]
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::Cleanup(error) => error.cause(),
+            other => other,
         }
     }
 }

@@ -80,12 +80,13 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
     let client = Client::try_default().await.map_err(OperatorError::NoCluster)?;
-    let listener = TcpListener::bind(options.http_address)
-        .await
-        .map_err(|source| OperatorError::Listen { address: options.http_address, source })?;
+    let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
+    let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
+    // With port 0 the system has chosen one.
+    let address = listener.local_addr().map_err(not_listening)?;
     let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
     let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
-    info!(address = %options.http_address, namespace = options.watch_namespace, "operator starts");
+    info!(%address, namespace = options.watch_namespace, "operator starts");
 
     let ctx = Arc::new(Context {
         client: client.clone(),

@@ -71,7 +71,8 @@ struct Findings {
     was_closed: Option<bool>,
     seen: Option<QueueSeen>,
     remarks: Vec<Remark>,
-    unconfirmed: bool,
+    /// What is believed only when it is seen again.
+    unconfirmed: Vec<Remark>,
     notes: Vec<Note>,
 }
 
@@ -103,7 +104,7 @@ pub async fn reconcile(
         }
         _ => {
             memory.failures = 0;
-            let soon = found.unconfirmed || waits_for(&found).is_some();
+            let soon = !found.unconfirmed.is_empty() || waits_for(&found).is_some();
             jitter(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
         }
     };
@@ -163,9 +164,9 @@ async fn steps(
     let (believed, suspected): (Vec<_>, Vec<_>) = remarks.into_iter().partition(|remark| {
         !needs_confirmation(remark) || memory.detail.suspected.contains(remark)
     });
-    found.unconfirmed = !suspected.is_empty();
-    let confirmed = believed.iter().filter(|r| needs_confirmation(r)).cloned();
-    memory.detail.suspected = suspected.into_iter().chain(confirmed).collect();
+    let confirmed = believed.iter().filter(|r| needs_confirmation(r));
+    memory.detail.suspected = suspected.iter().chain(confirmed).cloned().collect();
+    found.unconfirmed = suspected;
     found.remarks = believed;
     if let (Some(false), Some(seen)) = (old.closed, &found.seen)
         && seen.closed
@@ -287,7 +288,11 @@ fn outcome(found: &Findings) -> Outcome {
     }
     if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
         let message = "The queue is not there yet; looking again".to_owned();
-        return Outcome::Working { reason: reason::RESIDUE, message };
+        return Outcome::Working { reason: reason::CONFIRMING, message };
+    }
+    if found.unconfirmed.iter().any(|remark| matches!(remark, Remark::HalfCreated { .. })) {
+        let message = "The queue is half created; looking again whether its creator goes on";
+        return Outcome::Working { reason: reason::CONFIRMING, message: message.to_owned() };
     }
     let more: Vec<String> = found
         .remarks
@@ -313,17 +318,18 @@ pub(super) fn older_twin(
     name: &str,
 ) -> Option<String> {
     let age = |q: &PressureQueue| (q.creation_timestamp(), q.uid());
-    let prefix = |q: &PressureQueue| match &q.spec.redis_reference {
-        Some(reference) => reference.prefix.clone(),
-        None => DEFAULT_PREFIX.to_owned(),
+    // As the keys have it: another prefix with another name can give the same ones.
+    let data = |q: &PressureQueue, name: &str| match &q.spec.redis_reference {
+        Some(reference) => format!("{}:{name}", reference.prefix),
+        None => format!("{DEFAULT_PREFIX}:{name}"),
     };
     let twin = ctx.all_pressure_queues.get()?.find(|other| {
         other.uid() != queue.uid()
             && age(other) < age(queue)
-            && prefix(other) == prefix(queue)
             && other.status.as_ref().is_some_and(|status| {
                 status.backend.as_deref() == Some(backend)
-                    && status.queue_name.as_deref() == Some(name)
+                    && status.queue_name.as_ref().map(|its| data(other, its))
+                        == Some(data(queue, name))
             })
     })?;
     Some(format!("PressureQueue {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))

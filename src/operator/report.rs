@@ -134,14 +134,20 @@ impl Outcome {
 
     /// `BackendReachable`, where the outcome tells.
     fn backend(&self, reached: bool) -> Option<Say> {
-        match self {
-            _ if reached => {
-                Some(Say::new(BACKEND_REACHABLE, true, reason::CONNECTED, "The server answers"))
-            }
-            Self::Failed(error @ (StepError::Broker(_) | StepError::Store(_))) => {
+        if reached {
+            return Some(Say::new(
+                BACKEND_REACHABLE,
+                true,
+                reason::CONNECTED,
+                "The server answers",
+            ));
+        }
+        let Self::Failed(error) = self else { return None };
+        match error.cause() {
+            error @ (StepError::Broker(_) | StepError::Store(_)) => {
                 Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
             }
-            Self::Failed(error @ StepError::Fetch(_)) => {
+            error @ StepError::Fetch(_) => {
                 Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
             _ => None,
@@ -182,13 +188,18 @@ pub async fn report<K: Managed, D: Default>(
 ) -> Result<Option<Duration>, ReconcileError> {
     let old = memory.newest_status(object, object.status()).unwrap_or_default();
     tell(ctx, object, memory, &old, &report).await;
-    let Report { mut status, reached, outcome, said, .. } = report;
+    let Report { mut status, reached, outcome, said, notes } = report;
     let mut conditions = outcome.conditions();
     conditions.extend(outcome.backend(reached));
     conditions.extend(said);
     let generation = object.meta().generation;
     status.complete(generation, merge(old.conditions(), conditions, generation, &now()));
-    match when_to_write(&old, &status, memory.since_write()) {
+    let when = match when_to_write(&old, &status, memory.since_write()) {
+        // What was told once must not be found to be new at the next look.
+        Write::After(_) if !notes.is_empty() => Write::Now,
+        when => when,
+    };
+    match when {
         Write::Never => Ok(None),
         Write::After(pause) => Ok(Some(pause)),
         Write::Now => {
@@ -309,9 +320,21 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
         secondary: None,
     };
     info!(reason = note.reason, note = note.message, "event");
-    if let Err(error) = ctx.recorder.publish(&event, &object.object_ref(&())).await {
-        warn!(%error, reason = note.reason, "could not publish an event");
+    match ctx.recorder.publish(&event, &object.object_ref(&())).await {
+        Ok(()) => {}
+        Err(error) if is_of_terminating_namespace(&error) => {
+            debug!(reason = note.reason, "a namespace that is going takes no new event");
+        }
+        Err(error) => warn!(%error, reason = note.reason, "could not publish an event"),
     }
+}
+
+/// Whether it is only that nothing can be created in the namespace any more: the
+/// API server calls that forbidden, but no right is missing.
+fn is_of_terminating_namespace(error: &kube::Error) -> bool {
+    let kube::Error::Api(answer) = error else { return false };
+    let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
+    causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 #[cfg(test)]

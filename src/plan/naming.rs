@@ -71,14 +71,14 @@ impl LockName {
         &self.0
     }
 
-    /// The slot queue A[i], `N-i-A`: while it exists, slot `i` (from 1) may be
+    /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be
     /// taken.
     #[must_use]
     pub fn slot_queue(&self, slot: u32) -> String {
         format!("{}-{slot}-A", self.0)
     }
 
-    /// The holder queue B[i], `N-i-B`: exclusive to the connection that holds
+    /// The holder queue `B[i]`, `N-i-B`: exclusive to the connection that holds
     /// slot `i`.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
@@ -163,18 +163,23 @@ pub struct QueueName {
 
 impl QueueName {
     /// Checks the naming rules. A name that ends in a key suffix is refused:
-    /// `jobs:closed` would write into the closed list of `jobs`.
+    /// `jobs:closed` would write into the closed list of `jobs`, and so would
+    /// `closed` under a prefix that ends in `:jobs`.
     pub fn new(prefix: impl Into<String>, name: impl Into<String>) -> Result<Self, NameError> {
         let (prefix, name) = (prefix.into(), name.into());
         check_common(&prefix)?;
         check_common(&name)?;
-        if let Some(suffix) = KEY_SUFFIXES.iter().find(|suffix| name.ends_with(**suffix)) {
+        let queue = Self { prefix, name };
+        let data = queue.data();
+        // What is left is another queue's data list, which has a colon of its own.
+        let is_key = |suffix: &&&str| data.strip_suffix(**suffix).is_some_and(|d| d.contains(':'));
+        if let Some(suffix) = KEY_SUFFIXES.iter().find(is_key) {
             return Err(NameError::new(
-                &name,
-                format!("names that end in {suffix} are keys of another queue"),
+                &data,
+                format!("prefix and names that end in {suffix} are keys of another queue"),
             ));
         }
-        Ok(Self { prefix, name })
+        Ok(queue)
     }
 
     /// The name without prefix.
@@ -244,6 +249,10 @@ mod tests {
             assert!(refused.to_string().contains(suffix));
         }
         assert_eq!(QueueName::new("p", "jobs").unwrap().data(), "p:jobs");
+        // Key of the queue "jobs" under the prefix "p" all the same.
+        assert!(QueueName::new("p:jobs", "closed").is_err());
+        assert!(QueueName::new("p:jobs:stats", "produced_bytes").is_err());
+        assert!(QueueName::new("p", "closed").is_ok());
     }
 
     proptest! {

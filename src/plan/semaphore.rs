@@ -26,9 +26,9 @@ pub struct SlotWish {
 pub struct SlotsSeen {
     /// Slots 1 to this were looked at; nothing is known about higher ones.
     pub swept_to: u32,
-    /// The slots whose slot queue A[i] exists.
+    /// The slots whose slot queue `A[i]` exists.
     pub slots: BTreeSet<u32>,
-    /// The slots whose holder queue B[i] exists.
+    /// The slots whose holder queue `B[i]` exists.
     pub held: BTreeSet<u32>,
 }
 

@@ -9,10 +9,10 @@ use crate::plan::{ErrorClass, clean_text};
 const DETAIL_BYTES: usize = 256;
 
 /// Why an operation on a store failed. Never contains a password or an element
-/// of a queue. After every variant but [`Self::Unreachable`],
-/// [`Self::Unavailable`], [`Self::Timeout`] and [`Self::Protocol`] nothing was
-/// changed; after those the operation may have happened, and is to be tried
-/// again (all of them are repeat-safe).
+/// of a queue. After [`Self::Unreachable`], [`Self::Timeout`] and
+/// [`Self::Protocol`] a change may have happened; after the others it has not
+/// (but before Redis 7 a script can't know of a missing permission until it is
+/// half done). It may be repeated after all of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// There is no connection, or it broke.
@@ -203,7 +203,7 @@ fn from_text(detail: String) -> StoreError {
         StoreError::PermissionDenied { detail }
     } else if has("max number of clients") || has("MISCONF") || has("NOREPLICAS") {
         StoreError::Unavailable { detail }
-    } else if has("AUTH") && has("without any password") || has("invalid password") {
+    } else if has("unauthenticated") || has("invalid password") {
         StoreError::AuthenticationFailed { detail }
     } else if has("READONLY") {
         StoreError::ReadOnly { detail }
@@ -213,5 +213,58 @@ fn from_text(detail: String) -> StoreError {
         StoreError::ClusterUnsafe { detail }
     } else {
         StoreError::Protocol { detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn general(text: &str) -> StoreError {
+        let kind = ErrorKind::Server(ServerErrorKind::ResponseError);
+        RedisError::from((kind, "An error was signalled by the server", text.to_owned())).into()
+    }
+
+    #[test]
+    fn refusals_without_a_code_of_their_own_are_told_apart_by_their_text() {
+        // As Redis 6.2 wraps what happened inside a script.
+        let in_script =
+            |text| format!("Error running script (call to f_0): @user_script:9: {text}");
+        let denied = "-NOPERM this user has no permissions to run the 'lpush' command";
+        let cases = [
+            (in_script(denied), "StorePermissionDenied"),
+            (in_script("-READONLY You can't write against a read only replica."), "StoreReadOnly"),
+            (
+                in_script("-OOM command not allowed when used memory > 'maxmemory'."),
+                "StoreOutOfMemory",
+            ),
+            ("max number of clients reached".to_owned(), "StoreUnavailable"),
+            ("SELECT is not allowed in cluster mode".to_owned(), "ClusterUnsafe"),
+            ("Protocol error: unauthenticated bulk length".to_owned(), "StoreAuthenticationFailed"),
+            ("unknown command 'EVALSHA'".to_owned(), "StoreProtocolError"),
+        ];
+        for (text, reason) in cases {
+            assert_eq!(general(&text).reason(), reason, "{text}");
+        }
+    }
+
+    #[test]
+    fn refusals_with_a_code_are_told_apart_by_it() {
+        let coded = |code: &str| {
+            let err = redis::make_extension_error(code.to_owned(), Some("x".to_owned()));
+            StoreError::from(err).reason()
+        };
+        assert_eq!(coded("NOAUTH"), "StoreAuthenticationFailed");
+        assert_eq!(coded("MISCONF"), "StoreUnavailable");
+        assert_eq!(coded("OOM"), "StoreOutOfMemory");
+        let kind = ErrorKind::Server(ServerErrorKind::BusyLoading);
+        assert_eq!(StoreError::from(RedisError::from((kind, "loading"))), StoreError::Loading);
+    }
+
+    #[test]
+    fn what_the_server_says_is_cleaned_and_cut() {
+        let err = general(&format!("evil\n\u{1b}[31m{}", "x".repeat(1000)));
+        let text = err.to_string();
+        assert!(text.len() < 500 && !text.chars().any(char::is_control), "{text}");
     }
 }

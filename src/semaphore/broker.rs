@@ -119,13 +119,15 @@ impl Broker {
         {
             return Ok(identity);
         }
-        let identity = ask_identity(&self.0.endpoint).await?;
+        let (identity, cluster_id) =
+            tokio::join!(ask_identity(&self.0.endpoint), self.0.facts.cluster_id());
+        let identity = BrokerIdentity { cluster_id, ..identity? };
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Arc::downgrade(&conn), identity.clone()));
         Ok(identity)
     }
 
-    /// Which of A[1..=`slots_to`] and B[1..=`holders_to`] exist, without the
+    /// Which of `A[1..=slots_to]` and `B[1..=holders_to]` exist, without the
     /// admin mutex and without changing anything.
     ///
     /// All or nothing: when a single answer is in doubt, it is an error. Note

@@ -39,6 +39,9 @@ pub struct HoldOptions {
     pub reason: Option<String>,
     /// Where to read more.
     pub url: Option<String>,
+    /// The slot to try first, without looking whether it exists and is free;
+    /// for instance the one that was held before.
+    pub try_first: Option<u32>,
     /// The AMQP heartbeat, at least 1 s; whole seconds count. A holder that
     /// falls silent is freed by the broker after 2 to 3 of them.
     pub heartbeat: Duration,
@@ -56,6 +59,7 @@ impl Default for HoldOptions {
             identity: None,
             reason: None,
             url: None,
+            try_first: None,
             heartbeat: Duration::from_secs(10),
             operation_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(3),
@@ -75,7 +79,9 @@ pub enum HoldError {
         lock: String,
     },
     /// Every slot is held.
-    #[error("all {slots} slots of the lock {lock:?} are held: wait longer, or give it more slots")]
+    #[error(
+        "every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots"
+    )]
     Full {
         /// The lock.
         lock: String,
@@ -179,7 +185,10 @@ async fn attempt(
     let conn = holding.get().await?;
     let mut lane = Lane::take(&conn).await?;
     for race in 0..MAX_RACES {
-        let slot = free_slot(prober, lock).await?;
+        let slot = match options.try_first.filter(|slot| race == 0 && *slot > 0) {
+            Some(slot) => slot,
+            None => free_slot(prober, lock).await?,
+        };
         let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
         let id = format!("{:020x}", rand::random::<u128>() >> 48);
         let sent = Instant::now();

@@ -89,6 +89,14 @@ struct Occupant {
     owner_asked: Option<Instant>,
 }
 
+impl Occupant {
+    /// Whether a list asked for at that time can tell of this holder, rather
+    /// than of one before it.
+    fn is_covered_by(&self, list_at: Option<Instant>) -> bool {
+        list_at.is_some_and(|at| at >= self.appeared)
+    }
+}
+
 impl Facts {
     pub fn new(settings: &RabbitmqSettings, interval: Duration) -> Self {
         Self { management: Management::new(settings), interval, state: Mutex::default() }
@@ -106,6 +114,11 @@ impl Facts {
             lock.slot_of_slot_queue(&queue.name).or_else(|| lock.slot_of_holder_queue(&queue.name))
         };
         Some(queues.iter().filter_map(slot).filter(|s| *s <= MAX_SLOTS).max().unwrap_or(0))
+    }
+
+    /// The cluster's own id, if the API tells it to our user.
+    pub async fn cluster_id(&self) -> Option<String> {
+        self.management.as_ref()?.cluster_id().await.ok().flatten()
     }
 
     pub async fn holders(
@@ -234,7 +247,7 @@ impl State {
                 owner: None,
                 owner_asked: None,
             });
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             unknown |= !covered;
         }
         unknown
@@ -250,7 +263,7 @@ impl State {
         for &slot in shown.iter().take(MAX_OWNERS) {
             let Some(occupant) = tracked.slots.get_mut(&slot) else { continue };
             let listed = self.list.get(&lock.holder_queue(slot));
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             if let Some(facts) = listed.filter(|_| covered)
                 && facts.id != occupant.id
             {
@@ -290,7 +303,7 @@ impl State {
             let Some(occupant) = tracked.and_then(|t| t.slots.get(&slot)) else {
                 return HolderFacts::default();
             };
-            let covered = self.list_at.is_some_and(|at| at >= occupant.appeared);
+            let covered = occupant.is_covered_by(self.list_at);
             let listed = self.list.get(&lock.holder_queue(slot)).filter(|_| covered);
             let owner_pending =
                 occupant.owner.is_none() && occupant.changed.elapsed() < OWNER_WINDOW;

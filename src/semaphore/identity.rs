@@ -19,7 +19,11 @@ const MAX_FRAME: u32 = 65_536;
 /// Who a broker is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BrokerIdentity {
-    /// The cluster's name: the same on every node, and kept over restarts.
+    /// The cluster's own id: the same on every node, different in every other
+    /// cluster. Only the management API tells it, and only to an administrator.
+    pub cluster_id: Option<String>,
+    /// The cluster's name. A person may choose it, so two clusters may have the
+    /// same; where nobody did, each node of a cluster makes up its own.
     pub cluster_name: String,
     /// `RabbitMQ`, or another product that speaks AMQP 0-9-1.
     pub product: String,
@@ -27,6 +31,19 @@ pub struct BrokerIdentity {
     pub version: String,
 }
 
+impl BrokerIdentity {
+    /// Whether both are the same cluster: by id where both are known, else by
+    /// name, which may be wrong either way.
+    #[must_use]
+    pub fn is_same_cluster(&self, other: &Self) -> bool {
+        match (&self.cluster_id, &other.cluster_id) {
+            (Some(id), Some(others)) => id == others,
+            _ => self.cluster_name == other.cluster_name,
+        }
+    }
+}
+
+/// Asks over AMQP; the cluster's id is left open.
 pub(super) async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerError> {
     let unreachable = |why: String| BrokerError::Unreachable { endpoint: endpoint.address(), why };
     let limit = endpoint.connect_timeout;
@@ -43,6 +60,7 @@ pub(super) async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, 
         _ => String::new(),
     };
     Ok(BrokerIdentity {
+        cluster_id: None,
         cluster_name: property("cluster_name"),
         product: property("product"),
         version: property("version"),

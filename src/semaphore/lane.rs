@@ -31,14 +31,14 @@ pub(super) enum Declared {
     Locked(String),
 }
 
-/// What a connection that declared B[i] finds when it looks again.
+/// What a connection that declared `B[i]` finds when it looks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// B[i] is ours and A[i] exists.
+    /// `B[i]` is ours and `A[i]` exists.
     Held,
-    /// B[i] is ours, A[i] is gone: the slot drains.
+    /// `B[i]` is ours, `A[i]` is gone: the slot drains.
     WithoutSlot,
-    /// B[i] is gone, or another's.
+    /// `B[i]` is gone, or another's.
     Gone,
 }
 
@@ -293,7 +293,7 @@ struct Refused {
     error: BrokerError,
 }
 
-/// The arguments of A[i], profile Guideline (protocols.md §1).
+/// The arguments of `A[i]`, profile Guideline (protocols.md §1).
 fn slot_arguments() -> FieldTable {
     let mut arguments = exclusive_arguments();
     // Named, or a virtual host whose default is quorum makes a Raft group a slot.
@@ -301,7 +301,7 @@ fn slot_arguments() -> FieldTable {
     arguments
 }
 
-/// The arguments of the admin mutex and, before a holder's facts, of B[i].
+/// The arguments of the admin mutex and, before a holder's facts, of `B[i]`.
 pub(super) fn exclusive_arguments() -> FieldTable {
     let mut arguments = FieldTable::default();
     // Nobody publishes here but probes; without this they would pile up.

@@ -198,6 +198,11 @@ impl Worker {
 
     async fn connect(&self) -> Result<(Arc<Conn>, Channel), BrokerError> {
         let conn = self.link.get().await?;
+        if conn.is_blocked() {
+            // Not a new one instead: that would be blocked as well, by its
+            // first probe, and the broker would be left with both.
+            return Err(BrokerError::Blocked);
+        }
         let limit = conn.operation_timeout;
         let opening = async {
             let channel = conn.lapin().create_channel().await?;
@@ -213,6 +218,7 @@ impl Worker {
                 }
                 Err(error)
             }
+            Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
                 conn.kill();
                 Err(BrokerError::Timeout { what: "to a new channel", after: limit })

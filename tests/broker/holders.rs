@@ -64,21 +64,26 @@ async fn a_holders_facts_are_shown_at_once_and_its_connection_later() {
 async fn a_slot_that_changed_hands_is_not_shown_with_its_former_holder() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    resize(&broker, 1, 0).await.unwrap();
-    let mut connections = Vec::new();
+    resize(&broker, 2, 0).await.unwrap();
+    // Slot 1 stays held, so that the lock as a whole never falls silent.
+    let first = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
+    let (mut ids, mut connections) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let held = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
         eventually("owner and id of this holder", async || {
-            let holders = look(&broker, 1).await;
-            holders.list.iter().any(|h| h.id == held.id() && h.connection.is_some())
+            let holder = look(&broker, 2).await.list.remove(1);
+            assert!(!ids.contains(&holder.id), "the former holder is shown");
+            assert!(!connections.contains(&holder.connection), "the former owner is shown");
+            holder.id == held.id() && holder.connection.is_some()
         })
         .await;
-        connections.push(look(&broker, 1).await.list[0].connection.clone());
+        ids.push(held.id().to_owned());
+        connections.push(look(&broker, 2).await.list[1].connection.clone());
         held.release().await;
         // Seen missing: facts from before can't be the next holder's.
-        assert!(look(&broker, 1).await.list.is_empty());
+        assert_eq!(look(&broker, 2).await.list.len(), 1);
     }
-    assert_ne!(connections[0], connections[1]);
+    first.release().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

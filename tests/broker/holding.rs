@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use lapin::options::QueueDeleteOptions;
 use lockkeeper::semaphore::{HoldError, HoldOptions, Verdict, hold};
 use serde_json::json;
 
-use crate::support::rabbitmq::{Vhost, eventually};
+use crate::support::rabbitmq::{Relay, Vhost, eventually};
 use crate::{broker, lock, resize};
 
 fn options() -> HoldOptions {
@@ -124,32 +123,49 @@ async fn no_two_of_many_at_once_get_the_same_slot() {
     }
 }
 
+/// What a shrink between the client's look and its declare comes to, without
+/// having to hit that moment.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_deleted_under_the_client_is_not_acquired() {
+async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     resize(&broker, 1, 0).await.unwrap();
-    let (_connection, channel) = vhost.channel().await;
-    // Flickering as fast as the broker can: whoever acquires must have found
-    // the slot after it declared its holder queue.
-    let flicker = tokio::spawn({
-        let broker = broker.clone();
-        async move {
-            for _ in 0..60 {
-                resize(&broker, 0, 1).await.unwrap();
-                resize(&broker, 1, 1).await.unwrap();
-            }
-        }
-    });
-    while !flicker.is_finished() {
-        if let Ok(held) = hold(&vhost.settings(), &lock(), &options(), None).await {
-            held.release().await;
-        }
-    }
-    flicker.await.unwrap();
-    channel.queue_delete("ci.deploy-1-A".into(), QueueDeleteOptions::default()).await.unwrap();
-    let error = hold(&vhost.settings(), &lock(), &options(), None).await.unwrap_err();
-    assert!(matches!(error, HoldError::NoSlots { .. }));
-    let seen = broker.observe(&lock(), 2, 2).await.unwrap();
-    assert!(seen.held.is_empty(), "a failed acquisition left its queue");
+    let blind = HoldOptions { try_first: Some(3), ..options() };
+    let held = hold(&vhost.settings(), &lock(), &blind, None).await.unwrap();
+    assert_eq!(held.slot(), 1, "slot 3 does not exist");
+    let seen = broker.observe(&lock(), 5, 5).await.unwrap();
+    assert_eq!(seen.held, [1].into(), "the failed attempt left its queue");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken() {
+    let vhost = Vhost::create().await;
+    resize(&broker(&vhost), 3, 0).await.unwrap();
+    let first = hold(&vhost.settings(), &lock(), &options(), None).await.unwrap();
+    let blind = HoldOptions { try_first: Some(first.slot()), ..options() };
+    let second = hold(&vhost.settings(), &lock(), &blind, None).await.unwrap();
+    assert_eq!((first.slot(), second.slot()), (1, 2));
+    assert_eq!(first.verify().await, Ok(Verdict::Held));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 1, 0).await.unwrap();
+    let relay = Relay::start().await;
+    let settings = relay.settings(vhost.settings());
+    let held = hold(&settings, &lock(), &options(), None).await.unwrap();
+    let cut = Instant::now();
+    relay.freeze(true);
+    held.lost().await;
+    let told = cut.elapsed();
+    assert!(!held.is_valid());
+    // The broker frees it after two heartbeats at the earliest.
+    assert!(told < Duration::from_secs(2), "told only after {told:?}");
+    assert_eq!(broker.observe(&lock(), 1, 1).await.unwrap().held, [1].into());
+    eventually("the broker frees the slot", async || {
+        broker.observe(&lock(), 1, 1).await.unwrap().held.is_empty()
+    })
+    .await;
 }

@@ -77,6 +77,10 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
     assert_eq!(error.class(), ErrorClass::Transient);
     assert!(existing(&vhost).await.len() < 3000);
 
+    // As if a declare that was in flight landed late: beyond the usual sweep.
+    let ours =
+        json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
+    vhost.declare("ci.deploy-3030-A", ours).await;
     let done = resize(&broker, 40, 3000).await.unwrap();
     assert!(done.seen.is_as_wished(40));
     assert_eq!(existing(&vhost).await, (1..=40).collect());

@@ -1,1 +1,283 @@
-//! Deleting resources and namespaces: what goes, what stays, and that nothing hangs.
+//! Deleting resources and namespaces: what goes, what stays, and that nothing
+//! hangs. The table of docs/deletion.md, row by row.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
+
+use crate::own_server::OwnServer;
+use crate::pressure_text::{TextClient, Worker};
+use crate::queues::{data, keys, send, text, until_blocked};
+use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
+
+/// What needs nothing from any server goes at once.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// A namespace's own end is up to the API server, in several rounds.
+const NAMESPACE: Duration = Duration::from_secs(120);
+
+async fn delete<K: Kind>(world: &World, name: &str) {
+    world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
+}
+
+async fn until_gone<K: Kind>(world: &World, name: &str, patience: Duration) {
+    eventually(&format!("the {} {name} is gone", K::kind(&())), patience, async || {
+        world.api::<K>().get_opt(name).await.unwrap().is_none()
+    })
+    .await;
+}
+
+async fn delete_secret(world: &World, name: &str) {
+    let api: Api<Secret> = Api::namespaced(world.client.clone(), &world.namespace);
+    api.delete(name, &DeleteParams::default()).await.unwrap();
+}
+
+async fn delete_namespace_and_wait(world: &World) {
+    let api: Api<Namespace> = Api::all(world.client.clone());
+    api.delete(&world.namespace, &DeleteParams::default()).await.unwrap();
+    eventually("the namespace is gone", NAMESPACE, async || {
+        api.get_opt(&world.namespace).await.unwrap().is_none()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deleted_semaphores_queues_go_all_or_with_retain_none_and_holders_keep_theirs() {
+    in_a_world("removal", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("goes", "slots: 40").await;
+        world.semaphore("stays", "slots: 3, deletionPolicy: Retain").await;
+        world.semaphore("paused", "slots: 2").await;
+        for name in ["goes", "stays", "paused"] {
+            world.semaphore_ready(name).await;
+        }
+        world.semaphore("paused", "slots: 2, suspend: true").await;
+        world.semaphore_ready("paused").await;
+        let connection = world.amqp().await;
+        let channel = connection.create_channel().await.unwrap();
+        let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+        let held = format!("{}.goes-7-B", world.namespace);
+        channel
+            .queue_declare(held.as_str().into(), exclusive, FieldTable::default())
+            .await
+            .unwrap();
+
+        for name in ["goes", "stays", "paused"] {
+            delete::<Semaphore>(&world, name).await;
+        }
+        for name in ["goes", "stays", "paused"] {
+            until_gone::<Semaphore>(&world, name, PATIENCE).await;
+        }
+        let mut left = world.slot_queues("stays", 3);
+        left.extend(world.slot_queues("paused", 2));
+        left.insert(held);
+        assert_eq!(world.queues().await, left);
+        connection.close(200, "done".into()).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_namespace_with_objects_and_their_secrets_goes_and_takes_their_queues_along() {
+    in_a_world("terminating", async |world| {
+        let _operator = world.operator().await;
+        for name in ["one", "two", "three"] {
+            world.semaphore(name, "slots: 3").await;
+            world.queue(name, "bound: 3, deletionPolicy: Delete").await;
+        }
+        for name in ["one", "two", "three"] {
+            world.semaphore_ready(name).await;
+            world.queue_ready(name).await;
+        }
+        delete_namespace_and_wait(&world).await;
+        assert_eq!(world.queues().await, BTreeSet::new());
+        assert_eq!(keys(&world).await, [""; 0]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_namespace_goes_also_when_its_broker_and_its_redis_are_down() {
+    in_a_world("terminating-down", async |world| {
+        let (rabbitmq, redis) = (OwnServer::rabbitmq().await, OwnServer::redis().await);
+        world.secret("rabbit", &[("amqpUri", rabbitmq.variable("AMQP_URL"))]).await;
+        world.secret("redis", &[("uri", redis.variable("REDIS_URL"))]).await;
+        let operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.queue("frames", "bound: 3, deletionPolicy: Delete").await;
+        world.semaphore_ready("deploy").await;
+        world.queue_ready("frames").await;
+        rabbitmq.stop().await;
+        redis.stop().await;
+        delete_namespace_and_wait(&world).await;
+        let log = operator.logged();
+        assert!(!log.contains("orbidden"), "{log}");
+        let left = log.matches("its Secret went with the namespace").count();
+        assert!(left >= 2, "both are said to be left behind");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_its_server_is_down_an_object_stays_and_says_why() {
+    in_a_world("unreachable", async |world| {
+        let redis = OwnServer::redis().await;
+        world.secret("redis", &[("uri", redis.variable("REDIS_URL"))]).await;
+        let _operator = world.operator().await;
+        world.queue("frames", "bound: 3, deletionPolicy: Delete").await;
+        world.queue_ready("frames").await;
+        redis.stop().await;
+        delete::<PressureQueue>(&world, "frames").await;
+        let stays = world
+            .until("frames", "unreachable", PATIENCE, |q: &PressureQueue| {
+                q.metadata.deletion_timestamp.is_some()
+                    && has_reason(q, "Ready", "StoreUnreachable")
+                    && q.condition("Ready").unwrap().2.contains(FORCE_FINALIZE)
+            })
+            .await;
+        assert!(stays.condition("Ready").unwrap().2.contains("check host and port"));
+        redis.start().await;
+        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn after_its_secret_an_object_is_cleaned_up_over_the_last_connection() {
+    in_a_world("secret-first", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.queue("frames", "bound: 3, deletionPolicy: Delete").await;
+        world.semaphore_ready("deploy").await;
+        world.queue_ready("frames").await;
+        secrets_go(&world).await;
+        delete::<Semaphore>(&world, "deploy").await;
+        delete::<PressureQueue>(&world, "frames").await;
+        until_gone::<Semaphore>(&world, "deploy", PATIENCE).await;
+        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+        assert_eq!(world.queues().await, BTreeSet::new());
+        assert_eq!(keys(&world).await, [""; 0]);
+    })
+    .await;
+}
+
+/// Deletes both Secrets and waits until the operator has seen it.
+async fn secrets_go(world: &World) {
+    delete_secret(world, "rabbit").await;
+    delete_secret(world, "redis").await;
+    let missing = |s: &Semaphore| has_reason(s, "Ready", "SecretNotFound");
+    world.until("deploy", "without Secret", PATIENCE, missing).await;
+    let missing = |q: &PressureQueue| has_reason(q, "Ready", "SecretNotFound");
+    world.until("frames", "without Secret", PATIENCE, missing).await;
+}
+
+#[tokio::test]
+async fn without_secret_and_memory_an_object_stays_until_it_is_forced_or_the_secret_is_back() {
+    in_a_world("forced", async |world| {
+        let mut operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.queue("frames", "bound: 3, deletionPolicy: Delete").await;
+        world.semaphore_ready("deploy").await;
+        world.queue_ready("frames").await;
+        secrets_go(&world).await;
+        operator.kill().await;
+        let _operator = world.operator().await;
+        delete::<Semaphore>(&world, "deploy").await;
+        delete::<PressureQueue>(&world, "frames").await;
+        let why = |(_, reason, message): (String, String, String)| {
+            reason == "SecretNotFound"
+                && message.contains("create it")
+                && message.contains(&format!("by its annotation {FORCE_FINALIZE}=true"))
+        };
+        world
+            .until("deploy", "waiting with a reason", PATIENCE, |s: &Semaphore| {
+                s.condition("Ready").is_some_and(why)
+            })
+            .await;
+        world
+            .until("frames", "waiting with a reason", PATIENCE, |q: &PressureQueue| {
+                q.condition("Ready").is_some_and(why)
+            })
+            .await;
+
+        let forced = serde_json::json!({"metadata": {"annotations": {FORCE_FINALIZE: "true"}}});
+        let patch = Patch::Merge(forced);
+        let api = world.api::<Semaphore>();
+        api.patch("deploy", &PatchParams::default(), &patch).await.unwrap();
+        until_gone::<Semaphore>(&world, "deploy", AT_ONCE).await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3), "left as it was");
+        let events = world.events("deploy").await;
+        assert!(events.iter().any(|(reason, ..)| reason == "ForceFinalized"), "{events:?}");
+
+        world.secret("redis", &[("uri", world.redis_url())]).await;
+        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+        assert_eq!(keys(&world).await, [""; 0], "cleaned up as soon as that was possible");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_that_never_had_a_connection_goes_at_once() {
+    in_a_world("never-connected", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.queue("frames", "deletionPolicy: Delete").await;
+        let nowhere = "{rabbitmqClusterReference: {connectionSecret: {name: nowhere}}}";
+        world.apply::<Semaphore>("nowhere", nowhere).await.unwrap();
+        world.apply::<Semaphore>("no-default", "{}").await.unwrap();
+        let nowhere =
+            "{redisReference: {connectionSecret: {name: nowhere}}, deletionPolicy: Delete}";
+        world.apply::<PressureQueue>("nowhere", nowhere).await.unwrap();
+        let missing = |s: &Semaphore| has_reason(s, "Ready", "SecretNotFound");
+        world.until("nowhere", "without Secret", PATIENCE, missing).await;
+        let missing = |s: &Semaphore| has_reason(s, "Ready", "NoConnection");
+        world.until("no-default", "without connection", PATIENCE, missing).await;
+        let missing = |q: &PressureQueue| has_reason(q, "Ready", "SecretNotFound");
+        world.until("nowhere", "without Secret", PATIENCE, missing).await;
+        delete::<Semaphore>(&world, "nowhere").await;
+        delete::<Semaphore>(&world, "no-default").await;
+        delete::<PressureQueue>(&world, "nowhere").await;
+        until_gone::<Semaphore>(&world, "nowhere", AT_ONCE).await;
+        until_gone::<Semaphore>(&world, "no-default", AT_ONCE).await;
+        until_gone::<PressureQueue>(&world, "nowhere", AT_ONCE).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_queue_whose_producer_died_waits_and_says_for_whom_until_the_role_is_given_back() {
+    in_a_world("dead-producer", async |world| {
+        let _operator = world.operator().await;
+        world.queue("frames", "bound: 1, deletionPolicy: Delete").await;
+        world.queue_ready("frames").await;
+        let queue = text(&world, "frames");
+        let elements = (0..2).map(|n| n.to_string());
+        let producer = Worker::produce(&queue, "media-7", elements).await;
+        until_blocked(&world, &producer, 1).await;
+        producer.kill().await;
+
+        delete::<PressureQueue>(&world, "frames").await;
+        let waits = world
+            .until("frames", "waiting", PATIENCE, |q: &PressureQueue| {
+                has_reason(q, "Ready", "CleaningUp")
+            })
+            .await;
+        let (_, _, message) = waits.condition("Ready").unwrap();
+        assert!(message.contains("once the producer media-7 gives the role back"), "{message}");
+        assert!(message.contains(FORCE_FINALIZE), "{message}");
+        // The queue exists for nobody any more, and its role is the dead one's still.
+        let mut client = TextClient::connect(&queue, "late").await.unwrap();
+        client.put("x").await.unwrap_err();
+        let free = format!("{}:producer_free", data(&world, "frames"));
+        let _: i64 = send(&world, &["LPUSH", &free, "0"]).await;
+        until_gone::<PressureQueue>(&world, "frames", AT_ONCE).await;
+        assert_eq!(keys(&world).await, [""; 0]);
+    })
+    .await;
+}

@@ -10,6 +10,10 @@
 
 #[path = "../support/environment.rs"]
 mod environment;
+#[path = "../support/own_server.rs"]
+mod own_server;
+#[path = "../support/pressure_text.rs"]
+mod pressure_text;
 #[path = "../support/world.rs"]
 mod world;
 
@@ -18,7 +22,9 @@ mod drift;
 mod holders;
 mod idle;
 mod kinds;
+mod lifecycle;
 mod outages;
+mod owners;
 mod queues;
 mod restarts;
 mod settings;

@@ -144,6 +144,35 @@ async fn the_same_bound_again_changes_nothing_while_a_producer_waits() {
 }
 
 #[tokio::test]
+async fn the_same_bound_again_changes_nothing_in_the_middle_of_a_put() {
+    let (place, store) = created(3).await;
+    let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
+    let () = place.run(&["SET", &place.key(":producer"), "slow"]).await;
+    let () = place.run(&["RPOP", &place.key(":not_full")]).await;
+    assert_eq!(set_bound(&store, &place, 3).await, Applied::AlreadySo);
+    assert_eq!(place.length(":not_full").await, 0, "the producer has the token");
+}
+
+#[tokio::test]
+async fn a_bound_lowered_to_the_length_or_below_leaves_no_room() {
+    for (bound, tokens) in [(4, 1), (3, 0), (2, 0)] {
+        let (place, store) = created(10).await;
+        let () = place.run(&["LPUSH", &place.key(""), "a", "b", "c"]).await;
+        assert_eq!(set_bound(&store, &place, bound).await, Applied::Done);
+        assert_eq!(place.length(":not_full").await, tokens, "bound {bound}");
+    }
+}
+
+#[tokio::test]
+async fn surplus_tokens_go_when_nobody_works_on_the_queue() {
+    let (place, store) = created(3).await;
+    let () = place.run(&["LPUSH", &place.key(":not_full"), "1", "1"]).await;
+    assert_eq!(set_bound(&store, &place, 3).await, Applied::Done);
+    assert_eq!(place.length(":not_full").await, 1);
+    assert_eq!(set_bound(&store, &place, 3).await, Applied::AlreadySo);
+}
+
+#[tokio::test]
 async fn a_change_of_the_bound_repeated_is_the_same_as_once() {
     for (from, to) in [(3, 5), (5, 3), (0, 4), (4, 0), (1, 1)] {
         let (place, store) = created(from).await;

@@ -101,27 +101,49 @@ async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
     assert!(place.dump().await.is_empty());
 }
 
-#[tokio::test]
-async fn waiters_without_a_role_are_woken_before_the_last_step() {
-    // A client that holds no role while it waits for room; both roles are free.
-    let (place, store) = created(1).await;
-    let () = place.run(&["RPOP", &place.key(":not_full")]).await;
-    let waiting = crate::redis_support::connect(&place.url).await;
-    let client: i64 =
-        redis::cmd("CLIENT").arg("ID").query_async(&mut waiting.clone()).await.unwrap();
-    let key = place.key(":not_full");
-    let mut connection = waiting.clone();
-    let waiter = tokio::spawn(async move {
-        let woken: Result<String, _> = redis::cmd("BLMOVE")
-            .arg(&[key.as_str(), key.as_str(), "RIGHT", "RIGHT", "0"])
-            .query_async(&mut connection)
-            .await;
-        woken
+/// A connection that sleeps in this blocking command, until it is answered.
+async fn waiter(place: &Place, command: &[&str]) -> tokio::task::JoinHandle<()> {
+    let mut connection = crate::redis_support::connect(&place.url).await;
+    let client: i64 = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await.unwrap();
+    let mut blocking = redis::cmd(command[0]);
+    blocking.arg(&command[1..]);
+    let task = tokio::spawn(async move {
+        let _: redis::Value = blocking.query_async(&mut connection).await.unwrap();
     });
     wait_until_blocked(&place.raw, client).await;
+    task
+}
+
+#[tokio::test]
+async fn waiters_without_a_role_are_woken_before_the_last_step() {
+    // Clients that hold no role while they wait, for room or for the end; both
+    // roles are free.
+    let (place, store) = created(1).await;
+    let () = place.run(&["RPOP", &place.key(":not_full")]).await;
+    let mut waiters = Vec::new();
+    for suffix in [":not_full", ":closed"] {
+        let key = place.key(suffix);
+        waiters.push(waiter(&place, &["BLMOVE", &key, &key, "RIGHT", "RIGHT", "0"]).await);
+    }
     delete_within_a_second(&store, &place).await;
-    tokio::time::timeout(A_SECOND, waiter).await.expect("woken").unwrap().unwrap();
+    for waiter in waiters {
+        tokio::time::timeout(A_SECOND, waiter).await.expect("woken").unwrap();
+    }
     assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_consumer_that_finds_the_mark_of_the_close_used_up_is_woken_too() {
+    let (place, store) = created(1).await;
+    let () = place.run(&["RPOP", &place.key(":consumer_free")]).await;
+    let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
+    let waiting = Deletion::WaitingFor { producer: None, consumer: Some(holder("slow")) };
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    // Others have popped both elements that the first step pushed.
+    let () = place.run(&["RPOP", &place.key(":closed"), "2"]).await;
+    let consumer = waiter(&place, &["BRPOP", &place.key(""), &place.key(":closed"), "0"]).await;
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    tokio::time::timeout(A_SECOND, consumer).await.expect("woken").unwrap();
 }
 
 #[tokio::test]

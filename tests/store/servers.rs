@@ -1,6 +1,8 @@
 //! What a server can do to a queue and to the store: restart, run full, be a
 //! replica or part of a cluster. Each on a private server.
 
+use std::time::Duration;
+
 use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
@@ -49,6 +51,25 @@ async fn a_connection_that_broke_unnoticed_costs_a_reader_nothing() {
     store.observe(&queue).await.unwrap();
     // A script that the new server has never seen is sent once more.
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+}
+
+#[tokio::test]
+async fn a_server_that_stalls_is_given_up_and_found_again() {
+    let server = PrivateRedis::start(&[]).await;
+    let place = Place::at(&server.url()).await;
+    let mut options = StoreOptions::new("the operator");
+    options.response_timeout = Duration::from_millis(200);
+    options.connect_timeout = Duration::from_millis(200);
+    let store = Store::new(place.settings(), options);
+    store.apply(&place.queue, &CREATE).await.unwrap();
+    let () = place.run(&["CLIENT", "PAUSE", "700", "ALL"]).await;
+    let err = store.observe(&place.queue).await.unwrap_err();
+    assert_eq!(err, StoreError::Timeout);
+    assert_eq!(err.class(), ErrorClass::Transient);
+    crate::redis_support::eventually("the server answers again", async || {
+        store.observe(&place.queue).await.is_ok_and(|seen| seen.bound == Some(3))
+    })
+    .await;
 }
 
 #[tokio::test]

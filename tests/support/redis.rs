@@ -219,7 +219,7 @@ pub struct PrivateRedis {
 impl PrivateRedis {
     /// Starts a server with these further arguments and waits until it answers.
     pub async fn start(arguments: &[&str]) -> Self {
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let directory = std::env::temp_dir().join(format!("lockkeeper-test-{}", random_word()));
         std::fs::create_dir(&directory).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|&arg| arg.to_owned()).collect();
@@ -236,7 +236,7 @@ impl PrivateRedis {
 
     /// Kills the server, at once and without saving.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
+        drop(self.child.stdin.take());
         self.child.wait().unwrap();
     }
 
@@ -247,7 +247,7 @@ impl PrivateRedis {
     }
 
     async fn wait_until_up(&self) {
-        eventually("the private Redis answers", async || {
+        eventually("the private Redis answers (is redis-server installed?)", async || {
             let client = redis::Client::open(self.url()).unwrap();
             client.get_multiplexed_async_connection().await.is_ok()
         })
@@ -255,21 +255,35 @@ impl PrivateRedis {
     }
 }
 
+/// A free port below those that connections leave from (while a killed server is
+/// down, none of them takes its port), and so is the port 10,000 above it, which
+/// a cluster's node listens on too.
+fn free_port() -> u16 {
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    std::iter::repeat_with(|| rand::random_range(12_000..22_000))
+        .find(|port| is_free(*port) && is_free(*port + 10_000))
+        .expect("a free port")
+}
+
+/// The server runs until our end of its input closes: so it also ends with a
+/// test process that was killed and dropped nothing.
 fn spawn(port: u16, arguments: &[String], directory: &std::path::Path) -> Child {
-    Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-        .args(["--appendonly", "no", "--dir"])
+    const RUN: &str = r#"redis-server "$@" </dev/null >/dev/null &
+        server=$!; cat >/dev/null; kill -9 $server; wait $server 2>/dev/null"#;
+    Command::new("sh")
+        .args(["-c", RUN, "sh", "--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--dir"])
         .arg(directory)
         .args(arguments)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
-        .expect("redis-server starts: install the package redis-server")
+        .expect("sh starts")
 }
 
 impl Drop for PrivateRedis {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        drop(self.child.stdin.take());
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }

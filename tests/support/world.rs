@@ -445,3 +445,10 @@ pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
+
+impl Operator {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+}
