@@ -3,11 +3,11 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store as Cache;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
+use super::events::Events;
 use super::fetch::Connections;
 use super::memory::Memories;
 use super::{pressure_queue, semaphore};
@@ -28,7 +28,7 @@ pub struct Context {
     /// The API server.
     pub client: Client,
     /// Where events go.
-    pub recorder: Recorder,
+    pub events: Events,
     /// Where brokers and stores come from.
     pub connections: Connections,
     /// How often to look.

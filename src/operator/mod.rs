@@ -5,6 +5,7 @@
 pub mod cleanup;
 pub mod context;
 pub mod error;
+pub mod events;
 pub mod fetch;
 pub mod memory;
 pub mod pressure_queue;
@@ -19,18 +20,20 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::ListParams;
+use kube::client::ClientBuilder;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tower::limit::ConcurrencyLimitLayer;
 use tracing::{Instrument, error, info, info_span, warn};
 
 use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
+use self::events::Events;
 use self::fetch::Connections;
 use self::report::Managed;
 use self::server::Readiness;
@@ -62,7 +65,7 @@ pub struct Options {
 pub enum OperatorError {
     /// There is no usable configuration for the API server.
     #[error("no Kubernetes API server to talk to: {0}; set KUBECONFIG, or run in a pod")]
-    NoCluster(#[source] kube::Error),
+    NoCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The HTTP address is taken or not ours.
     #[error("could not listen on {address}: {source}; choose another --http-address")]
     Listen {
@@ -79,7 +82,7 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 /// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
-    let client = Client::try_default().await.map_err(OperatorError::NoCluster)?;
+    let client = connect().await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
     let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
     // With port 0 the system has chosen one.
@@ -88,9 +91,11 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
 
+    let (events, publishing) = Events::new(client.clone());
+    let publishing = tokio::spawn(publishing);
     let ctx = Arc::new(Context {
         client: client.clone(),
-        recorder: Recorder::new(client.clone(), Reporter::from(FIELD_MANAGER)),
+        events,
         connections: Connections::new(
             client.clone(),
             options.rabbitmq.clone(),
@@ -137,10 +142,24 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         () = too_late => warn!("a reconcile did not end in time"),
     }
     stop.cancel();
+    publishing.abort();
     if let Ok(Err(error)) = serving.await {
         warn!(%error, "the HTTP server failed");
     }
     Ok(())
+}
+
+/// Most requests to the API server at a time. Each is a connection (the client
+/// speaks HTTP/1.1), with a TLS handshake and buffers on both sides; a start with
+/// a thousand objects would open a thousand. More than this are no faster.
+const REQUESTS_AT_ONCE: usize = 24;
+
+/// A client for the API server of this pod or of `KUBECONFIG`. Connects nothing.
+async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    let config = ClusterConfig::infer().await?;
+    // A watch counts only until its answer begins.
+    let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
+    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
 /// What is waited for until a kind is watched.

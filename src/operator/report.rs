@@ -309,8 +309,7 @@ async fn tell<K: Managed, D: Default>(
     }
 }
 
-/// Publishes one event. A failure is logged: events are a courtesy, and must not
-/// keep a lock from being right.
+/// Publishes one event.
 pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
     let event = Event {
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
@@ -320,21 +319,7 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
         secondary: None,
     };
     info!(reason = note.reason, note = note.message, "event");
-    match ctx.recorder.publish(&event, &object.object_ref(&())).await {
-        Ok(()) => {}
-        Err(error) if is_of_terminating_namespace(&error) => {
-            debug!(reason = note.reason, "a namespace that is going takes no new event");
-        }
-        Err(error) => warn!(%error, reason = note.reason, "could not publish an event"),
-    }
-}
-
-/// Whether it is only that nothing can be created in the namespace any more: the
-/// API server calls that forbidden, but no right is missing.
-fn is_of_terminating_namespace(error: &kube::Error) -> bool {
-    let kube::Error::Api(answer) = error else { return false };
-    let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
-    causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+    ctx.events.publish(event, object.object_ref(&())).await;
 }
 
 #[cfg(test)]

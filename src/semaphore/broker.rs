@@ -17,6 +17,11 @@ use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::plan::semaphore::SlotsSeen;
 
+/// Most semaphores changed at the same time. Each takes channels of the admin
+/// connection, of which a broker allows 2,047, and every new one costs it four
+/// processes; more changes than this are no faster.
+const CHANGES_AT_ONCE: usize = 32;
+
 /// How to behave towards a broker.
 #[derive(Clone, Debug)]
 pub struct BrokerOptions {
@@ -59,6 +64,8 @@ pub(super) struct Inner {
     probe_link: Arc<Link>,
     probes: Prober,
     pub local_locks: LocalLocks,
+    /// Turns to change something.
+    pub turns: Arc<tokio::sync::Semaphore>,
     /// Locks whose last change lost its connection with effects in flight.
     disturbed: Mutex<HashSet<LockName>>,
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
@@ -92,6 +99,7 @@ impl Broker {
             probes: Prober::new(Arc::clone(&probe_link)),
             probe_link,
             local_locks: LocalLocks::default(),
+            turns: Arc::new(tokio::sync::Semaphore::new(CHANGES_AT_ONCE)),
             disturbed: Mutex::default(),
             identity: Mutex::default(),
             facts,

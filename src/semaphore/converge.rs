@@ -94,6 +94,7 @@ impl Change {
         let broker = Arc::clone(&self.broker);
         let mut mutex = AdminMutex::take(
             &broker.admin,
+            &broker.turns,
             &broker.local_locks,
             &self.lock,
             broker.options.mutex_patience,
@@ -133,8 +134,15 @@ impl Change {
             return Err(error);
         }
         self.go_on(lane)?;
-        let seen = self.broker.observe(&self.lock, self.sweep_to, self.sweep_to).await?;
+        // Nobody holds a slot that can't have existed.
+        let holders_to = self.once_there().max(before.highest());
+        let seen = self.broker.observe(&self.lock, self.sweep_to, holders_to).await?;
         Ok(Converged { seen, declared, deleted })
+    }
+
+    /// The highest slot that was there once or is wished for.
+    fn once_there(&self) -> u32 {
+        self.sweep_to.saturating_sub(self.wish.overshoot)
     }
 
     /// Whether to start the next effect.
@@ -152,8 +160,7 @@ impl Change {
     /// be back with its node. Slots that are to be declared tell by that; here
     /// those are asked for that existed once and should not exist any more.
     async fn check_nodes(&self, lane: &mut Lane, before: &SlotsSeen) -> Result<(), BrokerError> {
-        let once = self.sweep_to.saturating_sub(self.wish.overshoot);
-        let missing: Vec<String> = (self.wish.slots + 1..=once)
+        let missing: Vec<String> = (self.wish.slots + 1..=self.once_there())
             .filter(|slot| !before.slots.contains(slot))
             .map(|slot| self.lock.slot_queue(slot))
             .collect();
@@ -231,32 +238,66 @@ impl Change {
     ) -> Result<u32, BrokerError> {
         let names: Vec<String> =
             plan.delete.iter().map(|slot| self.lock.slot_queue(*slot)).collect();
+        let mut chunks = names.chunks(CHECKED_TOGETHER);
+        let Some(mut chunk) = chunks.next() else { return Ok(0) };
+        self.go_on(lane)?;
+        let mut second = Lane::take(lane.conn()).await?;
+        let mut all_ours = are_ours(&mut second, chunk).await?;
         let mut deleted = 0;
-        for some in names.chunks(CHECKED_TOGETHER) {
-            self.go_on(lane)?;
-            // A queue with other arguments isn't ours to delete. Asking for
-            // many at once costs little; one refusal, and each is asked for.
-            let all_ours = match lane.check_slots(some).await {
-                Ok(()) => true,
-                Err(BrokerError::IncompatibleQueue { .. }) => false,
-                Err(error) => return Err(error),
-            };
-            for name in some {
-                self.go_on(lane)?;
-                let ours = if all_ours { Ok(()) } else { lane.declare_slot(name).await };
-                let gone = match ours {
-                    Ok(()) => lane.delete(name).await,
-                    Err(error) => Err(error),
-                };
-                match gone {
-                    Ok(()) => deleted += 1,
-                    Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-                        in_the_way.get_or_insert(error);
-                    }
-                    Err(error) => return Err(error),
+        loop {
+            // While these are deleted, the next ones are checked already.
+            let following = chunks.next();
+            let check = async {
+                match following {
+                    Some(next) => are_ours(&mut second, next).await,
+                    None => Ok(true),
                 }
+            };
+            let delete = self.delete_chunk(lane, chunk, all_ours, in_the_way);
+            let (gone, checked) = futures::join!(delete, check);
+            deleted += gone?;
+            all_ours = checked?;
+            match following {
+                Some(next) => chunk = next,
+                None => return Ok(deleted),
+            }
+        }
+    }
+
+    async fn delete_chunk(
+        &self,
+        lane: &mut Lane,
+        names: &[String],
+        all_ours: bool,
+        in_the_way: &mut Option<BrokerError>,
+    ) -> Result<u32, BrokerError> {
+        let mut deleted = 0;
+        for name in names {
+            self.go_on(lane)?;
+            let ours = if all_ours { Ok(()) } else { lane.declare_slot(name).await };
+            let gone = match ours {
+                Ok(()) => lane.delete(name).await,
+                Err(error) => Err(error),
+            };
+            match gone {
+                Ok(()) => deleted += 1,
+                Err(error @ BrokerError::IncompatibleQueue { .. }) => {
+                    in_the_way.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(deleted)
+    }
+}
+
+/// Whether all of these are slot queues of ours: one with other arguments is not
+/// ours to delete. Asking for many at once costs little; after a refusal, each
+/// is asked for.
+async fn are_ours(lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
+    match lane.check_slots(names).await {
+        Ok(()) => Ok(true),
+        Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }

@@ -10,9 +10,10 @@ use futures::future::{BoxFuture, FutureExt, Shared};
 use futures::stream::{self, StreamExt};
 use tokio::task::AbortHandle;
 
-use super::management::{ListedQueue, Management, Owner};
+use super::management::{Management, Owner};
+use super::marks::Marks;
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::naming::LockName;
 use crate::plan::semaphore::{Holder, HolderFacts, SlotsSeen, describe_holders};
 
 /// How long an observation waits for facts at most.
@@ -53,7 +54,8 @@ pub struct Holders {
 
 /// The cached facts of one virtual host.
 pub(super) struct Facts {
-    management: Option<Management>,
+    management: Option<Arc<Management>>,
+    marks: Option<Marks>,
     interval: Duration,
     state: Mutex<State>,
 }
@@ -99,7 +101,9 @@ impl Occupant {
 
 impl Facts {
     pub fn new(settings: &RabbitmqSettings, interval: Duration) -> Self {
-        Self { management: Management::new(settings), interval, state: Mutex::default() }
+        let management = Management::new(settings).map(Arc::new);
+        let marks = management.clone().map(Marks::new);
+        Self { management, marks, interval, state: Mutex::default() }
     }
 
     pub fn has_management(&self) -> bool {
@@ -108,12 +112,7 @@ impl Facts {
 
     /// The highest slot in any of the lock's queues; `None` if the API can't say.
     pub async fn highest_slot(&self, lock: &LockName) -> Option<u32> {
-        let pattern = format!("^{}-[0-9]+-[AB]$", escaped(lock.as_str()));
-        let queues = self.management.as_ref()?.queues_matching(&pattern).await.ok()?;
-        let slot = |queue: &ListedQueue| {
-            lock.slot_of_slot_queue(&queue.name).or_else(|| lock.slot_of_holder_queue(&queue.name))
-        };
-        Some(queues.iter().filter_map(slot).filter(|s| *s <= MAX_SLOTS).max().unwrap_or(0))
+        self.marks.as_ref()?.highest_slot(lock).await
     }
 
     /// The cluster's own id, if the API tells it to our user.
@@ -334,16 +333,4 @@ fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
         connection: None,
         user: None,
     }
-}
-
-/// A name as a pattern that matches it only.
-fn escaped(name: &str) -> String {
-    let mut pattern = String::with_capacity(name.len() * 2);
-    for c in name.chars() {
-        if c.is_ascii() && !c.is_ascii_alphanumeric() {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern
 }

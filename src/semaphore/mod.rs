@@ -12,6 +12,7 @@ mod identity;
 mod lane;
 mod link;
 mod management;
+mod marks;
 mod mutex;
 mod probe;
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::error::BrokerError;
@@ -45,18 +45,23 @@ pub(super) struct AdminMutex {
     pub lane: Lane,
     queue: String,
     released: bool,
+    _turn: OwnedSemaphorePermit,
     _local: OwnedMutexGuard<()>,
 }
 
 impl AdminMutex {
-    /// Takes the mutex, trying for `patience` with full jitter.
+    /// Takes the mutex, trying for `patience` with full jitter. A turn of
+    /// `turns` is waited for before that, and kept while the mutex is; between
+    /// two tries somebody else may have it.
     pub async fn take(
         link: &Link,
+        turns: &Arc<Semaphore>,
         locks: &LocalLocks,
         lock: &LockName,
         patience: Duration,
         cancel: &CancellationToken,
     ) -> Result<Self, BrokerError> {
+        let mut turn = Some(wait_for_turn(turns, cancel).await?);
         let start = Instant::now();
         let queue = lock.admin_mutex().to_owned();
         let busy = || BrokerError::MutexBusy { queue: queue.clone(), waited: start.elapsed() };
@@ -64,26 +69,31 @@ impl AdminMutex {
             () = cancel.cancelled() => return Err(BrokerError::Interrupted),
             local = tokio::time::timeout(patience, locks.lock(lock)) => local.map_err(|_| busy())?,
         };
-        let mut lane = Lane::take(&link.get().await?).await?;
         let mut pause = PAUSES.0;
-        loop {
+        let mut lane = loop {
+            let now = match turn.take() {
+                Some(first) => first,
+                None => wait_for_turn(turns, cancel).await?,
+            };
+            let mut lane = Lane::take(&link.get().await?).await?;
             match lane.declare_exclusive(&queue, exclusive_arguments()).await? {
                 Declared::Ok => {
-                    return Ok(Self { lane, queue, released: false, _local: local });
+                    return Ok(Self { lane, queue, released: false, _turn: now, _local: local });
                 }
                 Declared::Locked(_) => {}
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
-                break;
+                break lane;
             }
+            drop((lane, now));
             let jittered = rand::random_range(Duration::ZERO..=pause).min(left);
             tokio::select! {
                 () = cancel.cancelled() => return Err(BrokerError::Interrupted),
                 () = tokio::time::sleep(jittered) => {}
             }
             pause = (pause * 2).min(PAUSES.1);
-        }
+        };
         // An ordinary queue of that name is refused with the same code, and
         // waiting for it would never end.
         match lane.look(&queue).await? {
@@ -102,6 +112,17 @@ impl AdminMutex {
             // Then dropping ends the connection.
             Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),
         }
+    }
+}
+
+async fn wait_for_turn(
+    turns: &Arc<Semaphore>,
+    cancel: &CancellationToken,
+) -> Result<OwnedSemaphorePermit, BrokerError> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(BrokerError::Interrupted),
+        // Fails only if it is closed, which nobody does.
+        turn = Arc::clone(turns).acquire_owned() => turn.map_err(|_| BrokerError::Interrupted),
     }
 }
 

@@ -116,6 +116,27 @@ async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_locks_that_ask_at_once_are_each_told_their_own_highest_slot() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    // Names that differ in what means something in a pattern, and look like others'
+    // slots; so many that they don't fit into one question.
+    let locks: Vec<(LockName, u32)> = (0..150)
+        .map(|n| (LockName::new(format!("ci.(a|b)-{n}-{}", "long".repeat(5))).unwrap(), n % 4))
+        .collect();
+    for (lock, highest) in &locks {
+        if *highest > 0 {
+            vhost.declare(&lock.slot_queue(*highest), serde_json::json!({"durable": true})).await;
+        }
+    }
+    let found = locks.iter().map(|(lock, _)| broker.find_mark(lock, 16));
+    let found: Vec<_> = futures::future::join_all(found).await;
+    for ((lock, highest), found) in locks.iter().zip(found) {
+        assert_eq!(found, Ok(*highest), "{lock}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_administrators_with_the_same_wish_end_with_the_exact_set() {
     let vhost = Vhost::create().await;
     let (one, other) = (broker(&vhost), broker(&vhost));

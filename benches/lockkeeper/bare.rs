@@ -1,0 +1,101 @@
+//! The bare server operations, by lapin alone: what anybody who did only the
+//! necessary would send, with nothing looked at and nothing checked.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::{join_all, try_join_all};
+use lapin::options::{
+    BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Confirmation, Connection};
+
+use crate::Result;
+
+/// What a slot queue of the guideline is declared with.
+fn slot_arguments() -> FieldTable {
+    let mut arguments = mutex_arguments();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    arguments
+}
+
+/// What an admin mutex is declared with.
+fn mutex_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    arguments
+}
+
+/// Declares one slot queue.
+pub async fn declare(channel: &Channel, name: &str) -> Result<()> {
+    channel.queue_declare(name.into(), QueueDeclareOptions::durable(), slot_arguments()).await?;
+    Ok(())
+}
+
+/// Declares the admin mutex `lock` and one slot queue, and deletes the mutex.
+pub async fn make_under_mutex(channel: &Channel, lock: &str, slot: &str) -> Result<()> {
+    let exclusive = QueueDeclareOptions::exclusive();
+    channel.queue_declare(lock.into(), exclusive, mutex_arguments()).await?;
+    declare(channel, slot).await?;
+    channel.queue_delete(lock.into(), QueueDeleteOptions::default()).await?;
+    Ok(())
+}
+
+/// Declares all queues, over as many channels as given, each waiting for its
+/// answer before the next declare.
+pub async fn declare_all(channels: &[Channel], names: &[String]) -> Result<Duration> {
+    let next = AtomicUsize::new(0);
+    let start = Instant::now();
+    try_join_all(channels.iter().map(async |channel| {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            declare(channel, name).await?;
+        }
+        Result::<()>::Ok(())
+    }))
+    .await?;
+    Ok(start.elapsed())
+}
+
+/// Deletes all queues, one at a time, the last one first.
+pub async fn delete_all(channel: &Channel, names: &[String]) -> Result<Duration> {
+    let start = Instant::now();
+    for name in names.iter().rev() {
+        channel.queue_delete(name.as_str().into(), QueueDeleteOptions::default()).await?;
+    }
+    Ok(start.elapsed())
+}
+
+/// Probes which queues are missing, in batches on one channel; the names must
+/// have been made before, so that only the wire is measured.
+pub async fn probe_all(
+    connection: &Connection,
+    names: Vec<ShortString>,
+) -> Result<(Duration, usize)> {
+    /// As many as keep the channel busy; larger batches are no faster.
+    const BATCH: usize = 1000;
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    let start = Instant::now();
+    let mut missing = HashSet::new();
+    for batch in names.chunks(BATCH) {
+        let answers = join_all(batch.iter().map(async |name| {
+            let options = BasicPublishOptions { mandatory: true, immediate: false };
+            let properties = BasicProperties::default().with_expiration("0".into());
+            let sent = channel.basic_publish("".into(), name.clone(), options, &[], properties);
+            sent.await?.await
+        }));
+        for answer in answers.await {
+            if let Confirmation::Ack(Some(returned)) = answer? {
+                missing.insert(returned.routing_key.as_str().to_owned());
+            }
+        }
+    }
+    Ok((start.elapsed(), missing.len()))
+}
+
+/// Opens channels.
+pub async fn channels(connection: &Connection, count: usize) -> Result<Vec<Channel>> {
+    Ok(try_join_all((0..count).map(|_| connection.create_channel())).await?)
+}

@@ -1,0 +1,97 @@
+//! What Lockkeeper costs over the bare operations of the servers beneath it, as
+//! one table; ends with an error if a goal is missed. Needs fresh servers, which
+//! `dev/bench` starts.
+
+mod bare;
+mod objects;
+mod observe;
+mod place;
+mod resize;
+mod table;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use lockkeeper::api::Semaphore;
+
+use crate::place::Place;
+use crate::table::Table;
+
+/// Whatever goes wrong ends the run.
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Objects written at the same time, by the bare run and by whoever creates the
+/// objects for the operator: enough to keep two cores of servers busy.
+const CONCURRENCY: usize = 32;
+
+/// Sizes; goals are judged only at the default ones.
+#[derive(Parser)]
+struct Options {
+    /// Sizes to resize a semaphore to
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1000])]
+    slots: Vec<u32>,
+    /// Locks to observe
+    #[arg(long, default_value_t = 1000)]
+    locks: usize,
+    /// Objects to create
+    #[arg(long, default_value_t = 1000)]
+    objects: usize,
+    /// Rounds of a resize; of what is over sooner, three times as many
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Rounds of objects
+    #[arg(long, default_value_t = 3)]
+    object_rounds: usize,
+    /// Seconds until the operator's memory is read
+    #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
+    rest: Option<Duration>,
+    /// Measure this alone
+    #[arg(long, value_parser = ["resize", "observe", "objects"])]
+    only: Option<String>,
+    /// Given by cargo bench
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let place = Place::new().await?;
+    let cores = std::thread::available_parallelism()?;
+    let servers = place.versions().await?;
+    let build = if cfg!(debug_assertions) { "a debug build, which says little" } else { "release" };
+    println!("{servers}; {cores} cores; {build}; {CONCURRENCY} writers\n");
+
+    let mut table = Table::default();
+    let wanted = |part: &str| options.only.as_ref().is_none_or(|only| only == part);
+    if wanted("resize") {
+        resize::run(&place, &options, &mut table).await?;
+    }
+    if wanted("observe") {
+        observe::run(&place, &options, &mut table).await?;
+    }
+    if wanted("objects") {
+        objects::run(&place, &options, &mut table).await?;
+    }
+    place.end().await?;
+
+    println!();
+    let missed = table.print();
+    if missed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\ngoals missed: {}", missed.iter().map(|m| m.trim()).collect::<Vec<_>>().join("; "));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Whether Ready is true for the newest spec.
+fn is_ready(object: &Semaphore) -> bool {
+    object.status.as_ref().is_some_and(|status| {
+        status.conditions.iter().any(|c| {
+            c.type_ == "Ready"
+                && c.status == "True"
+                && c.observed_generation == object.metadata.generation
+        })
+    })
+}

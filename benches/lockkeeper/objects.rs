@@ -1,0 +1,194 @@
+//! Many Semaphores of one slot, from create to all Ready, and what an operator
+//! weighs that has them. The bare run sends the same writes to both servers,
+//! without an operator, and is watched in the same way.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, ResourceExt};
+use lapin::Channel;
+use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
+use lockkeeper::plan::naming::LockName;
+use tokio::sync::oneshot;
+
+use crate::place::{PATIENCE, Place, concurrently};
+use crate::table::{MEMORY_MIB, NEIGHBOUR, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
+use crate::{CONCURRENCY, Options, Result, bare, is_ready};
+
+/// How many objects the goals are about.
+const GOAL_AT: usize = 1000;
+
+/// Until an operator counts as at rest: every object observed, every drift
+/// sweep done once, all events out.
+const REST: Duration = Duration::from_secs(45);
+
+/// Measures in several rounds, bare and ours in turn.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let names: Vec<String> = (0..options.objects).map(|n| format!("object-{n:04}")).collect();
+    let mut pairs = Vec::new();
+    let (mut rest, mut peak) = (0.0, 0.0);
+    let mut processor = Vec::new();
+    for round in 1..=options.object_rounds {
+        let first = bare_run(place, &names).await?;
+        let operator = place.operator().await?;
+        let before = operator.processor_seconds()?;
+        let ours = our_run(place, &names).await?;
+        processor.push(operator.processor_seconds()? - before);
+        if round == options.object_rounds {
+            tokio::time::sleep(options.rest.unwrap_or(REST)).await;
+            (rest, peak) = operator.memory()?;
+        }
+        place.clear(false).await?;
+        operator.stop().await?;
+        let last = bare_run(place, &names).await?;
+        println!("    bare {first:.2?}, ours {ours:.2?}, bare {last:.2?}");
+        pairs.push(Pair { bare: (first + last) / 2, ours });
+    }
+
+    let count = names.len();
+    let goal = |goal| (count == GOAL_AT).then_some(goal);
+    let what = format!("{count} objects, create to all Ready");
+    table.time(&what, &pairs, goal(OBJECTS));
+    let ours = median(pairs.iter().map(|pair| pair.ours.as_secs_f64()));
+    let of_neighbour = ours / NEIGHBOUR.as_secs_f64();
+    let what = format!("  of the neighbour's {:.1} s for 1000", NEIGHBOUR.as_secs_f64());
+    table.figure(&what, format!("{ours:.2} s"), of_neighbour, goal(OF_THE_NEIGHBOUR));
+    let spent = median(processor.into_iter());
+    table.figure("  operator's processor time, s", format!("{spent:.2} s"), spent, None);
+    let what = format!("operator memory at rest, {count} objects, MiB");
+    table.figure(&what, format!("{rest:.1} MiB"), rest, goal(MEMORY_MIB));
+    table.figure("  at its highest, MiB", format!("{peak:.1} MiB"), peak, None);
+    Ok(())
+}
+
+async fn our_run(place: &Place, names: &[String]) -> Result<Duration> {
+    let api = place.semaphores();
+    let all_ready = watch(&api, names.len()).await?;
+    let start = Instant::now();
+    concurrently(names, async |name| create(&api, name).await).await?;
+    all_ready.await??;
+    Ok(start.elapsed())
+}
+
+/// What the operator sends for each object, [`CONCURRENCY`] objects at a time.
+async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
+    let api = place.semaphores();
+    let connection = place.amqp().await?;
+    let idle = Mutex::new(bare::channels(&connection, CONCURRENCY).await?);
+
+    let all_ready = watch(&api, names.len()).await?;
+    let start = Instant::now();
+    concurrently(names, async |name| {
+        create(&api, name).await?;
+        let finalizers = serde_json::json!({"metadata": {"finalizers": [FINALIZER]}});
+        let object = api.patch(name, &PatchParams::default(), &Patch::Merge(finalizers)).await?;
+        let channel = take(&idle).ok_or("no channel left")?;
+        let lock = LockName::new(format!("{}.{name}", place.name))?;
+        bare::make_under_mutex(&channel, lock.as_str(), &lock.slot_queue(1)).await?;
+        give_back(&idle, channel);
+        let body = serde_json::json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": name, "uid": object.uid()}, "status": status(&object, &lock),
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        api.patch_status(name, &params, &Patch::Apply(body)).await?;
+        Ok(())
+    })
+    .await?;
+    all_ready.await??;
+    let took = start.elapsed();
+
+    place.clear(true).await?;
+    let channel = connection.create_channel().await?;
+    let slots: Vec<String> =
+        names.iter().map(|name| format!("{}.{name}-1-A", place.name)).collect();
+    bare::delete_all(&channel, &slots).await?;
+    Ok(took)
+}
+
+async fn create(api: &Api<Semaphore>, name: &str) -> Result<()> {
+    let body = serde_json::json!({
+        "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+        "metadata": {"name": name}, "spec": {"slots": 1},
+    });
+    api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
+    Ok(())
+}
+
+fn take(idle: &Mutex<Vec<Channel>>) -> Option<Channel> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+}
+
+fn give_back(idle: &Mutex<Vec<Channel>>, channel: Channel) {
+    idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+}
+
+/// As the operator reports a semaphore of one free slot.
+fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
+    let condition = |type_: &str, status: &str, reason: &str, message: &str| Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        observed_generation: object.metadata.generation,
+        last_transition_time: Time(
+            Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+        ),
+    };
+    SemaphoreStatus {
+        observed_generation: object.metadata.generation,
+        lock_name: Some(lock.as_str().to_owned()),
+        backend: Some("127.0.0.1:25672/bench-01234567".to_owned()),
+        slots: Some(1),
+        held: Some(0),
+        free: Some(1),
+        draining: Some(0),
+        highest_slot: Some(1),
+        selector: Some(format!("lockkeeper.dev/semaphore={}", object.name_any())),
+        holders_summary: Some(String::new()),
+        conditions: vec![
+            condition("Ready", "True", "InSync", "The broker has exactly the wanted 1 slot"),
+            condition("BackendReachable", "True", "Connected", "The server answers"),
+            condition("Drained", "True", "NoneDraining", "No holder is above the count"),
+            condition("Saturated", "False", "SlotsFree", "A slot may be taken"),
+        ],
+        ..SemaphoreStatus::default()
+    }
+}
+
+/// Begins to watch; the answer comes when this many objects are Ready.
+async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
+    let version = api
+        .list_metadata(&kube::api::ListParams::default().limit(1))
+        .await?
+        .metadata
+        .resource_version
+        .ok_or("a list without version")?;
+    let mut events = api.watch(&WatchParams::default(), &version).await?.boxed();
+    let (answer, all_ready) = oneshot::channel();
+    let counting = async move {
+        let mut ready = HashSet::new();
+        while ready.len() < count {
+            let event = tokio::time::timeout(PATIENCE, events.next())
+                .await
+                .map_err(|_| format!("{} of {count} objects are Ready", ready.len()))?;
+            match event.ok_or("the watch ended")?? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) if is_ready(&object) => {
+                    ready.insert(object.name_any());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    tokio::spawn(async move {
+        // Nobody waits any more if the run failed before.
+        let _ = answer.send(counting.await);
+    });
+    Ok(all_ready)
+}

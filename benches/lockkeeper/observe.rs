@@ -1,0 +1,73 @@
+//! Looking at many locks: which of their slots exist and which are held, beside
+//! bare probes of the same queues.
+
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use lapin::types::ShortString;
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::semaphore::Broker;
+
+use crate::place::Place;
+use crate::table::{OBSERVE, Pair, Table};
+use crate::{Options, Result, bare};
+
+/// Slots of each lock.
+const SLOTS: u32 = 10;
+
+/// How many locks the goal is about.
+const GOAL_AT: usize = 1000;
+
+/// Measures in several rounds.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let locks = (0..options.locks)
+        .map(|lock| LockName::new(format!("{}.observed-{lock}", place.name)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let slots: Vec<String> =
+        locks.iter().flat_map(|lock| (1..=SLOTS).map(|slot| lock.slot_queue(slot))).collect();
+    let connection = place.amqp().await?;
+    let channels = bare::channels(&connection, 16).await?;
+    bare::declare_all(&channels, &slots).await?;
+
+    let broker = place.broker()?;
+    let mut pairs = Vec::new();
+    for round in 0..=options.rounds * 3 {
+        let first = bare_look(&connection, &locks).await?;
+        let ours = look(&broker, &locks).await?;
+        let last = bare_look(&connection, &locks).await?;
+        if round > 0 {
+            pairs.push(Pair { bare: (first + last) / 2, ours });
+        }
+    }
+    let goal = (options.locks == GOAL_AT).then_some(OBSERVE);
+    table.time(&format!("observe {} locks × {SLOTS} slots", options.locks), &pairs, goal);
+    Ok(())
+}
+
+async fn bare_look(connection: &lapin::Connection, locks: &[LockName]) -> Result<Duration> {
+    let mut names = Vec::new();
+    for lock in locks {
+        let slots = (1..=SLOTS).map(|slot| lock.slot_queue(slot));
+        let holders = (1..=SLOTS).map(|slot| lock.holder_queue(slot));
+        for name in slots.chain(holders) {
+            names.push(ShortString::try_new(name.as_str())?);
+        }
+    }
+    let (took, missing) = bare::probe_all(connection, names).await?;
+    // All slots are there, and nobody holds one.
+    if missing != locks.len() * SLOTS as usize {
+        return Err(format!("{missing} queues missing").into());
+    }
+    Ok(took)
+}
+
+/// All at once, as the operator's reconciles do.
+async fn look(broker: &Broker, locks: &[LockName]) -> Result<Duration> {
+    let start = Instant::now();
+    let seen = try_join_all(locks.iter().map(|lock| broker.observe(lock, SLOTS, SLOTS))).await?;
+    let took = start.elapsed();
+    if !seen.iter().all(|seen| seen.is_as_wished(SLOTS) && seen.held.is_empty()) {
+        return Err("not what is there was seen".into());
+    }
+    Ok(took)
+}

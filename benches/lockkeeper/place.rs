@@ -1,0 +1,207 @@
+//! Where measurements take place: a namespace and a vhost of this run's own,
+//! and an operator process under the chart's service account.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use lockkeeper::api::Semaphore;
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::semaphore::{Broker, BrokerOptions};
+use tokio::process::{Child, Command};
+
+use crate::{CONCURRENCY, Result};
+
+/// How long anything may take before the run is given up.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// This run's servers, and its own corner of them.
+pub struct Place {
+    /// The API server, as administrator.
+    pub client: Client,
+    /// This run's namespace, which is also its vhost.
+    pub name: String,
+    /// The broker in this run's vhost.
+    pub amqp_url: String,
+    management_url: String,
+    directory: String,
+    operator_kubeconfig: String,
+}
+
+fn variable(name: &str) -> Result<String> {
+    std::env::var(name).map_err(|_| format!("{name} is not set: run make bench").into())
+}
+
+impl Place {
+    /// Makes namespace and vhost.
+    pub async fn new() -> Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        variable("KUBECONFIG")?;
+        let name = format!("bench-{:08x}", rand::random::<u32>());
+        let base = variable("AMQP_URL")?;
+        let at = base.rfind('/').ok_or("AMQP_URL names no vhost")?;
+        let place = Self {
+            client: Client::try_default().await?,
+            amqp_url: format!("{}/{name}", &base[..at]),
+            name,
+            management_url: variable("RABBITMQ_MANAGEMENT_URL")?,
+            directory: variable("LOCKKEEPER_DEV_DIR")?,
+            operator_kubeconfig: variable("LOCKKEEPER_OPERATOR_KUBECONFIG")?,
+        };
+        let vhost = format!("{}/api/vhosts/{}", place.management_url, place.name);
+        reqwest::Client::new().put(vhost).send().await?.error_for_status()?;
+        let namespace = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": place.name}
+        }))?;
+        let namespaces: Api<Namespace> = Api::all(place.client.clone());
+        namespaces.create(&PostParams::default(), &namespace).await?;
+        Ok(place)
+    }
+
+    /// Removes both.
+    pub async fn end(self) -> Result<()> {
+        let vhost = format!("{}/api/vhosts/{}", self.management_url, self.name);
+        reqwest::Client::new().delete(vhost).send().await?.error_for_status()?;
+        let namespaces: Api<Namespace> = Api::all(self.client);
+        namespaces.delete(&self.name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// The versions of the servers.
+    pub async fn versions(&self) -> Result<String> {
+        let kubernetes = self.client.apiserver_version().await?.git_version;
+        let overview: serde_json::Value = reqwest::Client::new()
+            .get(format!("{}/api/overview", self.management_url))
+            .send()
+            .await?
+            .json()
+            .await?;
+        let text = |key: &str| overview[key].as_str().unwrap_or("?").to_owned();
+        Ok(format!(
+            "Kubernetes {kubernetes}, RabbitMQ {} on Erlang {}",
+            text("rabbitmq_version"),
+            text("erlang_version"),
+        ))
+    }
+
+    /// The library's handle on the broker.
+    pub fn broker(&self) -> Result<Broker> {
+        let settings = RabbitmqSettings::from_urls(&self.amqp_url, Some(&self.management_url))?;
+        Ok(Broker::new(settings, BrokerOptions::default()))
+    }
+
+    /// A connection that is not the library's.
+    pub async fn amqp(&self) -> Result<lapin::Connection> {
+        let properties = lapin::ConnectionProperties::default();
+        Ok(lapin::Connection::connect(&self.amqp_url, properties).await?)
+    }
+
+    /// This run's Semaphores.
+    pub fn semaphores(&self) -> Api<Semaphore> {
+        Api::namespaced(self.client.clone(), &self.name)
+    }
+
+    /// Deletes every Semaphore and waits until all are gone: `bare` without an
+    /// operator, whose finalizers are then taken off here.
+    pub async fn clear(&self, bare: bool) -> Result<()> {
+        let api = self.semaphores();
+        let objects = api.list(&ListParams::default()).await?.items;
+        stream::iter(objects.iter().map(Ok))
+            .try_for_each_concurrent(CONCURRENCY, |object| {
+                let (api, name) = (api.clone(), object.name_any());
+                async move {
+                    if bare {
+                        let free = serde_json::json!({"metadata": {"finalizers": null}});
+                        api.patch(&name, &PatchParams::default(), &Patch::Merge(free)).await?;
+                    }
+                    api.delete(&name, &DeleteParams::default()).await.map(|_| ())
+                }
+            })
+            .await?;
+        let start = Instant::now();
+        while !api.list_metadata(&ListParams::default()).await?.items.is_empty() {
+            if start.elapsed() > PATIENCE {
+                return Err("not every object went away".into());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
+    }
+
+    /// Starts an operator for this namespace with the default rhythm, with the
+    /// vhost as its default connection, and waits until it watches.
+    pub async fn operator(&self) -> Result<Operator> {
+        let log = format!("{}/bench-operator.log", self.directory);
+        let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+            .args(["operator", "--http-address", "127.0.0.1:0", "--watch-namespace", &self.name])
+            .env("KUBECONFIG", &self.operator_kubeconfig)
+            .env("AMQP_URL", &self.amqp_url)
+            .env("RABBITMQ_MANAGEMENT_URL", &self.management_url)
+            .env_remove("REDIS_URL")
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(&log)?)
+            .kill_on_drop(true)
+            .spawn()?;
+        let start = Instant::now();
+        while std::fs::read_to_string(&log)?.matches(" watching ").count() < 2 {
+            if start.elapsed() > PATIENCE {
+                return Err(format!("the operator does not watch; its log is {log}").into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Operator { child })
+    }
+}
+
+/// An operator process, which ends with this.
+pub struct Operator {
+    child: Child,
+}
+
+impl Operator {
+    /// Resident memory now and at its highest, in MiB.
+    pub fn memory(&self) -> Result<(f64, f64)> {
+        let pid = self.child.id().ok_or("the operator has ended")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let mib = |key: &str| -> Result<f64> {
+            let line = status.lines().find(|line| line.starts_with(key));
+            let kib: f64 =
+                line.and_then(|l| l.split_whitespace().nth(1)).ok_or("no such line")?.parse()?;
+            Ok(kib / 1024.0)
+        };
+        Ok((mib("VmRSS:")?, mib("VmHWM:")?))
+    }
+
+    /// Processor time used so far, in seconds.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        let pid = self.child.id().ok_or("the operator has ended")?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let after_name = stat.rsplit(") ").next().unwrap_or_default();
+        let fields: Vec<&str> = after_name.split(' ').collect();
+        // utime and stime, in the 100 ticks a second that Linux shows to users.
+        Ok((fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / 100.0)
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn stop(mut self) -> Result<()> {
+        if let Some(pid) = self.child.id() {
+            Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+        }
+        tokio::time::timeout(PATIENCE, self.child.wait()).await??;
+        Ok(())
+    }
+}
+
+/// Runs `one` for each item, [`CONCURRENCY`] at a time.
+pub async fn concurrently<T, F>(
+    items: impl IntoIterator<Item = T>,
+    one: impl Fn(T) -> F,
+) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
+    stream::iter(items).map(one).buffer_unordered(CONCURRENCY).try_collect::<()>().await
+}

@@ -1,0 +1,138 @@
+//! One semaphore from no slots to many and back: by the library, and by an
+//! operator from the change of the spec to Ready, each beside bare declares
+//! and deletes of as many queues.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use lockkeeper::api::Semaphore;
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, sweep_to};
+use lockkeeper::semaphore::Broker;
+use tokio_util::sync::CancellationToken;
+
+use crate::place::{PATIENCE, Place};
+use crate::table::{GROW, Pair, SHRINK, Table};
+use crate::{Options, Result, bare, is_ready};
+
+/// How many channels the bare declares go over; more are no faster.
+const CHANNELS: usize = 16;
+
+/// The size that the goals are about: with fewer slots, looking and locking
+/// weigh more.
+const GOAL_AT: u32 = 1000;
+
+/// Measures every size, in several rounds.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let connection = place.amqp().await?;
+    let broker = place.broker()?;
+    let operator = place.operator().await?;
+    let api = place.semaphores();
+    for &slots in &options.slots {
+        // Small ones are over in milliseconds, and vary more.
+        let rounds = if slots <= 100 { options.rounds * 3 } else { options.rounds };
+        let mut library = (Vec::new(), Vec::new());
+        let mut operated = (Vec::new(), Vec::new());
+        for round in 0..=rounds {
+            let bare = bare_round(&connection, place, slots).await?;
+            let (grow, shrink) = by_library(&broker, place, slots).await?;
+            let (grow_operated, shrink_operated) = by_operator(&api, slots).await?;
+            let again = bare_round(&connection, place, slots).await?;
+            if round == 0 {
+                // The first opens connections and channels, and warms the servers.
+                continue;
+            }
+            // Bare before and after: what the servers do meanwhile meets both.
+            let pair = |a: Duration, b: Duration, ours| Pair { bare: (a + b) / 2, ours };
+            library.0.push(pair(bare.0, again.0, grow));
+            library.1.push(pair(bare.1, again.1, shrink));
+            operated.0.push(pair(bare.0, again.0, grow_operated));
+            operated.1.push(pair(bare.1, again.1, shrink_operated));
+        }
+        let goal = |goal| (slots == GOAL_AT).then_some(goal);
+        table.speed(&format!("0 → {slots} slots, library"), &library.0, goal(GROW));
+        table.speed(&format!("{slots} → 0 slots, library"), &library.1, goal(SHRINK));
+        table.speed(&format!("0 → {slots} slots, apply to Ready"), &operated.0, None);
+        table.speed(&format!("{slots} → 0 slots, apply to Ready"), &operated.1, None);
+    }
+    place.clear(false).await?;
+    operator.stop().await
+}
+
+async fn bare_round(
+    connection: &lapin::Connection,
+    place: &Place,
+    slots: u32,
+) -> Result<(Duration, Duration)> {
+    let lock = LockName::new(format!("{}.bare", place.name))?;
+    let names: Vec<String> = (1..=slots).map(|slot| lock.slot_queue(slot)).collect();
+    let channels = bare::channels(connection, CHANNELS).await?;
+    let grow = bare::declare_all(&channels, &names).await?;
+    let shrink = bare::delete_all(&channels[0], &names).await?;
+    for channel in &channels {
+        channel.close(200, "OK".into()).await?;
+    }
+    Ok((grow, shrink))
+}
+
+async fn by_library(broker: &Broker, place: &Place, slots: u32) -> Result<(Duration, Duration)> {
+    let lock = LockName::new(format!("{}.library", place.name))?;
+    let never = CancellationToken::new();
+    let mut took = [Duration::ZERO; 2];
+    for (took, (from, to)) in took.iter_mut().zip([(0, slots), (slots, 0)]) {
+        let wish = SlotWish { slots: to, overshoot: DEFAULT_OVERSHOOT };
+        let start = Instant::now();
+        let converged = broker.converge(&lock, wish, sweep_to(wish, from), false, &never).await?;
+        *took = start.elapsed();
+        if converged.declared + converged.deleted != slots || !converged.seen.is_as_wished(to) {
+            return Err(format!("{from} → {to} slots came to {converged:?}").into());
+        }
+    }
+    Ok(took.into())
+}
+
+async fn by_operator(api: &Api<Semaphore>, slots: u32) -> Result<(Duration, Duration)> {
+    const NAME: &str = "operated";
+    if api.get_opt(NAME).await?.is_none() {
+        let body = serde_json::json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": NAME}, "spec": {"slots": 0},
+        });
+        api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
+        until_ready(api, NAME, 0).await?;
+    }
+    let mut took = [Duration::ZERO; 2];
+    for (took, to) in took.iter_mut().zip([slots, 0]) {
+        let spec = serde_json::json!({"spec": {"slots": to}});
+        let start = Instant::now();
+        api.patch(NAME, &PatchParams::default(), &Patch::Merge(spec)).await?;
+        until_ready(api, NAME, to).await?;
+        *took = start.elapsed();
+    }
+    Ok(took.into())
+}
+
+/// Waits, by a watch, until the object is Ready with this many slots.
+async fn until_ready(api: &Api<Semaphore>, name: &str, slots: u32) -> Result<()> {
+    let wanted = i32::try_from(slots)?;
+    let params = WatchParams::default().fields(&format!("metadata.name={name}"));
+    let waiting = async {
+        // From version 0: first the object as it is.
+        let mut events = api.watch(&params, "0").await?.boxed();
+        while let Some(event) = events.next().await {
+            if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event?
+                && object.spec.slots == wanted
+                && object.status.as_ref().is_some_and(|status| status.slots == Some(wanted))
+                && is_ready(&object)
+            {
+                return Ok(());
+            }
+        }
+        Err("the watch ended".into())
+    };
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .map_err(|_| format!("{name} is not Ready with {slots} slots"))?
+}

@@ -1,0 +1,140 @@
+//! How far the queues of locks reach about which nothing is known, by the
+//! management API: many locks in one question, because each answer costs the
+//! broker a walk over all its queues.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use super::management::Management;
+use crate::plan::naming::{LockName, MAX_SLOTS};
+
+/// Longest pattern asked for, in bytes before it is percent-encoded, which may
+/// triple it: the API takes about 8,000 in a line.
+const MAX_PATTERN: usize = 2000;
+
+/// Puts the questions of many callers together: while one is answered, the next
+/// ones pile up.
+pub(super) struct Marks {
+    management: Arc<Management>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+#[derive(Default)]
+struct Asked {
+    waiting: Vec<(LockName, oneshot::Sender<Option<u32>>)>,
+    /// A task asks until nobody waits.
+    asking: bool,
+}
+
+impl Marks {
+    pub fn new(management: Arc<Management>) -> Self {
+        Self { management, asked: Arc::default() }
+    }
+
+    /// The highest slot in any of the lock's queues, 0 if it has none; `None` if
+    /// the API can't say. Cancel safe.
+    pub async fn highest_slot(&self, lock: &LockName) -> Option<u32> {
+        let (answer, reply) = oneshot::channel();
+        let start = {
+            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            asked.waiting.push((lock.clone(), answer));
+            !std::mem::replace(&mut asked.asking, true)
+        };
+        if start {
+            let (management, asked) = (Arc::clone(&self.management), Arc::clone(&self.asked));
+            tokio::spawn(async move {
+                while let Some(batch) = next(&asked) {
+                    ask(&management, batch, &asked).await;
+                }
+            });
+        }
+        reply.await.ok().flatten()
+    }
+}
+
+/// Those who waited longest, as many as one pattern may name.
+fn next(asked: &Mutex<Asked>) -> Option<Vec<(LockName, oneshot::Sender<Option<u32>>)>> {
+    let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut length = 0;
+    let fit = asked
+        .waiting
+        .iter()
+        .take_while(|(lock, _)| {
+            length += escaped(lock.as_str()).len() + 1;
+            length <= MAX_PATTERN
+        })
+        .count();
+    if asked.waiting.is_empty() {
+        asked.asking = false;
+        return None;
+    }
+    // A name has 200 bytes at most, so at least one fits.
+    Some(asked.waiting.drain(..fit.max(1)).collect())
+}
+
+async fn ask(
+    management: &Management,
+    batch: Vec<(LockName, oneshot::Sender<Option<u32>>)>,
+    asked: &Mutex<Asked>,
+) {
+    let names: Vec<String> = batch.iter().map(|(lock, _)| escaped(lock.as_str())).collect();
+    let pattern = format!("^({})-[0-9]+-[AB]$", names.join("|"));
+    // Nobody waits any more for those that are dropped here.
+    let Ok(queues) = management.queues_matching(&pattern).await else {
+        // It would most likely fail for the others too, after as long a wait.
+        asked.lock().unwrap_or_else(PoisonError::into_inner).waiting.clear();
+        return;
+    };
+    let mut highest: HashMap<&str, u32> = HashMap::new();
+    for queue in &queues {
+        if let Some((lock, slot)) = parse(&queue.name) {
+            let highest = highest.entry(lock).or_default();
+            *highest = slot.max(*highest);
+        }
+    }
+    for (lock, answer) in batch {
+        let _ = answer.send(Some(highest.get(lock.as_str()).copied().unwrap_or(0)));
+    }
+}
+
+/// The lock and the slot that a queue is of.
+fn parse(queue: &str) -> Option<(&str, u32)> {
+    let rest = queue.strip_suffix("-A").or_else(|| queue.strip_suffix("-B"))?;
+    let (lock, number) = rest.rsplit_once('-')?;
+    let slot = number.parse().ok().filter(|slot| (1..=MAX_SLOTS).contains(slot))?;
+    // "007" parses too, but is nobody's slot.
+    (number == u32::to_string(&slot)).then_some((lock, slot))
+}
+
+/// A name as a pattern that matches it only.
+fn escaped(name: &str) -> String {
+    let mut pattern = String::with_capacity(name.len() * 2);
+    for c in name.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_tells_its_lock_and_slot_or_is_nobodys() {
+        assert_eq!(parse("a.b-2-c-12-A"), Some(("a.b-2-c", 12)));
+        assert_eq!(parse("a-1-B"), Some(("a", 1)));
+        for other in ["a", "a-1-C", "a-007-A", "a-0-A", "a-10001-A", "-A", "1-A"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_matches_itself_only() {
+        assert_eq!(escaped("a.b-é|(c)"), r"a\.b\-é\|\(c\)");
+    }
+}
