@@ -77,7 +77,7 @@ impl SlotsSeen {
 /// `mark` is the high-water mark (`status.highestSlot`): no slot above `mark +
 /// overshoot` can have been declared. A sweep of this range, rather than "probe
 /// until the first missing one", is what makes convergence certain: checked by
-/// model, orphans stay for ever without it (protocols.md §5).
+/// model, orphans stay for ever without it.
 #[must_use]
 pub fn sweep_to(wish: SlotWish, mark: u32) -> u32 {
     wish.slots.max(mark).min(MAX_SLOTS) + wish.overshoot.min(MAX_SLOTS)
@@ -128,7 +128,7 @@ pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
 pub struct Holder {
     /// What tells this holder from the others, unique in its list: the id that
     /// the client made for this acquisition, else its connection's name with
-    /// the slot, else `slot-<i>` (protocols.md §1).
+    /// the slot, else `slot-<i>`.
     pub id: String,
     /// The slot, from 1; absent where a protocol has none.
     pub slot: Option<u32>,

@@ -318,7 +318,7 @@ impl State {
     }
 }
 
-/// What a holder wrote into its queue's arguments (protocols.md §1).
+/// What a holder wrote into its queue's arguments.
 fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
     let mut text = |key: &str| match arguments.remove(key) {
         Some(serde_json::Value::String(text)) => Some(text),

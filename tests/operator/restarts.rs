@@ -189,10 +189,10 @@ async fn killed_at_twenty_moments_of_resizes_the_next_operator_ends_with_exactly
                 exactly(&world, wish).await;
                 match (moment, fell) {
                     (Moment::Within(_), Fell::TooLate) => {
-                        paces[this].span = paces[this].span.mul_f64(0.7)
+                        paces[this].span = paces[this].span.mul_f64(0.7);
                     }
                     (Moment::Within(_), Fell::TooEarly) => {
-                        paces[this].span = paces[this].span.mul_f64(1.4)
+                        paces[this].span = paces[this].span.mul_f64(1.4);
                     }
                     _ => break,
                 }
