@@ -29,7 +29,7 @@ mod environment;
 #[path = "support/world.rs"]
 mod world;
 
-use audit::Request;
+use audit::{Reader, Request};
 use environment::variable;
 use world::{PATIENCE, eventually, in_a_world};
 
@@ -48,7 +48,7 @@ async fn in_the_whole_run_nothing_was_forbidden_malformed_or_told_a_password() {
         eventually("an event tells of it", PATIENCE, told).await;
         assert!(operator.logged().contains(&world.namespace), "the log tells of it");
 
-        let requests = audit::since(0);
+        let requests = Reader::from_the_start().read();
         nothing_was_forbidden(&requests);
         nothing_was_malformed(&requests);
         no_request_has_a_password(&requests);

@@ -19,6 +19,8 @@ use crate::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, sign
 #[path = "../support/audit.rs"]
 mod audit;
 
+use audit::Reader;
+
 const SEMAPHORES: usize = 150;
 const QUEUES: usize = 50;
 
@@ -28,7 +30,7 @@ const REST: Duration = Duration::from_secs(120);
 #[tokio::test]
 async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
     in_a_world("idle", async |world| {
-        let start = audit::length();
+        let mut start = Reader::from_here();
         // With the rhythm that it has by default.
         let operator = world.operator_with(&[]).await;
         join_all((0..SEMAPHORES).map(|i| {
@@ -43,15 +45,15 @@ async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
         .await;
         all_ready(&world).await;
         // A finalizer and a status each, at least: the count below can see writes.
-        let busy = writes(&world, start);
+        let busy = writes(&world, &mut start);
         assert!(busy.len() >= 2 * (SEMAPHORES + QUEUES), "only {} writes", busy.len());
         at_rest(&world).await;
 
-        let place = audit::length();
+        let mut rest = Reader::from_here();
         let before = versions(&world).await;
         let looked = looks(&operator.logged());
         tokio::time::sleep(REST).await;
-        let written = writes(&world, place);
+        let written = writes(&world, &mut rest);
         assert!(written.is_empty(), "{} writes, such as {}", written.len(), written[0]);
         assert_eq!(versions(&world).await, before, "an object was changed");
 
@@ -62,21 +64,20 @@ async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
         println!("{looks} looks at 200 objects, no write; {own} MiB and {program} MiB of program");
 
         // And it still is there when something happens.
-        let place = audit::length();
         let channel = world.amqp().await.create_channel().await.unwrap();
         let queue = format!("{}.lock-7-2-A", world.namespace);
         channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
-        eventually("the missing slot is made again and told", PATIENCE * 2, async || {
-            world.queues().await.contains(&queue) && !writes(&world, place).is_empty()
-        })
-        .await;
+        let mended = async || world.queues().await.contains(&queue);
+        eventually("the missing slot is made again", PATIENCE * 2, mended).await;
+        let told = || std::future::ready(!writes(&world, &mut rest).is_empty());
+        eventually("and that is told", PATIENCE, told).await;
     })
     .await;
 }
 
-/// What operators wrote in this world, from a place of the audit log on.
-fn writes(world: &World, place: u64) -> Vec<String> {
-    audit::since(place)
+/// What operators wrote in this world since the log was last read.
+fn writes(world: &World, log: &mut Reader) -> Vec<String> {
+    log.read()
         .into_iter()
         .filter(|request| {
             request.is_by_an_operator()
@@ -108,11 +109,10 @@ async fn all_ready(world: &World) {
 /// Waits until nothing has been written for longer than a status write may be
 /// held back.
 async fn at_rest(world: &World) {
-    let mut place = audit::length();
+    let mut log = Reader::from_here();
     let mut since = Instant::now();
     eventually("nothing is written any more", PATIENCE * 2, || {
-        if !writes(world, place).is_empty() {
-            place = audit::length();
+        if !writes(world, &mut log).is_empty() {
             since = Instant::now();
         }
         std::future::ready(since.elapsed() > Duration::from_secs(15))
