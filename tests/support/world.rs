@@ -39,7 +39,7 @@ pub struct World {
 }
 
 /// How long a condition may take to come true, unless a test is about time.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Runs a test in a world of its own.
 pub async fn in_a_world<F>(name: &str, test: impl FnOnce(World) -> F)
