@@ -20,6 +20,9 @@ pub enum ReconcileError {
     /// A status could not be written.
     #[error("could not write the status")]
     WriteStatus(#[source] kube::Error),
+    /// The object is not any more what was acted on; its newer state is about to be.
+    #[error("the object was changed meanwhile")]
+    Outdated,
     /// The finalizer could not be added or removed, or the object was changed
     /// meanwhile.
     #[error("could not change the finalizers")]

@@ -32,6 +32,8 @@ struct Version {
 struct Written<S> {
     /// The resourceVersion of the object that the status was computed from.
     over: Option<String>,
+    /// The object's resourceVersion since.
+    version: Option<String>,
     status: S,
     at: Instant,
 }
@@ -72,9 +74,19 @@ impl<S: Clone, D: Default> Memory<S, D> {
         }
     }
 
-    /// Notes a status written.
-    pub fn wrote<K: Resource>(&mut self, over: &K, status: S) {
-        self.written = Some(Written { over: over.resource_version(), status, at: Instant::now() });
+    /// The resourceVersion that [`Memory::newest_status`] is of.
+    pub fn newest_version<K: Resource>(&self, object: &K) -> Option<String> {
+        match &self.written {
+            Some(written) if written.over == object.resource_version() => written.version.clone(),
+            _ => object.resource_version(),
+        }
+    }
+
+    /// Notes a status that was computed from `over`, and the object's
+    /// resourceVersion with it.
+    pub fn wrote<K: Resource>(&mut self, over: &K, version: Option<String>, status: S) {
+        let over = over.resource_version();
+        self.written = Some(Written { over, version, status, at: Instant::now() });
     }
 
     /// How long ago this process wrote a status.
@@ -134,9 +146,11 @@ mod tests {
     #[test]
     fn a_written_status_counts_until_the_cache_has_moved_on() {
         let mut memory = Memory::<&str, ()>::new();
-        memory.wrote(&object("5", 1), "ours");
+        memory.wrote(&object("5", 1), Some("6".to_owned()), "ours");
         assert_eq!(memory.newest_status(&object("5", 1), Some(&"stale")), Some("ours"));
-        assert_eq!(memory.newest_status(&object("6", 1), Some(&"theirs")), Some("theirs"));
+        assert_eq!(memory.newest_version(&object("5", 1)).as_deref(), Some("6"));
+        assert_eq!(memory.newest_status(&object("7", 1), Some(&"theirs")), Some("theirs"));
+        assert_eq!(memory.newest_version(&object("7", 1)).as_deref(), Some("7"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::limit::ConcurrencyLimitLayer;
-use tracing::{Instrument, error, info, info_span, warn};
+use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
@@ -265,7 +265,9 @@ where
             FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
             other => ReconcileError::Finalizer(Box::new(other)),
         });
-        if let Err(error) = &result {
+        if matches!(result, Err(ReconcileError::Outdated)) {
+            debug!("the object was changed meanwhile, looking again");
+        } else if let Err(error) = &result {
             let source = std::error::Error::source(error).map(ToString::to_string);
             warn!(%error, source, "to be tried again");
         }
@@ -279,6 +281,9 @@ where
 fn on_error<K>(_: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
     match error {
         ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
+        // The change itself causes the next reconcile, unless it is only another's
+        // status.
+        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
         ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
             Action::requeue(jitter(Duration::from_secs(2)))
         }

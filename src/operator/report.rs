@@ -247,6 +247,10 @@ fn when_to_write<S: ReportedStatus>(old: &S, new: &S, since: Option<Duration>) -
 }
 
 /// Writes a status as it is. Server-side apply: what is no longer said goes away.
+///
+/// Only over the object that it was computed from: whoever acts on an old copy (one
+/// of two operators, or one that was asleep) would else take back what the status
+/// must remember, above all the high-water mark.
 pub async fn write<K: Managed, D: Default>(
     ctx: &Context,
     object: &K,
@@ -254,22 +258,24 @@ pub async fn write<K: Managed, D: Default>(
     status: K::Status,
 ) -> Result<(), ReconcileError> {
     // The uid keeps a status from landing on an object recreated under this name.
+    let version = memory.newest_version(object);
     let body = serde_json::json!({
         "apiVersion": K::api_version(&()),
         "kind": K::kind(&()),
-        "metadata": { "name": object.name_any(), "uid": object.uid() },
+        "metadata": { "name": object.name_any(), "uid": object.uid(), "resourceVersion": version },
         "status": status,
     });
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let written =
         ctx.api_of(object).patch_status(&object.name_any(), &params, &Patch::Apply(body)).await;
     match written {
-        Ok(_) => {
-            memory.wrote(object, status);
+        Ok(now) => {
+            memory.wrote(object, now.resource_version(), status);
             Ok(())
         }
         // It was deleted meanwhile: there is nothing left to report to.
         Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(()),
+        Err(kube::Error::Api(answer)) if answer.is_conflict() => Err(ReconcileError::Outdated),
         Err(error) => Err(ReconcileError::WriteStatus(error)),
     }
 }

@@ -30,6 +30,9 @@ use crate::semaphore::{Broker, BrokerError, Holders};
 pub struct Detail {
     /// The last sweep: when, and what it found.
     swept: Option<(Instant, SlotsSeen)>,
+    /// The highest slot that may have been made since a status was last written,
+    /// for when that status must give way to another's.
+    reaches: u32,
     /// The last broker that answered, for a cleanup after its Secret is gone.
     pub(super) broker: Option<Connected<Broker>>,
 }
@@ -87,6 +90,9 @@ pub async fn reconcile(
         Ok(outcome) => outcome,
         // The process is stopping: whoever comes next starts from the broker's state.
         Err(StepError::Broker(BrokerError::Interrupted)) => return Ok(Action::await_change()),
+        Err(StepError::Announce(error)) if matches!(*error, ReconcileError::Outdated) => {
+            return Err(*error);
+        }
         Err(error) => Outcome::Failed(error),
     };
 
@@ -104,6 +110,9 @@ pub async fn reconcile(
     };
     let report_now = to_report(&findings, outcome);
     let again = report(&ctx, &*semaphore, &mut memory, report_now).await?;
+    if again.is_none() {
+        memory.detail.reaches = 0;
+    }
     let next = again.map_or(next, |again| again.min(next));
     memory.be_quiet(&*semaphore, next);
     Ok(Action::requeue(next))
@@ -196,6 +205,7 @@ impl Step<'_> {
         if found.mark.is_none() {
             found.mark = Some(self.broker.find_mark(&self.valid.lock, wish.overshoot).await?);
         }
+        found.mark = found.mark.max(Some(memory.detail.reaches));
         if self.first_look && self.sweep_due && !self.valid.suspend {
             // A new wish: whatever the broker has, it is gone through under the
             // mutex, so nothing is looked at before. If nothing were there, the
@@ -268,6 +278,7 @@ impl Step<'_> {
             found.mark = Some(mark);
         }
         let sweep = sweep_to(wish, mark);
+        memory.detail.reaches = memory.detail.reaches.max(wish.slots);
         let converged =
             self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop).await;
         // Where the broker answers, who holds what it has is told all the same.

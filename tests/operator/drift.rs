@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use lockkeeper::api::Semaphore;
 
 use crate::holders::client::Client;
-use crate::world::{World, eventually, has_reason, in_a_world, is_ready};
+use crate::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// How long a repair may take once it is begun, on a machine with other work.
 const REPAIR: Duration = Duration::from_secs(5);
@@ -118,6 +118,39 @@ async fn two_operators_on_the_same_objects_end_with_exactly_the_slots_and_do_not
         let quiet = quiet_since_now(&world).await;
         println!("at rest after {quiet:?}");
         assert_eq!(world.queues().await, wanted, "{wishes:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_slept_through_newer_resizes_leaves_no_slot_behind() {
+    in_a_world("asleep", async |world| {
+        let sleeper = world.operator().await;
+        world.semaphore("deploy", "slots: 5").await;
+        world.semaphore_ready("deploy").await;
+        // It falls asleep while it waits for the mutex, about to make four slots.
+        let mutex = Client::connect(&world).await;
+        mutex.take(&format!("{}.deploy", world.namespace), &[]).await.unwrap();
+        world.semaphore("deploy", "slots: 4").await;
+        let busy = |s: &Semaphore| has_reason(s, "Ready", "AdminMutexBusy");
+        world.until("deploy", "shown as busy", PATIENCE, busy).await;
+        // The next attempt begins within two seconds and lasts for five.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        sleeper.signal("STOP");
+        mutex.leave().await;
+
+        // Another one makes four, and two hundred, and goes; then three are wished.
+        let mut other = world.operator().await;
+        world.semaphore_ready("deploy").await;
+        world.semaphore("deploy", "slots: 200").await;
+        world.semaphore_ready("deploy").await;
+        other.kill().await;
+        world.semaphore("deploy", "slots: 3").await;
+
+        sleeper.signal("CONT");
+        world.semaphore_ready("deploy").await;
+        let wanted = world.slot_queues("deploy", 3);
+        assert_eq!(world.queues().await, wanted);
     })
     .await;
 }

@@ -452,3 +452,10 @@ impl Operator {
         self.child.id().unwrap()
     }
 }
+
+impl Operator {
+    /// Sends it a signal: `STOP` puts it to sleep, `CONT` wakes it.
+    pub fn signal(&self, name: &str) {
+        signal(self.child.id().unwrap(), name);
+    }
+}
