@@ -2,6 +2,13 @@
 //! name, what the lock client alone pulls in, and that every file says what it
 //! is for. Reads the sources and cargo's own list of dependencies; no server.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,12 +34,14 @@ const MAY_NAME_KUBERNETES: [&str; 3] = ["api", "operator", "cli"];
 
 /// A longer file has two subjects.
 const MAX_LINES: usize = 420;
+/// Longer all the same, and may grow so far: what each test's world has to offer.
+const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 480)];
 
 #[test]
 fn a_room_imports_only_the_rooms_below_it() {
     let known: BTreeSet<&str> = ROOMS.iter().map(|(room, ..)| *room).collect();
     let rooms = sources("src");
-    let found: BTreeSet<String> = rooms.iter().filter_map(|file| file.room()).collect();
+    let found: BTreeSet<String> = rooms.iter().filter_map(Source::room).collect();
     assert_eq!(found, known.iter().map(ToString::to_string).collect(), "a room without a rule");
     let mut wrong = Vec::new();
     for file in &rooms {
@@ -90,8 +99,10 @@ fn every_file_says_first_what_it_is_for_and_has_one_subject() {
             wrong.push(format!("{path}: must open with //! and what lives there"));
         }
         let lines = file.text.lines().count();
-        if lines > MAX_LINES {
-            wrong.push(format!("{path}: {lines} lines, more than {MAX_LINES}: two subjects?"));
+        let exception = LONGER.iter().find(|(longer, _)| file.path.as_path() == Path::new(longer));
+        let most = exception.map_or(MAX_LINES, |(_, most)| *most);
+        if lines > most {
+            wrong.push(format!("{path}: {lines} lines, more than {most}: two subjects?"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, Recorder, Reporter};
 use tokio::sync::{Mutex, mpsc};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::api::FIELD_MANAGER;
 
@@ -57,9 +57,21 @@ impl Events {
 }
 
 async fn publish(recorder: &Recorder, event: &Event, about: &ObjectReference) {
-    if let Err(error) = recorder.publish(event, about).await {
-        warn!(%error, reason = event.reason, "could not publish an event");
+    match recorder.publish(event, about).await {
+        Ok(()) => {}
+        Err(error) if is_of_terminating_namespace(&error) => {
+            debug!(reason = event.reason, "a namespace that is going takes no new event");
+        }
+        Err(error) => warn!(%error, reason = event.reason, "could not publish an event"),
     }
+}
+
+/// Whether it is only that nothing can be created in the namespace any more: the
+/// API server calls that forbidden, but no right is missing.
+fn is_of_terminating_namespace(error: &kube::Error) -> bool {
+    let kube::Error::Api(answer) = error else { return false };
+    let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
+    causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// How many more may go: [`BURST`] after a rest, and one more each [`PACE`].

@@ -3,6 +3,8 @@
 //! [`plan::semaphore`](crate::plan::semaphore); how the broker is touched is in
 //! [`crate::semaphore`].
 
+mod status;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,16 +12,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+use self::status::{in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
-use super::report::{Managed, Note, Outcome, Report, ReportedStatus, now, report, write};
-use crate::api::conditions::{RECONCILING, Say, find, merge, reason};
+use super::report::{Managed, Note, Outcome, ReportedStatus, now, report, write};
+use crate::api::conditions::{READY, RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::{self, ValidSemaphore};
-use crate::api::{GROUP, Semaphore, SemaphoreStatus};
-use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan, settled_mark, sweep_to};
+use crate::api::{Semaphore, SemaphoreStatus};
+use crate::plan::semaphore::{SlotsSeen, plan, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError, Holders};
 
 /// What is remembered of a Semaphore alone.
@@ -126,73 +129,41 @@ async fn steps(
     let connected =
         ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await?;
     found.backend = Some(connected.backend.clone());
-    let broker = connected.handle.clone();
     if let Some(owner) = older_twin(ctx, semaphore, &connected.backend, valid.lock.as_str()) {
         let what = format!("the lock {} on {}", valid.lock, connected.backend);
         return Err(StepError::Conflict { owner, what });
     }
 
-    let sweep_due = memory.is_new_generation(semaphore)
-        || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx));
-    let first_look = old.observed_generation != semaphore.meta().generation
-        || find(&old.conditions, crate::api::conditions::READY).is_none_or(|c| c.status != "True");
-    let written_mark = old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
-    if found.mark.is_none() {
-        found.mark = Some(broker.find_mark(&valid.lock, valid.wish.overshoot).await?);
-    }
-
-    if first_look && sweep_due && !valid.suspend {
-        // A new wish: whatever the broker has, it is gone through under the mutex,
-        // so nothing is looked at before. If nothing were there, the mark that has
-        // to be written first would be the highest.
-        let mark = plan(valid.wish, &SlotsSeen::default(), written_mark).raise_mark_to;
-        let applied =
-            apply(semaphore, ctx, memory, old, &broker, &valid, mark, first_look, found).await;
-        if found.reached {
-            memory.detail.broker = Some(connected);
-        }
-        applied?;
-    } else {
-        // observe: the broker, without its mutex.
-        found.seen = Some(observe(&broker, &valid, memory, found, sweep_due).await?);
-        found.reached = true;
+    // observe, plan, apply: the broker.
+    let step = Step {
+        semaphore,
+        ctx,
+        old,
+        broker: connected.handle.clone(),
+        sweep_due: memory.is_new_generation(semaphore)
+            || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx)),
+        first_look: old.observed_generation != semaphore.meta().generation
+            || find(&old.conditions, READY).is_none_or(|c| c.status != "True"),
+        valid,
+    };
+    let blocked = step.put_right(memory, found).await;
+    if found.reached {
         memory.detail.broker = Some(connected);
-
-        // plan: pure. Without a sweep the slots are those of the last one, and
-        // nothing is to be done about them.
-        let planned = found
-            .seen
-            .as_ref()
-            .map_or_else(SlotPlan::default, |seen| plan(valid.wish, seen, written_mark));
-        let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
-
-        // apply: only if there is something to do.
-        if valid.suspend && differs {
-            return Ok(Outcome::Blocked {
-                reason: reason::SUSPENDED,
-                message: format!(
-                    "Suspended: {} slots to add and {} to remove once suspend is false",
-                    planned.declare.len(),
-                    planned.delete.len()
-                ),
-            });
-        }
-        if sweep_due && differs && !valid.suspend {
-            let mark = planned.raise_mark_to;
-            apply(semaphore, ctx, memory, old, &broker, &valid, mark, first_look, found).await?;
-        }
-    }
-    if sweep_due && let Some(seen) = &found.seen {
-        memory.detail.swept = Some((Instant::now(), seen.clone()));
-        found.mark = Some(settled_mark(valid.wish.slots, seen));
     }
 
-    // Who holds: asked last, and never in the way of the slots themselves.
-    if let Some(seen) = &found.seen {
+    // Who holds: asked last, never in the way of the slots themselves, and
+    // whatever became of them.
+    let Step { broker, valid, .. } = step;
+    if let Some(seen) = &found.seen
+        && !ctx.stop.is_cancelled()
+    {
         let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
         found.holders = Some(holders);
     }
-    Ok(Outcome::Ready { reason: reason::IN_SYNC, message: in_sync_message(found, valid.suspend) })
+    Ok(blocked?.unwrap_or_else(|| Outcome::Ready {
+        reason: reason::IN_SYNC,
+        message: in_sync_message(found, valid.suspend),
+    }))
 }
 
 /// A sweep is done when one is due before the next look.
@@ -200,75 +171,135 @@ fn drift_due(ctx: &Context) -> std::time::Duration {
     ctx.rhythm.drift.saturating_sub(ctx.rhythm.observe)
 }
 
-async fn observe(
-    broker: &Broker,
-    valid: &ValidSemaphore,
-    memory: &SemaphoreMemory,
-    found: &Findings,
+/// What the broker's steps work with.
+struct Step<'a> {
+    semaphore: &'a Semaphore,
+    ctx: &'a Context,
+    old: &'a SemaphoreStatus,
+    broker: Broker,
+    valid: ValidSemaphore,
+    /// Slots are looked at now, not only holders.
     sweep_due: bool,
-) -> Result<SlotsSeen, BrokerError> {
-    let mark = found.mark.unwrap_or_default();
-    let holders_to = mark.max(valid.wish.slots);
-    match &memory.detail.swept {
-        Some((_, swept)) if !sweep_due => {
-            let held = broker.observe(&valid.lock, 0, holders_to).await?.held;
-            Ok(SlotsSeen { held, ..swept.clone() })
-        }
-        _ => broker.observe(&valid.lock, sweep_to(valid.wish, mark), holders_to).await,
-    }
+    /// The spec is new, or was not true at the last look.
+    first_look: bool,
 }
 
-#[expect(clippy::too_many_arguments, reason = "one step's view of the whole reconcile")]
-async fn apply(
-    semaphore: &Semaphore,
-    ctx: &Context,
-    memory: &mut SemaphoreMemory,
-    old: &SemaphoreStatus,
-    broker: &Broker,
-    valid: &ValidSemaphore,
-    raise_mark_to: Option<u32>,
-    first_look: bool,
-    found: &mut Findings,
-) -> Result<(), StepError> {
-    let mut mark = found.mark.unwrap_or_default();
-    if let Some(higher) = raise_mark_to {
-        // Never lower: what is above goes only now, and perhaps not all of it.
-        mark = mark.max(higher);
-        announce(semaphore, ctx, memory, old, found, mark).await?;
-        found.mark = Some(mark);
+impl Step<'_> {
+    /// Makes the slots as wished, or tells why that is not to be done.
+    async fn put_right(
+        &self,
+        memory: &mut SemaphoreMemory,
+        found: &mut Findings,
+    ) -> Result<Option<Outcome>, StepError> {
+        let wish = self.valid.wish;
+        let written_mark = self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
+        if found.mark.is_none() {
+            found.mark = Some(self.broker.find_mark(&self.valid.lock, wish.overshoot).await?);
+        }
+        if self.first_look && self.sweep_due && !self.valid.suspend {
+            // A new wish: whatever the broker has, it is gone through under the
+            // mutex, so nothing is looked at before. If nothing were there, the
+            // mark that has to be written first would be the highest.
+            let mark = plan(wish, &SlotsSeen::default(), written_mark).raise_mark_to;
+            self.apply(memory, found, mark).await?;
+        } else {
+            // observe: without the mutex.
+            let seen = self.observe(memory, found).await?;
+            found.reached = true;
+
+            // plan: pure. Without a sweep the slots are those of the last one, and
+            // nothing is to be done about them.
+            let planned = plan(wish, &seen, written_mark);
+            found.seen = Some(seen);
+            let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+
+            // apply: only if there is something to do.
+            if self.valid.suspend && differs {
+                let (add, remove) = (planned.declare.len(), planned.delete.len());
+                return Ok(Some(Outcome::Blocked {
+                    reason: reason::SUSPENDED,
+                    message: format!(
+                        "Suspended: {add} slots to add and {remove} to remove once suspend is false"
+                    ),
+                }));
+            }
+            if self.sweep_due && differs && !self.valid.suspend {
+                self.apply(memory, found, planned.raise_mark_to).await?;
+            }
+        }
+        if self.sweep_due
+            && let Some(seen) = &found.seen
+        {
+            memory.detail.swept = Some((Instant::now(), seen.clone()));
+            found.mark = Some(settled_mark(wish.slots, seen));
+        }
+        Ok(None)
     }
-    let sweep = sweep_to(valid.wish, mark);
-    let converged = broker.converge(&valid.lock, valid.wish, sweep, first_look, &ctx.stop).await;
-    // Where the broker answers, who holds what it has is told all the same.
-    if let (
-        None,
-        Err(
-            BrokerError::MutexBusy { .. }
-            | BrokerError::IncompatibleQueue { .. }
-            | BrokerError::NodeDown { .. },
-        ),
-    ) = (&found.seen, &converged)
-    {
-        found.seen = Some(broker.observe(&valid.lock, sweep, mark.max(valid.wish.slots)).await?);
+
+    async fn observe(
+        &self,
+        memory: &SemaphoreMemory,
+        found: &Findings,
+    ) -> Result<SlotsSeen, BrokerError> {
+        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let mark = found.mark.unwrap_or_default();
+        let holders_to = mark.max(wish.slots);
+        match &memory.detail.swept {
+            Some((_, swept)) if !self.sweep_due => {
+                let held = self.broker.observe(lock, 0, holders_to).await?.held;
+                Ok(SlotsSeen { held, ..swept.clone() })
+            }
+            _ => self.broker.observe(lock, sweep_to(wish, mark), holders_to).await,
+        }
     }
-    found.reached |= found.seen.is_some();
-    let converged = converged?;
-    found.reached = true;
-    if converged.declared + converged.deleted > 0 {
-        let wanted = semaphore.meta().generation;
-        let drift = old.observed_generation == wanted && !first_look;
-        let message = format!(
-            "{}: {} added, {} removed",
-            slots(valid.wish.slots),
-            converged.declared,
-            converged.deleted
-        );
-        let reason = if drift { "DriftRepaired" } else { "Resized" };
-        let action = format!("{}To{}", if drift { "Repair" } else { "Resize" }, valid.wish.slots);
-        found.notes.push(Note::new(drift, reason, message).action(action));
+
+    async fn apply(
+        &self,
+        memory: &mut SemaphoreMemory,
+        found: &mut Findings,
+        raise_mark_to: Option<u32>,
+    ) -> Result<(), StepError> {
+        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let mut mark = found.mark.unwrap_or_default();
+        if let Some(higher) = raise_mark_to {
+            // Never lower: what is above goes only now, and perhaps not all of it.
+            mark = mark.max(higher);
+            announce(self.semaphore, self.ctx, memory, self.old, found, mark).await?;
+            found.mark = Some(mark);
+        }
+        let sweep = sweep_to(wish, mark);
+        let converged =
+            self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop).await;
+        // Where the broker answers, who holds what it has is told all the same.
+        if let (
+            None,
+            Err(
+                BrokerError::MutexBusy { .. }
+                | BrokerError::IncompatibleQueue { .. }
+                | BrokerError::NodeDown { .. },
+            ),
+        ) = (&found.seen, &converged)
+        {
+            found.seen = Some(self.broker.observe(lock, sweep, mark.max(wish.slots)).await?);
+        }
+        found.reached |= found.seen.is_some();
+        let converged = converged?;
+        found.reached = true;
+        if converged.declared + converged.deleted > 0 {
+            let drift = !self.first_look;
+            let message = format!(
+                "{}: {} added, {} removed",
+                slots(wish.slots),
+                converged.declared,
+                converged.deleted
+            );
+            let reason = if drift { "DriftRepaired" } else { "Resized" };
+            let action = format!("{}To{}", if drift { "Repair" } else { "Resize" }, wish.slots);
+            found.notes.push(Note::new(drift, reason, message).action(action));
+        }
+        found.seen = Some(converged.seen);
+        Ok(())
     }
-    found.seen = Some(converged.seen);
-    Ok(())
 }
 
 /// Writes the high-water mark before slots beyond it are made, so that an
@@ -309,115 +340,4 @@ pub(super) fn older_twin(
             && age(other) < age(semaphore)
     })?;
     Some(format!("Semaphore {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
-}
-
-fn in_sync_message(found: &Findings, suspended: bool) -> String {
-    let held = found.seen.as_ref().map_or(0, |seen| seen.counts(found.slots).held);
-    let suspended = if suspended { "; suspended" } else { "" };
-    let who = match found.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
-        Some(error) => format!("; who the holders are is not known: {error}"),
-        None => String::new(),
-    };
-    let slots =
-        if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
-    if held == 0 && who.is_empty() && suspended.is_empty() {
-        return format!("The broker has exactly the wanted {slots}");
-    }
-    format!("The broker has exactly the wanted {slots}{suspended}{who}")
-}
-
-fn slots(count: u32) -> String {
-    if count == 1 { "1 slot".to_owned() } else { format!("{count} slots") }
-}
-
-/// report's input: what was found, in the words of the status.
-fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
-    let mut status = SemaphoreStatus {
-        lock_name: Some(found.lock.clone()),
-        backend: found.backend.clone(),
-        highest_slot: found.mark.map(to_i32),
-        selector: Some(format!("{GROUP}/semaphore={}", found.name)),
-        ..SemaphoreStatus::default()
-    };
-    let mut said = Vec::new();
-    if let (Some(seen), true) = (&found.seen, found.reached) {
-        let counts = seen.counts(found.slots);
-        status.slots = Some(count(seen.slots.range(..=found.slots).count()));
-        status.held = Some(to_i32(counts.held));
-        status.free = Some(to_i32(counts.free));
-        status.draining = Some(to_i32(counts.draining));
-        said.push(drained(seen, found.slots));
-        said.push(saturated(counts.held, counts.free));
-    }
-    if let Some(holders) = &found.holders {
-        status.holders_truncated =
-            found.seen.as_ref().is_some_and(|seen| seen.held.len() > holders.list.len());
-        status.holders = holders.list.iter().map(Into::into).collect();
-        status.holders_summary = Some(summary(&status.holders, status.holders_truncated));
-    }
-    Report { status, reached: found.reached, outcome, said, notes: found.notes.clone() }
-}
-
-fn drained(seen: &SlotsSeen, slots: u32) -> Say {
-    use crate::api::conditions::DRAINED;
-    let draining: Vec<String> = seen.held.range(slots + 1..).take(10).map(u32::to_string).collect();
-    if draining.is_empty() {
-        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
-    }
-    let message = format!(
-        "Still held above the count of {slots}: slot {}. Nobody else gets such a slot, and it goes when its holder releases it",
-        draining.join(", ")
-    );
-    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
-}
-
-fn saturated(held: u32, free: u32) -> Say {
-    use crate::api::conditions::SATURATED;
-    match (held, free) {
-        (_, 1..) => Say::new(SATURATED, false, reason::SLOTS_FREE, "A slot may be taken"),
-        (0, 0) => Say::new(SATURATED, true, reason::NO_SLOTS, "There is no slot to take"),
-        (_, 0) => Say::new(SATURATED, true, reason::ALL_SLOTS_HELD, "Every slot is held"),
-    }
-}
-
-/// `1:deploy-7, 2:deploy-9`, short enough for a terminal.
-fn summary(holders: &[crate::api::semaphore::HolderStatus], truncated: bool) -> String {
-    const SHOWN: usize = 5;
-    let mut parts: Vec<String> = holders
-        .iter()
-        .take(SHOWN)
-        .map(|holder| {
-            let who = holder.identity.as_deref().unwrap_or(&holder.id);
-            holder.slot.map_or_else(|| who.to_owned(), |slot| format!("{slot}:{who}"))
-        })
-        .collect();
-    if holders.len() > SHOWN || truncated {
-        parts.push("…".to_owned());
-    }
-    parts.join(", ")
-}
-
-fn to_i32(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-fn count(number: usize) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-impl From<&crate::plan::semaphore::Holder> for crate::api::semaphore::HolderStatus {
-    fn from(holder: &crate::plan::semaphore::Holder) -> Self {
-        // Without `..`: a new fact about holders must be shown or left out here.
-        let crate::plan::semaphore::Holder {
-            id,
-            slot,
-            identity,
-            reason,
-            url,
-            since,
-            connection,
-            draining,
-        } = holder.clone();
-        Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
-    }
 }

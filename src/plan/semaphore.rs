@@ -77,7 +77,7 @@ impl SlotsSeen {
 /// `mark` is the high-water mark (`status.highestSlot`): no slot above `mark +
 /// overshoot` can have been declared. A sweep of this range, rather than "probe
 /// until the first missing one", is what makes convergence certain: checked by
-/// model, orphans stay for ever without it (protocols.md §5).
+/// model, orphans stay for ever without it.
 #[must_use]
 pub fn sweep_to(wish: SlotWish, mark: u32) -> u32 {
     wish.slots.max(mark).min(MAX_SLOTS) + wish.overshoot.min(MAX_SLOTS)
@@ -128,11 +128,11 @@ pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
 pub struct Holder {
     /// What tells this holder from the others, unique in its list: the id that
     /// the client made for this acquisition, else its connection's name with
-    /// the slot, else `slot-<i>` (protocols.md §1).
+    /// the slot, else `slot-<i>`.
     pub id: String,
     /// The slot, from 1; absent where a protocol has none.
     pub slot: Option<u32>,
-    /// Who, in the client's words.
+    /// Who, in the client's words, else its user on the broker.
     pub identity: Option<String>,
     /// Why, in the client's words.
     pub reason: Option<String>,
@@ -161,6 +161,8 @@ pub struct HolderFacts {
     pub since: Option<String>,
     /// The broker's name for the owning connection.
     pub connection: Option<String>,
+    /// That connection's user.
+    pub user: Option<String>,
 }
 
 /// Longest id, identity, time or connection name shown, in bytes.
@@ -182,7 +184,7 @@ pub fn describe_holders(
     held.iter()
         .take(limit)
         .map(|&slot| {
-            let HolderFacts { id, identity, reason, url, since, connection } = facts(slot);
+            let HolderFacts { id, identity, reason, url, since, connection, user } = facts(slot);
             let clean = |text: Option<String>, max| {
                 text.map(|t| clean_text(t.trim(), max)).filter(|t| !t.is_empty())
             };
@@ -199,7 +201,7 @@ pub fn describe_holders(
             Holder {
                 id,
                 slot: Some(slot),
-                identity: clean(identity, MAX_SHORT),
+                identity: clean(identity, MAX_SHORT).or_else(|| clean(user, MAX_SHORT)),
                 reason: clean(reason, MAX_LONG),
                 url: clean(url, MAX_LONG),
                 since: clean(since, MAX_SHORT),
@@ -296,12 +298,17 @@ mod tests {
                 identity: Some("ci\u{1b}[31m".to_owned()),
                 ..HolderFacts::default()
             },
-            2 => HolderFacts { connection: Some("a -> b".to_owned()), ..HolderFacts::default() },
+            2 => HolderFacts {
+                connection: Some("a -> b".to_owned()),
+                user: Some("app".to_owned()),
+                ..HolderFacts::default()
+            },
             _ => HolderFacts::default(),
         });
         let ids: Vec<_> = holders.iter().map(|h| h.id.as_str()).collect();
         assert_eq!(ids, ["4fz", "a -> b#2", "slot-3"]);
         assert_eq!(holders[0].identity.as_deref(), Some("ci [31m"));
+        assert_eq!(holders[1].identity.as_deref(), Some("app"));
         assert_eq!(holders.iter().map(|h| h.draining).collect::<Vec<_>>(), [false, false, true]);
     }
 

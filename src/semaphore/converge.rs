@@ -17,7 +17,7 @@ use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotPlan, SlotWish, SlotsSeen, plan};
 
 /// Most declares in flight, each on its own channel. After a lost connection
-/// that many may still be carried out (protocols.md §5).
+/// that many may still be carried out.
 const IN_FLIGHT: u32 = 16;
 
 /// Slots above the wish that are checked to be ours in one go.

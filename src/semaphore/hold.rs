@@ -21,7 +21,7 @@ use crate::plan::naming::LockName;
 /// Slots looked at together.
 const WINDOW: u32 = 16;
 
-/// Lost declare races after which an attempt ends (protocols.md §2, hazard A7).
+/// Lost declare races after which an attempt ends (hazard A7).
 const MAX_RACES: u32 = 5;
 
 /// Longest of the one random pause after a first lost race.
@@ -237,7 +237,7 @@ async fn free_slot(prober: &Prober, lock: &LockName) -> Result<u32, HoldError> {
     }
 }
 
-/// What a holder writes into its queue (protocols.md §1).
+/// What a holder writes into its queue.
 fn facts(id: &str, options: &HoldOptions) -> FieldTable {
     let mut arguments = exclusive_arguments();
     let mut write = |key: &str, text: &str| {
@@ -261,8 +261,8 @@ fn facts(id: &str, options: &HoldOptions) -> FieldTable {
 
 /// How long a slot is surely ours after an operation that proved it was sent.
 /// The broker frees a silent holder after 2 to 3 heartbeats; 2, less 2 % for
-/// clocks that drift and a margin for whoever acts on the answer (protocols.md
-/// §6). Without heartbeats the broker waits for TCP alone, so nothing can be
+/// clocks that drift and a margin for whoever acts on the answer. Without
+/// heartbeats the broker waits for TCP alone, so nothing can be
 /// promised beyond an ordinary one.
 fn valid_for(heartbeat_seconds: u16) -> Duration {
     let heartbeat =

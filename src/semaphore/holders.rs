@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, Shared};
 use futures::stream::{self, StreamExt};
+use tokio::task::AbortHandle;
 
-use super::management::Management;
+use super::management::{Management, Owner};
 use super::marks::Marks;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
@@ -67,7 +68,9 @@ struct State {
     list_at: Option<Instant>,
     attempt_at: Option<Instant>,
     error: Option<String>,
-    refreshing: Option<Shared<BoxFuture<'static, ()>>>,
+    /// The request that runs, and how to wait for it. Only the task itself tells
+    /// whether it has ended: what nobody waits for never learns of it.
+    refreshing: Option<(AbortHandle, Shared<BoxFuture<'static, ()>>)>,
     locks: HashMap<LockName, Tracked>,
 }
 
@@ -84,7 +87,7 @@ struct Occupant {
     /// When it turned out to be another holder.
     changed: Instant,
     id: Option<String>,
-    owner: Option<String>,
+    owner: Option<Owner>,
     owner_asked: Option<Instant>,
 }
 
@@ -155,8 +158,10 @@ impl Facts {
         unknown: bool,
     ) -> Option<Shared<BoxFuture<'static, ()>>> {
         let mut state = self.lock_state();
-        if let Some(running) = state.refreshing.clone().filter(|r| r.peek().is_none()) {
-            return Some(running);
+        if let Some((task, refreshed)) = &state.refreshing
+            && !task.is_finished()
+        {
+            return Some(refreshed.clone());
         }
         let older = |at: Option<Instant>, age| at.is_none_or(|at| at.elapsed() >= age);
         // After a failure, an API that is down is left alone for an interval.
@@ -167,9 +172,10 @@ impl Facts {
         }
         state.attempt_at = Some(Instant::now());
         let task = tokio::spawn(Arc::clone(self).refresh());
-        let shared = task.map(|_| ()).boxed().shared();
-        state.refreshing = Some(shared.clone());
-        Some(shared)
+        let handle = task.abort_handle();
+        let refreshed = task.map(|_| ()).boxed().shared();
+        state.refreshing = Some((handle, refreshed.clone()));
+        Some(refreshed)
     }
 
     async fn refresh(self: Arc<Self>) {
@@ -302,7 +308,8 @@ impl State {
                 occupant.owner.is_none() && occupant.changed.elapsed() < OWNER_WINDOW;
             incomplete |= !covered || owner_pending;
             HolderFacts {
-                connection: occupant.owner.clone(),
+                connection: occupant.owner.as_ref().map(|owner| owner.connection.clone()),
+                user: occupant.owner.as_ref().and_then(|owner| owner.user.clone()),
                 ..listed.cloned().unwrap_or_default()
             }
         });
@@ -311,7 +318,7 @@ impl State {
     }
 }
 
-/// What a holder wrote into its queue's arguments (protocols.md §1).
+/// What a holder wrote into its queue's arguments.
 fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
     let mut text = |key: &str| match arguments.remove(key) {
         Some(serde_json::Value::String(text)) => Some(text),
@@ -324,5 +331,6 @@ fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
         url: text("x-lockkeeper-url"),
         since: text("x-lockkeeper-since"),
         connection: None,
+        user: None,
     }
 }

@@ -290,7 +290,7 @@ struct Refused {
     error: BrokerError,
 }
 
-/// The arguments of `A[i]`, profile Guideline (protocols.md §1).
+/// The arguments of `A[i]`, profile Guideline.
 fn slot_arguments() -> FieldTable {
     let mut arguments = exclusive_arguments();
     // Named, or a virtual host whose default is quorum makes a Raft group a slot.

@@ -50,6 +50,23 @@ struct QueueDetails {
     owner_pid_details: serde_json::Value,
 }
 
+/// Who owns an exclusive queue.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    /// The broker's name for the connection (peer -> broker) and, where the
+    /// client gave it one, the client's, as the broker's log writes the two.
+    pub connection: String,
+    /// The connection's user; absent where we may not see other users'.
+    pub user: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct ConnectionDetails {
+    user: Option<String>,
+    #[serde(default)]
+    client_properties: serde_json::Value,
+}
+
 impl Management {
     /// Where there is a management API. Does no I/O.
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
@@ -81,14 +98,26 @@ impl Management {
         Ok(queues)
     }
 
-    /// The broker's name for the connection that owns an exclusive queue;
-    /// `None` while the API doesn't know it (up to 6 s), or without the queue.
-    pub async fn owner_of(&self, queue: &str) -> Result<Option<String>, String> {
+    /// The connection that owns an exclusive queue; `None` while the API doesn't
+    /// know it (up to 6 s), or without the queue.
+    pub async fn owner_of(&self, queue: &str) -> Result<Option<Owner>, String> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=owner_pid_details", self.vhost);
         let details: Option<QueueDetails> = self.get(&path).await?;
         // An empty list or an empty object before it is known.
-        Ok(details.and_then(|d| Some(d.owner_pid_details.get("name")?.as_str()?.to_owned())))
+        let Some(name) =
+            details.and_then(|d| Some(d.owner_pid_details.get("name")?.as_str()?.to_owned()))
+        else {
+            return Ok(None);
+        };
+        // The tag management shows a user its own connections only, monitoring
+        // all of them. Not to be shown one is no fault.
+        let path = format!("connections/{}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
+        let details: Option<ConnectionDetails> = self.get(&path).await.unwrap_or_default();
+        let ConnectionDetails { user, client_properties } = details.unwrap_or_default();
+        let given = client_properties.get("connection_name").and_then(|name| name.as_str());
+        let connection = given.map_or_else(|| name.clone(), |given| format!("{name} - {given}"));
+        Ok(Some(Owner { connection, user }))
     }
 
     /// The id that a cluster gives itself when it is made; told to

@@ -117,6 +117,7 @@ async fn a_namespace_goes_also_when_its_broker_and_its_redis_are_down() {
         redis.stop().await;
         delete_namespace_and_wait(&world).await;
         let log = operator.logged();
+        assert!(!log.contains("orbidden"), "{log}");
         let left = log.matches("its Secret went with the namespace").count();
         assert!(left >= 2, "both are said to be left behind");
     })

@@ -1,1 +1,144 @@
 //! Slots changed behind the operator's back, and two operators at once.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use kube::ResourceExt;
+use lockkeeper::api::Semaphore;
+
+use crate::holders::client::Client;
+use crate::world::{World, eventually, has_reason, in_a_world, is_ready};
+
+/// How long a repair may take once it is begun, on a machine with other work.
+const REPAIR: Duration = Duration::from_secs(5);
+
+/// Takes away two slots and adds two, one of them where the sweep just reaches.
+async fn disturb(world: &World, client: &Client, slots: u32) {
+    let slot = |slot| format!("{}.deploy-{slot}-A", world.namespace);
+    client.declare_slot(&slot(slots + 1)).await;
+    client.declare_slot(&slot(slots + 16)).await;
+    client.delete(&slot(2)).await;
+    client.delete(&slot(slots)).await;
+}
+
+/// Waits until the queues are exactly the wanted slots; how long that took.
+async fn until_repaired(world: &World, slots: u32, patience: Duration) -> Duration {
+    let start = Instant::now();
+    let wanted = world.slot_queues("deploy", slots);
+    eventually(&format!("{slots} slots again"), patience, async || world.queues().await == wanted)
+        .await;
+    start.elapsed()
+}
+
+/// The events about repairs.
+async fn repairs(world: &World) -> Vec<(String, i32)> {
+    let events = world.events("deploy").await;
+    let repairs = events.into_iter().filter(|(reason, ..)| reason == "DriftRepaired");
+    repairs.map(|(_, note, times)| (note, times)).collect()
+}
+
+#[tokio::test]
+async fn by_default_drift_is_repaired_within_thirty_seconds_with_one_event() {
+    in_a_world("drift", async |world| {
+        let _operator = world.operator_with(&[]).await;
+        world.semaphore("deploy", "slots: 5").await;
+        world.semaphore_ready("deploy").await;
+        let client = Client::connect(&world).await;
+        disturb(&world, &client, 5).await;
+        let after = until_repaired(&world, 5, Duration::from_secs(30) + REPAIR).await;
+        println!("repaired after {after:?}");
+        eventually("the event is there", REPAIR, async || !repairs(&world).await.is_empty()).await;
+        let told = repairs(&world).await;
+        assert_eq!(told, [("5 slots: 2 added, 2 removed".to_owned(), 1)]);
+        // Drift is not the user's doing, and no change of outcome.
+        let object = world.semaphore_ready("deploy").await;
+        assert!(has_reason(&object, "Ready", "InSync"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_drift_is_one_event_and_what_is_in_order_is_none() {
+    in_a_world("again", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 40").await;
+        world.semaphore_ready("deploy").await;
+        let client = Client::connect(&world).await;
+        let interval = Duration::from_secs(3);
+        for times in 1..=2 {
+            // Found by one look or by two: only what is there at once is one drift.
+            client.delete(&format!("{}.deploy-7-A", world.namespace)).await;
+            until_repaired(&world, 40, interval + REPAIR).await;
+            eventually("the event is there", REPAIR, async || {
+                repairs(&world).await == [("40 slots: 1 added, 0 removed".to_owned(), times)]
+            })
+            .await;
+        }
+        // That nothing more comes can only be waited for: two sweeps.
+        tokio::time::sleep(interval * 2).await;
+        assert_eq!(repairs(&world).await, [("40 slots: 1 added, 0 removed".to_owned(), 2)]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn drift_of_a_semaphore_without_slots_is_repaired_too() {
+    in_a_world("none", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 0").await;
+        world.semaphore_ready("deploy").await;
+        let client = Client::connect(&world).await;
+        for slot in [1, 9, 16] {
+            client.declare_slot(&format!("{}.deploy-{slot}-A", world.namespace)).await;
+        }
+        until_repaired(&world, 0, Duration::from_secs(3) + REPAIR).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_operators_on_the_same_objects_end_with_exactly_the_slots_and_do_not_flap() {
+    in_a_world("two", async |world| {
+        let _operators = [world.operator().await, world.operator().await];
+        let mut wishes = Vec::new();
+        for _ in 0..12 {
+            let slots = rand::random_range(0..=200u32);
+            wishes.push(slots);
+            world.semaphore("deploy", &format!("slots: {slots}")).await;
+            // From "before the first one has noticed" to "when both are done".
+            tokio::time::sleep(rand::random_range(Duration::ZERO..Duration::from_secs(2))).await;
+        }
+        println!("wishes: {wishes:?}");
+        world.semaphore_ready("deploy").await;
+        let wanted = world.slot_queues("deploy", wishes[11]);
+        eventually("exactly the last wish", Duration::from_secs(30), async || {
+            world.queues().await == wanted
+        })
+        .await;
+        let quiet = quiet_since_now(&world).await;
+        println!("at rest after {quiet:?}");
+        assert_eq!(world.queues().await, wanted, "{wishes:?}");
+    })
+    .await;
+}
+
+/// Waits until for three drift intervals neither the object nor any queue has
+/// changed; how long it took until then.
+async fn quiet_since_now(world: &World) -> Duration {
+    const QUIET: Duration = Duration::from_secs(9);
+    let start = Instant::now();
+    let api = world.api::<Semaphore>();
+    let mut since = Instant::now();
+    let mut before: Option<(Option<String>, BTreeSet<String>)> = None;
+    while since.elapsed() < QUIET {
+        let object = api.get("deploy").await.unwrap();
+        let ready = is_ready(&object);
+        let now = Some((object.resource_version(), world.queues().await));
+        if now != before || !ready {
+            (since, before) = (Instant::now(), now);
+        }
+        assert!(start.elapsed() < QUIET + Duration::from_secs(20), "it flaps: {before:#?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    start.elapsed().saturating_sub(QUIET)
+}

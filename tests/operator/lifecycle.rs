@@ -2,7 +2,7 @@
 //! clients and made again, half made, half deleted. Its work is in `queues`.
 
 use futures::{StreamExt, TryStreamExt};
-use kube::api::{WatchEvent, WatchParams};
+use kube::api::{DeleteParams, WatchEvent, WatchParams};
 use lockkeeper::api::PressureQueue;
 
 use crate::pressure_text::{TextClient, Worker};
@@ -33,7 +33,7 @@ async fn an_existing_queue_is_adopted_with_its_data_and_left_with_it_by_default(
         assert_eq!(client.get().await.unwrap(), "first");
 
         let before = keys(&world).await;
-        world.api::<PressureQueue>().delete("frames", &Default::default()).await.unwrap();
+        world.api::<PressureQueue>().delete("frames", &DeleteParams::default()).await.unwrap();
         eventually("the object is gone", PATIENCE, async || {
             world.api::<PressureQueue>().get_opt("frames").await.unwrap().is_none()
         })

@@ -97,20 +97,24 @@ async fn a_redis_that_stops_or_hangs_is_reported_and_found_again_and_delays_nobo
         let redis = OwnServer::redis().await;
         world.secret("own", &[("uri", redis.variable("REDIS_URL"))]).await;
         let _operator = world.operator_with(&[]).await;
-        for (name, more) in [("there", "bound: 3"), ("ended", "state: Closed")] {
-            let spec = format!("{{redisReference: {{connectionSecret: {{name: own}}}}, {more}}}");
-            world.apply::<PressureQueue>(name, &spec).await.unwrap();
+        let own = "redisReference: {connectionSecret: {name: own}}";
+        let there: Vec<String> = (1..=8).map(|n| format!("there-{n}")).collect();
+        for name in &there {
+            world.apply::<PressureQueue>(name, &format!("{{{own}, bound: 3}}")).await.unwrap();
         }
+        let ended = format!("{{{own}, state: Closed}}");
+        world.apply::<PressureQueue>("ended", &ended).await.unwrap();
         others_are(&world, 2, PATIENCE).await;
-        world.queue_ready("there").await;
-        world.queue_ready("ended").await;
+        for name in there.iter().map(String::as_str).chain(["ended"]) {
+            world.queue_ready(name).await;
+        }
 
         redis.stop().await;
         let unreachable = |q: &PressureQueue| {
             has_reason(q, "BackendReachable", "StoreUnreachable")
                 && has(q, "BackendReachable", "False")
         };
-        for (name, closed) in [("there", false), ("ended", true)] {
+        for (name, closed) in [("there-1", false), ("ended", true)] {
             let down = world.until(name, "reported", REPORTED, unreachable).await;
             let (_, _, message) = down.condition("Ready").unwrap();
             assert!(message.contains("can't be reached"), "{message}");
@@ -124,19 +128,21 @@ async fn a_redis_that_stops_or_hangs_is_reported_and_found_again_and_delays_nobo
 
         redis.start().await;
         // It kept nothing: what was open is made again, what was closed is done.
-        let back = world.until("there", "Ready", FOUND_AGAIN, is_ready::<PressureQueue>).await;
+        let back = world.until("there-1", "Ready", FOUND_AGAIN, is_ready::<PressureQueue>).await;
         assert_eq!(back.status.unwrap().bound, Some(3));
         let done = |q: &PressureQueue| has_reason(q, "Ready", "Completed");
         world.until("ended", "Completed", FOUND_AGAIN, done).await;
 
         redis.hang();
-        let hung = others_go_on_until::<PressureQueue>(&world, "there", |q| {
+        let hung = others_go_on_until::<PressureQueue>(&world, "there-1", |q| {
             has(q, "BackendReachable", "False")
         });
         assert!(is_about_silence(&hung.await), "the reason is that nothing is answered");
         others_are(&world, 3, PROMPT).await;
         redis.go_on();
-        world.until("there", "Ready", FOUND_AGAIN, is_ready::<PressureQueue>).await;
+        for name in &there {
+            world.until(name, "Ready", FOUND_AGAIN, is_ready::<PressureQueue>).await;
+        }
     })
     .await;
 }

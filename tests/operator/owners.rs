@@ -1,6 +1,7 @@
 //! Who may use which name on a connection that all namespaces share, and which
 //! of two resources for one lock or queue owns it.
 
+use kube::api::DeleteParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
 use crate::environment::{random, variable};
@@ -158,7 +159,7 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
 
 /// Deletes an object and waits until it is gone.
 async fn gone<K: Kind>(world: &World, name: &str) {
-    world.api::<K>().delete(name, &Default::default()).await.unwrap();
+    world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
     eventually(&format!("{name} is gone"), PATIENCE, async || {
         world.api::<K>().get_opt(name).await.unwrap().is_none()
     })

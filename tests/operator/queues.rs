@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kube::api::DeleteParams;
 use lockkeeper::api::PressureQueue;
 
 use crate::pressure_text::{TextClient, TextError, TextQueue, Worker};
@@ -123,7 +124,7 @@ async fn clients_that_are_blocked_when_the_queue_is_deleted_end_and_nothing_is_l
         until_blocked(&world, &consumer, 0).await;
 
         for name in ["full", "empty"] {
-            world.api::<PressureQueue>().delete(name, &Default::default()).await.unwrap();
+            world.api::<PressureQueue>().delete(name, &DeleteParams::default()).await.unwrap();
         }
         eventually("both clients end", WAKES, async || {
             producer.is_finished() && consumer.is_finished()
@@ -208,17 +209,17 @@ async fn counters_alone_are_written_at_most_once_a_minute_and_then_they_are() {
         let counter = format!("{}:stats:produced_messages", data(&world, "frames"));
         let version = async || {
             let queue = world.api::<PressureQueue>().get("frames").await.unwrap();
-            let counted = queue.status.unwrap().produced_messages.unwrap();
-            (queue.metadata.resource_version.unwrap(), counted)
+            let produced = queue.status.unwrap().produced_messages.unwrap();
+            (queue.metadata.resource_version.unwrap(), produced)
         };
         let (before, _) = version().await;
         let start = std::time::Instant::now();
         let mut quiet = Duration::ZERO;
         let written = loop {
             let _: i64 = send(&world, &["INCR", &counter]).await;
-            let (now, counted) = version().await;
+            let (now, produced) = version().await;
             if now != before {
-                break counted;
+                break produced;
             }
             quiet = start.elapsed();
             assert!(quiet < Duration::from_secs(75), "the counters are never written");

@@ -1,1 +1,236 @@
 //! An operator that is killed in the middle of its work.
+
+use std::time::{Duration, Instant};
+
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lockkeeper::api::Semaphore;
+
+use crate::world::{Operator, PATIENCE, World, in_a_world, is_ready};
+
+/// A resize, with the slots whose queues are the first and the last to change.
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    from: u32,
+    to: u32,
+    first: u32,
+    last: u32,
+}
+
+const LEGS: [Leg; 3] = [
+    Leg { from: 0, to: 1000, first: 1, last: 1000 },
+    Leg { from: 1000, to: 5, first: 1000, last: 6 },
+    Leg { from: 5, to: 200, first: 6, last: 200 },
+];
+
+/// How long a leg takes on this machine, as last seen: from the apply to the
+/// first effect, and from there to the last one.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    before: Duration,
+    span: Duration,
+}
+
+/// When to kill, in a leg.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// After this part of the time between apply and first effect: the count
+    /// may be announced, nothing is made yet.
+    Before(f64),
+    /// After this part of the time between first and last effect.
+    Within(f64),
+}
+
+/// Three legs with a kill before the first effect, and seventeen kills inside.
+fn moments() -> Vec<(Leg, Moment)> {
+    let spread = |n: u32| (0..n).map(move |i| (f64::from(i) + 0.5) / f64::from(n) * 0.9);
+    let mut all: Vec<_> = LEGS.iter().map(|leg| (*leg, Moment::Before(0.3))).collect();
+    for (leg, kills) in LEGS.iter().zip([6, 6, 5]) {
+        all.extend(spread(kills).map(|part| (*leg, Moment::Within(part))));
+    }
+    all
+}
+
+/// Looks at single queues often and cheaply.
+struct Eye {
+    connection: lapin::Connection,
+    channel: lapin::Channel,
+}
+
+impl Eye {
+    async fn open(world: &World) -> Self {
+        let connection = world.amqp().await;
+        let channel = connection.create_channel().await.unwrap();
+        Self { connection, channel }
+    }
+
+    async fn sees(&mut self, queue: &str) -> bool {
+        let look = QueueDeclareOptions::default().passive();
+        let seen = self.channel.queue_declare(queue.into(), look, FieldTable::default()).await;
+        if seen.is_err() {
+            // The refusal has closed the channel.
+            self.channel = self.connection.create_channel().await.unwrap();
+        }
+        seen.is_ok()
+    }
+
+    /// Waits until a slot's queue is there, or isn't.
+    async fn until(&mut self, world: &World, slot: u32, there: bool) {
+        let queue = format!("{}.deploy-{slot}-A", world.namespace);
+        let start = Instant::now();
+        while self.sees(&queue).await != there {
+            assert!(start.elapsed() < PATIENCE, "{queue} is not {there} within {PATIENCE:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+async fn resize(world: &World, slots: u32) {
+    world.semaphore("deploy", &format!("slots: {slots}")).await;
+}
+
+/// Waits until the newest spec is Ready; there must be exactly its slots then.
+async fn exactly(world: &World, slots: u32) {
+    world.until("deploy", "Ready", PATIENCE * 2, is_ready::<Semaphore>).await;
+    let (have, want) = (world.queues().await, world.slot_queues("deploy", slots));
+    let extra: Vec<_> = have.difference(&want).take(5).collect();
+    let missing: Vec<_> = want.difference(&have).take(5).collect();
+    assert!(
+        have == want,
+        "{slots} slots: {} there; extra {extra:?}, missing {missing:?}",
+        have.len()
+    );
+}
+
+/// Runs a leg undisturbed and tells how long it took.
+async fn pace(world: &World, eye: &mut Eye, leg: Leg) -> Pace {
+    let grows = leg.to > leg.from;
+    let start = Instant::now();
+    resize(world, leg.to).await;
+    eye.until(world, leg.first, grows).await;
+    let before = start.elapsed();
+    eye.until(world, leg.last, grows).await;
+    let span = start.elapsed().saturating_sub(before);
+    exactly(world, leg.to).await;
+    Pace { before, span }
+}
+
+/// How a kill fell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fell {
+    TooEarly,
+    Inside,
+    TooLate,
+}
+
+/// Starts a leg and kills the operator at that moment.
+async fn kill_at(
+    world: &World,
+    eye: &mut Eye,
+    operator: &mut Operator,
+    (leg, moment, pace): (Leg, Moment, Pace),
+) -> Fell {
+    let start = Instant::now();
+    resize(world, leg.to).await;
+    match moment {
+        Moment::Before(part) => {
+            let left = pace.before.mul_f64(part).saturating_sub(start.elapsed());
+            tokio::time::sleep(left).await;
+        }
+        Moment::Within(part) => {
+            eye.until(world, leg.first, leg.to > leg.from).await;
+            tokio::time::sleep(pace.span.mul_f64(part)).await;
+        }
+    }
+    operator.kill().await;
+    let have = world.queues().await;
+    if have == world.slot_queues("deploy", leg.from) {
+        Fell::TooEarly
+    } else if have == world.slot_queues("deploy", leg.to) {
+        Fell::TooLate
+    } else {
+        Fell::Inside
+    }
+}
+
+#[tokio::test]
+async fn killed_at_twenty_moments_of_resizes_the_next_operator_ends_with_exactly_the_slots() {
+    in_a_world("killed", async |world| {
+        let mut operator = world.operator().await;
+        let mut eye = Eye::open(&world).await;
+        resize(&world, 0).await;
+        exactly(&world, 0).await;
+        let mut paces = Vec::new();
+        for leg in LEGS {
+            paces.push(pace(&world, &mut eye, leg).await);
+        }
+        println!("undisturbed: {paces:?}");
+
+        let (mut kills, mut inside) = (0, 0);
+        for (leg, moment) in moments() {
+            let this = LEGS.iter().position(|l| l.to == leg.to).unwrap();
+            // What other work the machine has changes the pace: a kill that was
+            // meant to be inside and wasn't is tried again at a better moment.
+            for attempt in 1..=4 {
+                resize(&world, leg.from).await;
+                exactly(&world, leg.from).await;
+                let at = (leg, moment, paces[this]);
+                let fell = kill_at(&world, &mut eye, &mut operator, at).await;
+                kills += 1;
+                inside += u32::from(fell == Fell::Inside);
+                println!("{} -> {}, {moment:?}, attempt {attempt}: {fell:?}", leg.from, leg.to);
+                // The next operator finds the same wish, or one that came while
+                // none ran.
+                let wish = if kills % 2 == 0 { leg.to } else { rand::random_range(0..20) };
+                if wish != leg.to {
+                    resize(&world, wish).await;
+                }
+                operator = world.operator().await;
+                exactly(&world, wish).await;
+                match (moment, fell) {
+                    (Moment::Within(_), Fell::TooLate) => {
+                        paces[this].span = paces[this].span.mul_f64(0.7);
+                    }
+                    (Moment::Within(_), Fell::TooEarly) => {
+                        paces[this].span = paces[this].span.mul_f64(1.4);
+                    }
+                    _ => break,
+                }
+            }
+        }
+        println!("{kills} kills, {inside} of them inside a resize");
+        assert!(kills >= 20 && inside >= 15, "{inside} of {kills} kills fell inside a resize");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn asked_to_stop_in_the_middle_of_a_resize_it_ends_soon_and_the_next_one_finishes() {
+    in_a_world("stopped", async |world| {
+        let mut eye = Eye::open(&world).await;
+        for leg in &LEGS[..2] {
+            let mut operator = world.operator().await;
+            resize(&world, leg.to).await;
+            eye.until(&world, leg.first, leg.to > leg.from).await;
+            let start = Instant::now();
+            let status = operator.stop().await;
+            let after = start.elapsed();
+            println!("{} -> {}: stopped after {after:?}", leg.from, leg.to);
+            assert_eq!(status.code(), Some(0), "{}", operator.log);
+            assert!(after < Duration::from_secs(5), "{after:?}");
+            // Between two effects: some are done, some are not, and neither the
+            // mutex nor anything else of the operator's is left.
+            let have = world.queues().await;
+            let more = world.slot_queues("deploy", leg.from.max(leg.to));
+            assert!(have.is_subset(&more), "{:?}", have.difference(&more).collect::<Vec<_>>());
+            let few = world.slot_queues("deploy", leg.from.min(leg.to));
+            assert!(have != more && have != few, "it stopped in the middle: {}", have.len());
+
+            let mut next = world.operator().await;
+            exactly(&world, leg.to).await;
+            assert_eq!(next.stop().await.code(), Some(0));
+        }
+        let _last = world.operator().await;
+    })
+    .await;
+}

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kube::api::ListParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
 use crate::environment::{random, variable};
@@ -201,11 +202,11 @@ async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_
 /// Every password of a test begins with `canary-`.
 pub async fn no_password_shows(world: &World, log: &str) {
     let mut shown = vec![log.to_owned()];
-    for object in world.api::<Semaphore>().list(&Default::default()).await.unwrap() {
+    for object in world.api::<Semaphore>().list(&ListParams::default()).await.unwrap() {
         shown.push(serde_json::to_string(&object).unwrap());
         shown.push(format!("{:?}", world.events(object.metadata.name.as_ref().unwrap()).await));
     }
-    for object in world.api::<PressureQueue>().list(&Default::default()).await.unwrap() {
+    for object in world.api::<PressureQueue>().list(&ListParams::default()).await.unwrap() {
         shown.push(serde_json::to_string(&object).unwrap());
         shown.push(format!("{:?}", world.events(object.metadata.name.as_ref().unwrap()).await));
     }

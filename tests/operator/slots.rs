@@ -1,10 +1,15 @@
 //! Semaphores: slots made, changed and removed on the broker as the spec says.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::Instant;
 
+use kube::api::DeleteParams;
 use lockkeeper::api::Semaphore;
 
-use crate::world::{in_a_world, kubectl};
+use crate::holders::client::Client;
+use crate::world::{
+    Kind as _, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready, kubectl,
+};
 
 #[tokio::test]
 async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
@@ -12,11 +17,9 @@ async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
         let _operator = world.operator().await;
         for slots in [3, 1000, 5, 0, 3] {
             world.semaphore("deploy", &format!("slots: {slots}")).await;
-            let ready = world
-                .until("deploy", "Ready", Duration::from_secs(20), |s: &Semaphore| {
-                    crate::world::is_ready(s)
-                })
-                .await;
+            let start = Instant::now();
+            let ready = world.semaphore_ready("deploy").await;
+            println!("Ready with {slots} slots after {:?}", start.elapsed());
             assert_eq!(world.queues().await, world.slot_queues("deploy", slots), "{slots} slots");
             let status = ready.status.unwrap();
             assert_eq!(status.slots, Some(i32::try_from(slots).unwrap()));
@@ -26,4 +29,216 @@ async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
         println!("{table}");
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
+    in_a_world("most", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 10000").await;
+        // Seven seconds of the broker's time, if nothing else keeps it busy.
+        world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 10_000));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn kubectl_scale_resizes_and_the_scale_subresource_tells_replicas_and_selector() {
+    in_a_world("scale", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 2").await;
+        world.semaphore_ready("deploy").await;
+        kubectl(&world, &["scale", "sem/deploy", "--replicas=4"]).await.unwrap();
+        world.semaphore_ready("deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 4));
+
+        let path = format!(
+            "/apis/lockkeeper.dev/v1alpha1/namespaces/{}/semaphores/deploy/scale",
+            world.namespace
+        );
+        let scale = kubectl(&world, &["get", "--raw", &path]).await.unwrap();
+        let scale: serde_json::Value = serde_json::from_str(&scale).unwrap();
+        assert_eq!(scale["spec"]["replicas"], 4);
+        assert_eq!(scale["status"]["replicas"], 4);
+        assert_eq!(scale["status"]["selector"], "lockkeeper.dev/semaphore=deploy");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_a_semaphore_removes_its_slots_and_leaves_its_holders() {
+    in_a_world("delete", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 40").await;
+        world.semaphore("other", "slots: 2").await;
+        world.semaphore_ready("deploy").await;
+        world.semaphore_ready("other").await;
+        let holder = Client::connect(&world).await;
+        let held = format!("{}.deploy-7-B", world.namespace);
+        holder.take(&held, &[]).await.unwrap();
+
+        delete(&world, "deploy").await;
+        let mut left = world.slot_queues("other", 2);
+        left.insert(held.clone());
+        assert_eq!(world.queues().await, left);
+        assert!(holder.owns(&held).await, "the holder keeps what it holds");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_semaphore_with_policy_retain_leaves_its_slots_when_deleted() {
+    in_a_world("retain", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3, deletionPolicy: Retain").await;
+        world.semaphore_ready("deploy").await;
+        delete(&world, "deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn slots_that_exist_are_adopted_and_only_the_difference_is_made() {
+    in_a_world("adopt", async |world| {
+        let administrator = Client::connect(&world).await;
+        for lock in ["same", "more"] {
+            let slots = if lock == "same" { 3 } else { 40 };
+            for queue in world.slot_queues(lock, slots) {
+                administrator.declare_slot(&queue).await;
+            }
+        }
+        let _operator = world.operator().await;
+        for lock in ["same", "more"] {
+            world.semaphore(lock, "slots: 3").await;
+            world.semaphore_ready(lock).await;
+        }
+        let wanted: BTreeSet<_> =
+            ["same", "more"].iter().flat_map(|lock| world.slot_queues(lock, 3)).collect();
+        assert_eq!(world.queues().await, wanted);
+        let notes = async |lock| resizes(&world, lock).await;
+        assert_eq!(notes("same").await, Vec::<String>::new());
+        assert_eq!(notes("more").await, ["3 slots: 0 added, 37 removed"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_suspended_semaphore_reports_and_touches_nothing_until_it_is_resumed() {
+    in_a_world("suspend", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3, suspend: true").await;
+        let suspended = |s: &Semaphore| has_reason(s, "Ready", "Suspended");
+        let status = world.until("deploy", "suspended", PATIENCE, suspended).await.status.unwrap();
+        assert_eq!(world.queues().await, BTreeSet::new());
+        assert_eq!(status.slots, Some(0), "what is there is told, not what is wished");
+
+        world.semaphore("deploy", "slots: 3, suspend: false").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+
+        // In sync, it is Ready although suspended.
+        world.semaphore("deploy", "slots: 3, suspend: true").await;
+        world.semaphore_ready("deploy").await;
+        // Holders are told also while the slots are not as wished.
+        world.semaphore("deploy", "slots: 1, suspend: true").await;
+        let object = world.until("deploy", "suspended", PATIENCE, suspended).await;
+        let (.., message) = object.condition("Ready").unwrap();
+        assert!(message.contains("0 slots to add and 2 to remove"), "{message}");
+        let holder = Client::connect(&world).await;
+        holder.take(&format!("{}.deploy-2-B", world.namespace), &[]).await.unwrap();
+        let told = |s: &Semaphore| {
+            let status = s.status.as_ref().unwrap();
+            status.draining == Some(1) && status.holders.len() == 1 && suspended(s)
+        };
+        world.until("deploy", "told of its holder", PATIENCE, told).await;
+        holder.leave().await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+
+        world.semaphore("deploy", "slots: 1, suspend: false").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
+    in_a_world("other", async |world| {
+        let stranger = Client::connect(&world).await;
+        let slot = |slot| format!("{}.deploy-{slot}-A", world.namespace);
+        // One where a slot should be made, one where a slot would be removed.
+        stranger.declare_other(&slot(2)).await;
+        stranger.declare_other(&slot(5)).await;
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        let refused = |s: &Semaphore| has_reason(s, "Ready", "IncompatibleQueue");
+        let object = world.until("deploy", "refused", PATIENCE, refused).await;
+        let (.., message) = object.condition("Ready").unwrap();
+        assert!(message.contains(&slot(2)) || message.contains(&slot(5)), "{message}");
+        assert!(has(&object, "Stalled", "True") && has(&object, "BackendReachable", "True"));
+        // What is not in the way is done, and what is stays as it was: declared
+        // again with its own arguments, it is accepted.
+        let mut there = world.slot_queues("deploy", 3);
+        there.insert(slot(5));
+        assert_eq!(world.queues().await, there);
+        stranger.declare_other(&slot(2)).await;
+        stranger.declare_other(&slot(5)).await;
+
+        // Holders come and go meanwhile, and are told.
+        let holder = Client::connect(&world).await;
+        holder.take(&format!("{}.deploy-1-B", world.namespace), &[]).await.unwrap();
+        let told = |s: &Semaphore| {
+            let status = s.status.as_ref().unwrap();
+            status.held == Some(1) && status.holders.len() == 1 && refused(s)
+        };
+        world.until("deploy", "told of its holder", PATIENCE, told).await;
+        holder.leave().await;
+
+        stranger.delete(&slot(2)).await;
+        stranger.delete(&slot(5)).await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_admin_mutex_that_another_holds_is_shown_and_waited_for() {
+    in_a_world("mutex", async |world| {
+        let other = Client::connect(&world).await;
+        let mutex = format!("{}.deploy", world.namespace);
+        other.take(&mutex, &[]).await.unwrap();
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        let busy = |s: &Semaphore| {
+            has_reason(s, "Ready", "AdminMutexBusy") && has(s, "Reconciling", "True")
+        };
+        let object = world.until("deploy", "shown as busy", PATIENCE, busy).await;
+        let (.., message) = object.condition("Ready").unwrap();
+        assert!(message.contains(&mutex), "{message}");
+        assert_eq!(world.queues().await, BTreeSet::from([mutex.clone()]), "nothing was made");
+
+        other.leave().await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+    })
+    .await;
+}
+
+/// Deletes a Semaphore and waits until it is gone.
+async fn delete(world: &World, name: &str) {
+    let api = world.api::<Semaphore>();
+    api.delete(name, &DeleteParams::default()).await.unwrap();
+    eventually(&format!("{name} is gone"), PATIENCE, async || {
+        api.get_opt(name).await.unwrap().is_none()
+    })
+    .await;
+}
+
+/// What the events tell of changes to a semaphore's slots.
+async fn resizes(world: &World, name: &str) -> Vec<String> {
+    let events = world.events(name).await;
+    events.into_iter().filter(|(reason, ..)| reason == "Resized").map(|(_, note, _)| note).collect()
 }

@@ -6,11 +6,6 @@
 // clippy.toml's exception is for functions marked as tests only.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "environment.rs"]
+pub mod environment;
 pub mod rabbitmq;
-
-/// The value of an environment variable that `make up` provides.
-pub fn required(variable: &str) -> String {
-    std::env::var(variable).unwrap_or_else(|_| {
-        panic!("{variable} is not set: run `make test`, which starts the servers, or `make up` and then source target/dev/env")
-    })
-}

@@ -96,8 +96,8 @@ async fn pass(
 }
 
 fn administrator() -> RabbitmqSettings {
-    let amqp = super::required("AMQP_URL");
-    let management = super::required("RABBITMQ_MANAGEMENT_URL");
+    let amqp = super::environment::variable("AMQP_URL");
+    let management = super::environment::variable("RABBITMQ_MANAGEMENT_URL");
     RabbitmqSettings::from_urls(&amqp, Some(&management)).unwrap()
 }
 
@@ -250,7 +250,7 @@ impl Vhost {
 
     /// A connection that is not Lockkeeper's, as a foreign client has.
     pub async fn connect(&self) -> Connection {
-        let mut uri: AMQPUri = super::required("AMQP_URL").parse().unwrap();
+        let mut uri: AMQPUri = super::environment::variable("AMQP_URL").parse().unwrap();
         uri.vhost.clone_from(&self.name);
         Connection::connect_uri(uri, ConnectionProperties::default()).await.unwrap()
     }

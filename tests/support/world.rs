@@ -39,7 +39,7 @@ pub struct World {
 }
 
 /// How long a condition may take to come true, unless a test is about time.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Runs a test in a world of its own.
 pub async fn in_a_world<F>(name: &str, test: impl FnOnce(World) -> F)
@@ -444,4 +444,11 @@ pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+impl Operator {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
 }

@@ -1,0 +1,111 @@
+//! What a Semaphore's status says of what was found on the broker: counts,
+//! holders and the kind's own conditions. Pure; when it is written is
+//! `report`'s.
+
+use super::Findings;
+use crate::api::conditions::{DRAINED, SATURATED, Say, reason};
+use crate::api::semaphore::HolderStatus;
+use crate::api::{GROUP, SemaphoreStatus};
+use crate::operator::report::{Outcome, Report};
+use crate::plan::semaphore::{Holder, SlotsSeen};
+
+pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
+    let held = found.seen.as_ref().map_or(0, |seen| seen.counts(found.slots).held);
+    let suspended = if suspended { "; suspended" } else { "" };
+    let who = match found.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
+        Some(error) => format!("; who the holders are is not known: {error}"),
+        None => String::new(),
+    };
+    let slots =
+        if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
+    if held == 0 && who.is_empty() && suspended.is_empty() {
+        return format!("The broker has exactly the wanted {slots}");
+    }
+    format!("The broker has exactly the wanted {slots}{suspended}{who}")
+}
+
+pub(super) fn slots(count: u32) -> String {
+    if count == 1 { "1 slot".to_owned() } else { format!("{count} slots") }
+}
+
+/// report's input: what was found, in the words of the status.
+pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
+    let mut status = SemaphoreStatus {
+        lock_name: Some(found.lock.clone()),
+        backend: found.backend.clone(),
+        highest_slot: found.mark.map(to_i32),
+        selector: Some(format!("{GROUP}/semaphore={}", found.name)),
+        ..SemaphoreStatus::default()
+    };
+    let mut said = Vec::new();
+    if let (Some(seen), true) = (&found.seen, found.reached) {
+        let counts = seen.counts(found.slots);
+        status.slots = Some(count(seen.slots.range(..=found.slots).count()));
+        status.held = Some(to_i32(counts.held));
+        status.free = Some(to_i32(counts.free));
+        status.draining = Some(to_i32(counts.draining));
+        said.push(drained(seen, found.slots));
+        said.push(saturated(counts.held, counts.free));
+    }
+    if let Some(holders) = &found.holders {
+        status.holders_truncated =
+            found.seen.as_ref().is_some_and(|seen| seen.held.len() > holders.list.len());
+        status.holders = holders.list.iter().map(Into::into).collect();
+        status.holders_summary = Some(summary(&status.holders, status.holders_truncated));
+    }
+    Report { status, reached: found.reached, outcome, said, notes: found.notes.clone() }
+}
+
+fn drained(seen: &SlotsSeen, slots: u32) -> Say {
+    let draining: Vec<String> = seen.held.range(slots + 1..).take(10).map(u32::to_string).collect();
+    if draining.is_empty() {
+        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
+    }
+    let message = format!(
+        "Still held above the count of {slots}: slot {}. Nobody else gets such a slot, and it goes when its holder releases it",
+        draining.join(", ")
+    );
+    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+}
+
+fn saturated(held: u32, free: u32) -> Say {
+    match (held, free) {
+        (_, 1..) => Say::new(SATURATED, false, reason::SLOTS_FREE, "A slot may be taken"),
+        (0, 0) => Say::new(SATURATED, true, reason::NO_SLOTS, "There is no slot to take"),
+        (_, 0) => Say::new(SATURATED, true, reason::ALL_SLOTS_HELD, "Every slot is held"),
+    }
+}
+
+/// `1:deploy-7, 2:deploy-9`, short enough for a terminal.
+fn summary(holders: &[HolderStatus], truncated: bool) -> String {
+    const SHOWN: usize = 5;
+    let mut parts: Vec<String> = holders
+        .iter()
+        .take(SHOWN)
+        .map(|holder| {
+            let who = holder.identity.as_deref().unwrap_or(&holder.id);
+            holder.slot.map_or_else(|| who.to_owned(), |slot| format!("{slot}:{who}"))
+        })
+        .collect();
+    if holders.len() > SHOWN || truncated {
+        parts.push("…".to_owned());
+    }
+    parts.join(", ")
+}
+
+pub(super) fn to_i32(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+impl From<&Holder> for HolderStatus {
+    fn from(holder: &Holder) -> Self {
+        // Without `..`: a new fact about holders must be shown or left out here.
+        let Holder { id, slot, identity, reason, url, since, connection, draining } =
+            holder.clone();
+        Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
+    }
+}

@@ -1,0 +1,106 @@
+//! A foreign client of the guideline, over lapin alone: nothing of this crate's
+//! is used. It declares slot queues and holder queues as the text tells, on one
+//! connection of its own.
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
+
+use crate::world::World;
+
+/// The broker's refusal of a queue that is exclusive to another connection.
+pub const LOCKED: u16 = 405;
+
+/// One client with one connection; what it holds is gone when it is dropped.
+pub struct Client(Connection);
+
+impl Client {
+    pub async fn connect(world: &World) -> Self {
+        Self(world.amqp().await)
+    }
+
+    /// Connects as another user, or under a name of its own.
+    pub async fn connect_as(url: &str, name: &str) -> Self {
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        Self(Connection::connect(url, properties).await.unwrap())
+    }
+
+    /// A refusal closes its channel, so every operation gets a new one.
+    async fn channel(&self) -> Channel {
+        self.0.create_channel().await.unwrap()
+    }
+
+    async fn declare(
+        &self,
+        queue: &str,
+        options: QueueDeclareOptions,
+        arguments: FieldTable,
+    ) -> Result<(), u16> {
+        let channel = self.channel().await;
+        let declared = channel.queue_declare(queue.into(), options, arguments).await;
+        let outcome = refusal(declared);
+        if outcome.is_ok() {
+            // Closing a channel releases nothing, and hundreds of open ones cost.
+            channel.close(200, "OK".into()).await.unwrap();
+        }
+        outcome
+    }
+
+    /// Declares a slot queue as an administrator does.
+    pub async fn declare_slot(&self, queue: &str) {
+        let mut arguments = no_length();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+        self.declare(queue, QueueDeclareOptions::durable(), arguments).await.unwrap();
+    }
+
+    /// Declares a durable queue without any arguments.
+    pub async fn declare_other(&self, queue: &str) {
+        let nothing = FieldTable::default();
+        self.declare(queue, QueueDeclareOptions::durable(), nothing).await.unwrap();
+    }
+
+    /// Declares an exclusive queue, as who holds a slot or the admin mutex does.
+    pub async fn take(&self, queue: &str, facts: &[(&str, &str)]) -> Result<(), u16> {
+        let mut arguments = no_length();
+        for (key, value) in facts {
+            arguments.insert((*key).into(), AMQPValue::LongString((*value).into()));
+        }
+        self.declare(queue, QueueDeclareOptions::exclusive(), arguments).await
+    }
+
+    /// Whether a holder queue is still this connection's: the broker's only
+    /// proof of ownership.
+    pub async fn owns(&self, queue: &str) -> bool {
+        let look = QueueDeclareOptions::default().passive();
+        self.declare(queue, look, FieldTable::default()).await.is_ok()
+    }
+
+    /// Deletes a queue: a slot's, or one it holds.
+    pub async fn delete(&self, queue: &str) {
+        let channel = self.channel().await;
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+        channel.close(200, "OK".into()).await.unwrap();
+    }
+
+    /// Ends the connection, and with it all that it holds.
+    pub async fn leave(self) {
+        self.0.close(200, "OK".into()).await.unwrap();
+    }
+}
+
+fn no_length() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    arguments
+}
+
+/// The broker's code where it refused; other errors end the test.
+fn refusal<T>(result: Result<T, lapin::Error>) -> Result<(), u16> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) => match error.kind() {
+            ErrorKind::ProtocolError(refused) => Err(refused.get_id()),
+            _ => panic!("{error}"),
+        },
+    }
+}
