@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use lapin::Channel;
 use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
@@ -31,7 +33,7 @@ const REST: Duration = Duration::from_secs(45);
 pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
     let names: Vec<String> = (0..options.objects).map(|n| format!("object-{n:04}")).collect();
     let mut pairs = Vec::new();
-    let (mut rest, mut peak) = (0.0, 0.0);
+    let [mut rest, mut heap, mut peak] = [0.0; 3];
     let mut processor = Vec::new();
     for round in 1..=options.object_rounds {
         let first = bare_run(place, &names).await?;
@@ -41,7 +43,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         processor.push(operator.processor_seconds()? - before);
         if round == options.object_rounds {
             tokio::time::sleep(options.rest.unwrap_or(REST)).await;
-            (rest, peak) = operator.memory()?;
+            [rest, heap, peak] = operator.memory()?;
         }
         place.clear(false).await?;
         operator.stop().await?;
@@ -62,6 +64,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     table.figure("  operator's processor time, s", format!("{spent:.2} s"), spent, None);
     let what = format!("operator memory at rest, {count} objects, MiB");
     table.figure(&what, format!("{rest:.1} MiB"), rest, goal(MEMORY_MIB));
+    table.figure("  without the program's file, MiB", format!("{heap:.1} MiB"), heap, None);
     table.figure("  at its highest, MiB", format!("{peak:.1} MiB"), peak, None);
     Ok(())
 }
@@ -163,13 +166,9 @@ fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
 
 /// Begins to watch; the answer comes when this many objects are Ready.
 async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
-    let version = api
-        .list_metadata(&kube::api::ListParams::default().limit(1))
-        .await?
-        .metadata
-        .resource_version
-        .ok_or("a list without version")?;
-    let mut events = api.watch(&WatchParams::default(), &version).await?.boxed();
+    // Takes a watch up again that the API server ended.
+    let mut events = watcher(api.clone(), watcher::Config::default()).default_backoff().boxed();
+    while !matches!(events.next().await.ok_or("no watch")??, Event::InitDone) {}
     let (answer, all_ready) = oneshot::channel();
     let counting = async move {
         let mut ready = HashSet::new();
@@ -177,11 +176,12 @@ async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<R
             let event = tokio::time::timeout(PATIENCE, events.next())
                 .await
                 .map_err(|_| format!("{} of {count} objects are Ready", ready.len()))?;
-            match event.ok_or("the watch ended")?? {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) if is_ready(&object) => {
+            match event.ok_or("the watch ended")? {
+                Ok(Event::Apply(object) | Event::InitApply(object)) if is_ready(&object) => {
                     ready.insert(object.name_any());
                 }
-                _ => {}
+                Ok(_) => {}
+                Err(error) => println!("    the watch is taken up again: {error}"),
             }
         }
         Ok(())

@@ -162,8 +162,9 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Resident memory now and at its highest, in MiB.
-    pub fn memory(&self) -> Result<(f64, f64)> {
+    /// In MiB, resident memory, the part of it that is not the program's file, and
+    /// what it was at its highest.
+    pub fn memory(&self) -> Result<[f64; 3]> {
         let pid = self.child.id().ok_or("the operator has ended")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let mib = |key: &str| -> Result<f64> {
@@ -172,7 +173,7 @@ impl Operator {
                 line.and_then(|l| l.split_whitespace().nth(1)).ok_or("no such line")?.parse()?;
             Ok(kib / 1024.0)
         };
-        Ok((mib("VmRSS:")?, mib("VmHWM:")?))
+        Ok([mib("VmRSS:")?, mib("RssAnon:")?, mib("VmHWM:")?])
     }
 
     /// Processor time used so far, in seconds.

@@ -24,7 +24,8 @@ use kube::client::ClientBuilder;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
-use kube::runtime::watcher;
+use kube::runtime::watcher::{self, watcher};
+use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -189,10 +190,15 @@ async fn control<K, R, C>(
         () = stop.cancelled() => return,
         () = until_installed(&api) => {}
     }
-    let controller = Controller::new(api, watcher::Config::default())
+    let (cache, writer) = reflector::store();
+    let objects = watcher(api, watcher::Config::default())
+        // Nobody asks who wrote which field, and it is most of an object's weight.
+        .modify(|object: &mut K| object.meta_mut().managed_fields = None)
+        .reflect(writer)
+        .applied_objects();
+    let controller = Controller::for_stream(objects, cache.clone())
         .with_config(Config::default())
         .graceful_shutdown_on(stop.cancelled_owned());
-    let cache = controller.store();
     share(cache.clone());
     let ready = {
         let readiness = readiness.clone();

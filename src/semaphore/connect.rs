@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
@@ -17,6 +17,11 @@ use secrecy::ExposeSecret;
 use super::error::BrokerError;
 use super::lane::IdleLanes;
 use crate::plan::connection::RabbitmqSettings;
+
+/// Largest frame, in bytes. lapin keeps two buffers of 32 frames for each
+/// connection: at the broker's 128 KiB that is 8 MiB, and no frame of ours has
+/// more than a queue's name and a holder's few facts.
+const FRAME_MAX: u32 = 16 * 1024;
 
 /// Where and how to connect.
 pub(super) struct Endpoint {
@@ -46,6 +51,8 @@ pub(super) struct Conn {
     /// doesn't answer any more.
     socket: Arc<Mutex<Option<TcpStream>>>,
     retired: AtomicBool,
+    /// What first went wrong on it.
+    failure: OnceLock<BrokerError>,
     pub operation_timeout: Duration,
     pub idle: IdleLanes,
 }
@@ -68,7 +75,11 @@ impl Conn {
                 port: settings.port,
             },
             vhost: settings.vhost.clone(),
-            query: AMQPQueryString { heartbeat: endpoint.heartbeat, ..AMQPQueryString::default() },
+            query: AMQPQueryString {
+                heartbeat: endpoint.heartbeat,
+                frame_max: Some(FRAME_MAX),
+                ..AMQPQueryString::default()
+            },
         };
         // No `enable_auto_recover`, ever: it would declare exclusive queues
         // again on a new connection, a silent gap in a lock.
@@ -119,6 +130,7 @@ impl Conn {
             lapin,
             socket: attempt.keep(),
             retired: AtomicBool::new(false),
+            failure: OnceLock::new(),
             operation_timeout: endpoint.operation_timeout,
             idle: IdleLanes::default(),
         })
@@ -145,6 +157,15 @@ impl Conn {
     pub fn kill(&self) {
         self.retired.store(true, Ordering::Release);
         shut_down(&self.socket);
+    }
+
+    /// Ends the connection now because of `error`. Returns what to report: where
+    /// several operations fail together, the first one's error is the cause, and
+    /// that the connection was lost then only follows from it.
+    pub fn fail(&self, error: BrokerError) -> BrokerError {
+        let cause = self.failure.get_or_init(|| error.clone()).clone();
+        self.kill();
+        if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
     }
 
     /// Closes by protocol; if that isn't answered in time, by force.

@@ -100,12 +100,12 @@ impl Lane {
 
     fn no_answer(&self, what: &'static str, after: Duration) -> BrokerError {
         // Whether it was done is unknown, and on this connection it stays so.
-        self.conn.kill();
-        if self.conn.is_blocked() {
+        let blocked = self.conn.is_blocked();
+        self.conn.fail(if blocked {
             BrokerError::Blocked
         } else {
             BrokerError::Timeout { what, after }
-        }
+        })
     }
 
     /// Waits for an operation's answer; the error is lapin's where the broker
@@ -139,10 +139,7 @@ impl Lane {
         if let Some(code @ 403..=406) = code {
             return Ok(Refused { code, error });
         }
-        if error.is_fatal_for_connection() {
-            self.conn.kill();
-        }
-        Err(error)
+        Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
     }
 
     /// Declares the slot queue `name` with the arguments of profile Guideline.

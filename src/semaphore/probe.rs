@@ -149,8 +149,7 @@ impl Worker {
                 // the connection goes on.
                 return Err(BrokerError::Blocked);
             }
-            conn.kill();
-            return Err(BrokerError::Timeout { what: "to probes", after: limit });
+            return Err(conn.fail(BrokerError::Timeout { what: "to probes", after: limit }));
         };
 
         // The message returned with an answer is often another probe's: lapin
@@ -175,10 +174,8 @@ impl Worker {
                 }
                 Err(error) => {
                     let error = BrokerError::operating(&error, "");
-                    if error.is_fatal_for_connection() {
-                        conn.kill();
-                    }
-                    return Err(error);
+                    let fatal = error.is_fatal_for_connection();
+                    return Err(if fatal { conn.fail(error) } else { error });
                 }
             }
         }
@@ -213,15 +210,11 @@ impl Worker {
             Ok(Ok(channel)) => Ok((conn, channel)),
             Ok(Err(error)) => {
                 let error = BrokerError::operating(&error, "");
-                if error.is_fatal_for_connection() {
-                    conn.kill();
-                }
-                Err(error)
+                Err(if error.is_fatal_for_connection() { conn.fail(error) } else { error })
             }
             Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
-                conn.kill();
-                Err(BrokerError::Timeout { what: "to a new channel", after: limit })
+                Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
             }
         }
     }
