@@ -163,6 +163,10 @@ async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
     Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
+/// Objects listed at once at a start: a page is in memory as text and as objects
+/// before any of it is made smaller.
+const PAGE: u32 = 100;
+
 /// What is waited for until a kind is watched.
 fn what<K: Managed>() -> String {
     format!("the resource {}", K::plural(&()))
@@ -191,7 +195,7 @@ async fn control<K, R, C>(
         () = until_installed(&api) => {}
     }
     let (cache, writer) = reflector::store();
-    let objects = watcher(api, watcher::Config::default())
+    let objects = watcher(api, watcher::Config::default().page_size(PAGE))
         // Nobody asks who wrote which field, and it is most of an object's weight.
         .modify(|object: &mut K| object.meta_mut().managed_fields = None)
         .reflect(writer)

@@ -22,6 +22,10 @@ use crate::plan::semaphore::SlotsSeen;
 /// processes; more changes than this are no faster.
 const CHANGES_AT_ONCE: usize = 32;
 
+/// Most locks looked at at the same time: enough to fill every batch of probes.
+/// Further ones would only keep their queues' names in memory while they wait.
+const LOOKS_AT_ONCE: usize = 128;
+
 /// How to behave towards a broker.
 #[derive(Clone, Debug)]
 pub struct BrokerOptions {
@@ -64,6 +68,8 @@ pub(super) struct Inner {
     probe_link: Arc<Link>,
     probes: Prober,
     pub local_locks: LocalLocks,
+    /// Turns to look.
+    looks: tokio::sync::Semaphore,
     /// Turns to change something.
     pub turns: Arc<tokio::sync::Semaphore>,
     /// Locks whose last change lost its connection with effects in flight.
@@ -99,6 +105,7 @@ impl Broker {
             probes: Prober::new(Arc::clone(&probe_link)),
             probe_link,
             local_locks: LocalLocks::default(),
+            looks: tokio::sync::Semaphore::new(LOOKS_AT_ONCE),
             turns: Arc::new(tokio::sync::Semaphore::new(CHANGES_AT_ONCE)),
             disturbed: Mutex::default(),
             identity: Mutex::default(),
@@ -195,6 +202,8 @@ impl Inner {
         slots_to: u32,
         holders_to: u32,
     ) -> Result<SlotsSeen, BrokerError> {
+        // Fails only if it is closed, which nobody does.
+        let _turn = self.looks.acquire().await.map_err(|_| BrokerError::Interrupted)?;
         let names: Vec<String> = (1..=slots_to)
             .map(|slot| lock.slot_queue(slot))
             .chain((1..=holders_to).map(|slot| lock.holder_queue(slot)))
