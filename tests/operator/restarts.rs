@@ -41,14 +41,16 @@ enum Moment {
     Within(f64),
 }
 
-/// Three legs with a kill before the first effect, and seventeen kills inside.
-fn moments() -> Vec<(Leg, Moment)> {
-    let spread = |n: u32| (0..n).map(move |i| (f64::from(i) + 0.5) / f64::from(n) * 0.9);
-    let mut all: Vec<_> = LEGS.iter().map(|leg| (*leg, Moment::Before(0.3))).collect();
-    for (leg, kills) in LEGS.iter().zip([6, 6, 5]) {
-        all.extend(spread(kills).map(|part| (*leg, Moment::Within(part))));
+impl Moment {
+    /// The first round kills before anything is made; the moments of the others
+    /// are spread over the time inside.
+    fn of(round: u32) -> Self {
+        const GOLDEN: f64 = 0.618;
+        if round == 0 {
+            return Self::Before(0.3);
+        }
+        Self::Within(0.03 + 0.87 * (f64::from(round) * GOLDEN).fract())
     }
-    all
 }
 
 /// Looks at single queues often and cheaply.
@@ -167,35 +169,37 @@ async fn killed_at_twenty_moments_of_resizes_the_next_operator_ends_with_exactly
         println!("undisturbed: {paces:?}");
 
         let (mut kills, mut inside) = (0, 0);
-        for (leg, moment) in moments() {
-            let this = LEGS.iter().position(|l| l.to == leg.to).unwrap();
-            // What other work the machine has changes the pace: a kill that was
-            // meant to be inside and wasn't is tried again at a better moment.
-            for attempt in 1..=4 {
-                resize(&world, leg.from).await;
-                exactly(&world, leg.from).await;
-                let at = (leg, moment, paces[this]);
-                let fell = kill_at(&world, &mut eye, &mut operator, at).await;
+        for round in 0..20 {
+            if kills >= 20 && inside >= 15 {
+                break;
+            }
+            resize(&world, 0).await;
+            exactly(&world, 0).await;
+            let moment = Moment::of(round);
+            let mut slots = 0;
+            for (leg, pace) in LEGS.iter().zip(&mut paces) {
+                if leg.from != slots {
+                    continue;
+                }
+                let fell = kill_at(&world, &mut eye, &mut operator, (*leg, moment, *pace)).await;
+                println!("{} -> {}, {moment:?}: {fell:?}", leg.from, leg.to);
                 kills += 1;
                 inside += u32::from(fell == Fell::Inside);
-                println!("{} -> {}, {moment:?}, attempt {attempt}: {fell:?}", leg.from, leg.to);
-                // The next operator finds the same wish, or one that came while
-                // none ran.
-                let wish = if kills % 2 == 0 { leg.to } else { rand::random_range(0..20) };
-                if wish != leg.to {
-                    resize(&world, wish).await;
+                // Other work on the machine changes the pace: follow it.
+                match fell {
+                    Fell::TooLate => pace.span = pace.span.mul_f64(0.7),
+                    Fell::TooEarly if round > 0 => pace.span = pace.span.mul_f64(1.4),
+                    _ => {}
                 }
+                // Every other time the next wish comes while no operator runs.
+                slots = match (round % 2, leg.to) {
+                    (0, to) => to,
+                    (_, 1000) => 5,
+                    _ => 0,
+                };
+                resize(&world, slots).await;
                 operator = world.operator().await;
-                exactly(&world, wish).await;
-                match (moment, fell) {
-                    (Moment::Within(_), Fell::TooLate) => {
-                        paces[this].span = paces[this].span.mul_f64(0.7);
-                    }
-                    (Moment::Within(_), Fell::TooEarly) => {
-                        paces[this].span = paces[this].span.mul_f64(1.4);
-                    }
-                    _ => break,
-                }
+                exactly(&world, slots).await;
             }
         }
         println!("{kills} kills, {inside} of them inside a resize");

@@ -106,7 +106,12 @@ impl World {
         gone.await;
         self.kill_operators().await;
         let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
-        reqwest::Client::new().delete(url).send().await.unwrap();
+        // With thousands of queues it takes longer than the API keeps a request.
+        eventually("the vhost is gone", PATIENCE * 2, async || {
+            let answer = reqwest::Client::new().delete(&url).send().await;
+            answer.is_ok_and(|answer| answer.status().is_success() || answer.status() == 404)
+        })
+        .await;
         let mut redis = self.redis().await;
         let _: () = redis::cmd("FLUSHDB").query_async(&mut redis).await.unwrap();
         // Not waited for: an empty namespace takes the API server five seconds.
