@@ -10,18 +10,12 @@ use crate::operator::report::{Outcome, Report};
 use crate::plan::semaphore::{Holder, SlotsSeen};
 
 pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
-    let held = found.seen.as_ref().map_or(0, |seen| seen.counts(found.slots).held);
     let suspended = if suspended { "; suspended" } else { "" };
     let who = match found.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    let slots =
-        if found.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", found.slots) };
-    if held == 0 && who.is_empty() && suspended.is_empty() {
-        return format!("The broker has exactly the wanted {slots}");
-    }
-    format!("The broker has exactly the wanted {slots}{suspended}{who}")
+    format!("The broker has exactly the wanted {}{suspended}{who}", slots(found.slots))
 }
 
 pub(super) fn slots(count: u32) -> String {
