@@ -45,14 +45,29 @@ fn check_common(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
+/// How a semaphore's queues are named, and whether they outlive the broker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Profile {
+    /// The source document's: `N-i-A`, durable.
+    #[default]
+    Guideline,
+    /// That of the library amqp-locks-python: `N-A-i`, gone with the broker. It
+    /// has neither slot records nor a wait queue.
+    AmqpLocksPython,
+}
+
 /// A semaphore's name on the broker: `N` of the source document "persistent
-/// semaphore". Everything that belongs to the semaphore is derived from it, so
-/// a name that could be read as a part of another semaphore is refused.
+/// semaphore", and the profile. Everything that belongs to the semaphore is
+/// derived from it, so a name that could be read as a part of another semaphore
+/// is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LockName(String);
+pub struct LockName {
+    name: String,
+    profile: Profile,
+}
 
 impl LockName {
-    /// Checks the naming rules.
+    /// Checks the naming rules. The profile is [`Profile::Guideline`].
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         check_common(&name)?;
@@ -62,49 +77,87 @@ impl LockName {
         if let Some(rule) = collides_with_a_part(&name) {
             return Err(NameError::new(&name, rule));
         }
-        Ok(Self(name))
+        Ok(Self { name, profile: Profile::default() })
+    }
+
+    /// The same name under another profile.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        Self { profile, ..self }
     }
 
     /// The name as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    /// How the queues are named.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
     }
 
     /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be
     /// taken.
     #[must_use]
     pub fn slot_queue(&self, slot: u32) -> String {
-        format!("{}-{slot}-A", self.0)
+        self.part(slot, 'A')
     }
 
     /// The holder queue `B[i]`, `N-i-B`: exclusive to the connection that holds
     /// slot `i`.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
-        format!("{}-{slot}-B", self.0)
+        self.part(slot, 'B')
     }
 
-    /// The administration mutex: the exclusive queue `N`.
+    /// The slot record `F[i]`, `N-i-F`: it has one message, the record of slot
+    /// `i`'s last holder, and exists only where there is fencing or a lock delay.
+    /// Only in profile Guideline.
+    #[must_use]
+    pub fn record_queue(&self, slot: u32) -> Option<String> {
+        (self.profile == Profile::Guideline).then(|| self.part(slot, 'F'))
+    }
+
+    /// The wait queue `N-W`: who waits for a slot consumes from it. Only in
+    /// profile Guideline.
+    #[must_use]
+    pub fn wait_queue(&self) -> Option<String> {
+        (self.profile == Profile::Guideline).then(|| format!("{}-W", self.name))
+    }
+
+    /// The administration mutex: the exclusive queue `N`, in every profile.
     #[must_use]
     pub fn admin_mutex(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    fn part(&self, slot: u32, part: char) -> String {
+        match self.profile {
+            Profile::Guideline => format!("{}-{slot}-{part}", self.name),
+            Profile::AmqpLocksPython => format!("{}-{part}-{slot}", self.name),
+        }
     }
 
     /// The slot number if `queue` is one of this semaphore's slot queues.
     #[must_use]
     pub fn slot_of_slot_queue(&self, queue: &str) -> Option<u32> {
-        self.slot_of(queue, "-A")
+        self.slot_of(queue, 'A')
     }
 
     /// The slot number if `queue` is one of this semaphore's holder queues.
     #[must_use]
     pub fn slot_of_holder_queue(&self, queue: &str) -> Option<u32> {
-        self.slot_of(queue, "-B")
+        self.slot_of(queue, 'B')
     }
 
-    fn slot_of(&self, queue: &str, suffix: &str) -> Option<u32> {
-        let number = queue.strip_prefix(&self.0)?.strip_prefix('-')?.strip_suffix(suffix)?;
+    fn slot_of(&self, queue: &str, part: char) -> Option<u32> {
+        let rest = queue.strip_prefix(&self.name)?.strip_prefix('-')?;
+        let number = match self.profile {
+            Profile::Guideline => rest.strip_suffix(part)?.strip_suffix('-')?,
+            Profile::AmqpLocksPython => rest.strip_prefix(part)?.strip_prefix('-')?,
+        };
         let slot = number.parse().ok().filter(|&slot| slot > 0)?;
         // "007" and "+7" parse too, but are nobody's slot.
         (number == u32::to_string(&slot)).then_some(slot)
@@ -113,7 +166,7 @@ impl LockName {
 
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.name)
     }
 }
 
@@ -262,7 +315,13 @@ mod tests {
             i in 1u32..20, j in 1u32..20,
         ) {
             if let (Ok(a), Ok(b)) = (LockName::new(a), LockName::new(b)) {
-                let of = |n: &LockName, i| [n.slot_queue(i), n.holder_queue(i), n.admin_mutex().to_owned()];
+                let of = |n: &LockName, i| {
+                    [Profile::Guideline, Profile::AmqpLocksPython].into_iter().flat_map(move |profile| {
+                        let n = n.clone().with_profile(profile);
+                        let parts = [n.slot_queue(i), n.holder_queue(i), n.admin_mutex().to_owned()];
+                        parts.into_iter().chain(n.record_queue(i)).chain(n.wait_queue())
+                    }).collect::<Vec<_>>()
+                };
                 let shared = of(&a, i).into_iter().any(|q| of(&b, j).contains(&q));
                 prop_assert!(!shared || a == b);
             }
@@ -270,10 +329,12 @@ mod tests {
 
         #[test]
         fn a_slot_number_survives_the_way_through_its_queue_name(i in 1u32..1_000_000) {
-            let lock = LockName::new("ci.deploy").unwrap();
+            for profile in [Profile::Guideline, Profile::AmqpLocksPython] {
+            let lock = LockName::new("ci.deploy").unwrap().with_profile(profile);
             prop_assert_eq!(lock.slot_of_slot_queue(&lock.slot_queue(i)), Some(i));
             prop_assert_eq!(lock.slot_of_holder_queue(&lock.holder_queue(i)), Some(i));
             prop_assert_eq!(lock.slot_of_slot_queue(&lock.holder_queue(i)), None);
+            }
         }
     }
 }
