@@ -10,6 +10,7 @@ mod support;
 
 mod aborting;
 mod holding;
+mod processes;
 mod recording;
 mod waiting;
 
