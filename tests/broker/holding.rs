@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use lockkeeper::semaphore::{HoldError, HoldOptions, Verdict, hold};
 use serde_json::json;
 
-use crate::support::rabbitmq::{Relay, Vhost, eventually};
+use crate::support::proxy::Proxy;
+use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{broker, lock, resize};
 
 fn options() -> HoldOptions {
@@ -153,11 +154,11 @@ async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     resize(&broker, 1, 0).await.unwrap();
-    let relay = Relay::start().await;
-    let settings = relay.settings(vhost.settings());
+    let proxy = Proxy::start().await;
+    let settings = proxy.settings(vhost.settings());
     let held = hold(&settings, &lock(), &options(), None).await.unwrap();
     let cut = Instant::now();
-    relay.freeze(true);
+    proxy.freeze(true);
     held.lost().await;
     let told = cut.elapsed();
     assert!(!held.is_valid());

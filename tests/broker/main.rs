@@ -14,6 +14,7 @@ mod holding;
 mod mutex;
 mod obstacles;
 mod probing;
+mod proxy;
 mod resizing;
 
 use std::collections::BTreeSet;

@@ -8,4 +8,5 @@
 
 #[path = "environment.rs"]
 pub mod environment;
+pub mod proxy;
 pub mod rabbitmq;
