@@ -10,7 +10,6 @@ mod support;
 
 mod connecting;
 mod holders;
-mod holding;
 mod mutex;
 mod obstacles;
 mod probing;
