@@ -9,6 +9,7 @@
 mod support;
 
 mod aborting;
+mod foreign;
 mod holding;
 mod recording;
 mod waiting;
