@@ -103,10 +103,11 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
     let name = lock_name(object);
     check_tenancy(object, &name, secret.is_some(), names, "lockName")?;
     Ok(ValidSemaphore {
-        lock: LockName::new(name)?,
+        lock: LockName::new(name)?.with_profile(spec.profile.into()),
         wish: SlotWish {
             slots: non_negative(spec.slots).min(MAX_SLOTS),
             overshoot: non_negative(spec.resize.overshoot),
+            order: spec.resize.order.into(),
         },
         secret,
         vhost: spec.vhost.clone(),
@@ -179,7 +180,7 @@ mod tests {
     fn a_name_is_namespace_and_name_unless_said_otherwise() {
         let valid = semaphore(&semaphore_of("{}"), DefaultNames::OfTheNamespace).unwrap();
         assert_eq!(valid.lock.as_str(), "ci.deploy");
-        assert_eq!(valid.wish, SlotWish { slots: 1, overshoot: 16 });
+        assert_eq!(valid.wish, SlotWish::new(1));
     }
 
     #[test]

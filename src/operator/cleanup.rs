@@ -75,7 +75,7 @@ async fn remove_slots(
         return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
     }
     let overshoot = valid.wish.overshoot;
-    let none = SlotWish { slots: 0, overshoot };
+    let none = SlotWish { slots: 0, ..valid.wish };
     let removed = async {
         let known = object.status.as_ref().and_then(|status| status.highest_slot);
         let mark = match known.and_then(|mark| u32::try_from(mark).ok()) {

@@ -11,14 +11,37 @@ use super::naming::MAX_SLOTS;
 /// resource doesn't say (`T` of the source document's "overshooting").
 pub const DEFAULT_OVERSHOOT: u32 = 16;
 
-/// How many slots a resource asks for.
+/// In which order the slots above the count go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeletionOrder {
+    /// From the highest down: at no moment is there a hole.
+    #[default]
+    Descending,
+    /// From the lowest up, for clients that search from 1 and stop at the first
+    /// missing slot: these keep out of all the others at once. Cut short, it
+    /// leaves slots above a hole, which only a sweep finds: the overshoot must be
+    /// at least 1.
+    Ascending,
+}
+
+/// What slots a resource asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWish {
     /// Slots that should exist, 0 to [`MAX_SLOTS`]; 0 means that nobody may
-    /// acquire, and is also how a semaphore is destroyed.
+    /// acquire.
     pub slots: u32,
     /// How many slots beyond the highest known one are swept as well.
     pub overshoot: u32,
+    /// How those go that are too many.
+    pub order: DeletionOrder,
+}
+
+impl SlotWish {
+    /// This many slots, and the defaults otherwise.
+    #[must_use]
+    pub fn new(slots: u32) -> Self {
+        Self { slots, overshoot: DEFAULT_OVERSHOOT, order: DeletionOrder::default() }
+    }
 }
 
 /// What the broker was seen to have.
@@ -91,7 +114,8 @@ pub struct SlotPlan {
     pub raise_mark_to: Option<u32>,
     /// Slots to declare, ascending: clients that search from 1 find no hole.
     pub declare: Vec<u32>,
-    /// Slots to delete, descending, each after the one before was confirmed.
+    /// Slots to delete, in the wished order, each after the one before was
+    /// confirmed.
     pub delete: Vec<u32>,
 }
 
@@ -109,7 +133,10 @@ impl SlotPlan {
 #[must_use]
 pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     let declare: Vec<u32> = (1..=wish.slots).filter(|slot| !seen.slots.contains(slot)).collect();
-    let delete = seen.slots.iter().rev().copied().take_while(|slot| *slot > wish.slots).collect();
+    let mut delete: Vec<u32> = seen.slots.range(wish.slots.saturating_add(1)..).copied().collect();
+    if wish.order == DeletionOrder::Descending {
+        delete.reverse();
+    }
     let found_anyway = mark.unwrap_or(0).saturating_add(wish.overshoot);
     let raise_mark_to =
         declare.last().is_some_and(|highest| *highest > found_anyway).then_some(wish.slots);
@@ -218,7 +245,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn wish(slots: u32) -> SlotWish {
-        SlotWish { slots, overshoot: DEFAULT_OVERSHOOT }
+        SlotWish::new(slots)
     }
 
     fn seen(
@@ -248,8 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn no_wish_deletes_everything_descending() {
-        assert_eq!(plan(wish(0), &seen([1, 2, 3], []), Some(3)).delete, [3, 2, 1]);
+    fn no_wish_deletes_everything_in_the_wished_order() {
+        let three = seen([1, 2, 3], []);
+        assert_eq!(plan(wish(0), &three, Some(3)).delete, [3, 2, 1]);
+        let upwards = SlotWish { order: DeletionOrder::Ascending, ..wish(0) };
+        assert_eq!(plan(upwards, &three, Some(3)).delete, [1, 2, 3]);
+        let upwards = SlotWish { slots: 2, ..upwards };
+        assert_eq!(plan(upwards, &seen([1, 3, 7, 9], []), Some(9)).delete, [3, 7, 9]);
     }
 
     #[test]
@@ -265,7 +297,7 @@ mod tests {
     #[test]
     fn a_broken_mark_can_not_ask_for_billions_of_probes() {
         assert_eq!(sweep_to(wish(1), u32::MAX), MAX_SLOTS + DEFAULT_OVERSHOOT);
-        assert_eq!(sweep_to(SlotWish { slots: 1, overshoot: u32::MAX }, 1), MAX_SLOTS + 1);
+        assert_eq!(sweep_to(SlotWish { overshoot: u32::MAX, ..wish(1) }, 1), MAX_SLOTS + 1);
     }
 
     #[test]
@@ -329,8 +361,11 @@ mod tests {
         #[test]
         fn a_plan_cut_short_anywhere_is_finished_by_the_next_sweep(
             before in proptest::collection::btree_set(1u32..40, 0..20),
-            first in 0u32..40, second in 0u32..40, cut in 0usize..60,
+            first in 0u32..40, second in 0u32..40, cut in 0usize..60, upwards: bool,
         ) {
+            let order =
+                if upwards { DeletionOrder::Ascending } else { DeletionOrder::Descending };
+            let wish = |slots| SlotWish { order, ..wish(slots) };
             let mut mark = before.last().copied().unwrap_or(0);
             let mut slots = before;
             let look = |slots: &BTreeSet<u32>, to: u32| SlotsSeen {

@@ -14,7 +14,7 @@ use super::link::Link;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 use crate::plan::semaphore::SlotsSeen;
 
 /// Most semaphores changed at the same time. Each takes channels of the admin
@@ -55,7 +55,8 @@ impl Default for BrokerOptions {
 
 /// One virtual host of one broker, as one user. Cheap to clone; all clones
 /// share two connections, made when first needed and made anew when they died:
-/// one that owns admin mutexes and changes things, one that probes.
+/// one that owns admin mutexes and changes things, one that probes. (Locks of
+/// profile AmqpLocksPython are changed over a third.)
 #[derive(Clone)]
 pub struct Broker(Arc<Inner>);
 
@@ -64,7 +65,10 @@ pub(super) struct Inner {
     pub options: BrokerOptions,
     endpoint: Arc<Endpoint>,
     /// Owns the admin mutexes; everything that changes something goes over it.
-    pub admin: Link,
+    admin: Link,
+    /// The same for locks of profile AmqpLocksPython: a broker that refuses their
+    /// slots ends the whole connection, which others' changes must not suffer from.
+    admin_python: Link,
     probe_link: Arc<Link>,
     probes: Prober,
     pub local_locks: LocalLocks,
@@ -101,6 +105,7 @@ impl Broker {
         Self(Arc::new(Inner {
             options,
             admin: Link::new(Arc::clone(&endpoint), "admin"),
+            admin_python: Link::new(Arc::clone(&endpoint), "admin of AmqpLocksPython"),
             endpoint,
             probes: Prober::new(Arc::clone(&probe_link)),
             probe_link,
@@ -196,6 +201,14 @@ impl Broker {
 }
 
 impl Inner {
+    /// The connection that changes this lock.
+    pub fn admin_of(&self, lock: &LockName) -> &Link {
+        match lock.profile() {
+            Profile::Guideline => &self.admin,
+            Profile::AmqpLocksPython => &self.admin_python,
+        }
+    }
+
     pub async fn observe(
         &self,
         lock: &LockName,

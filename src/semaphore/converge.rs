@@ -93,7 +93,7 @@ impl Change {
     async fn run(mut self) -> Result<Converged, BrokerError> {
         let broker = Arc::clone(&self.broker);
         let mut mutex = AdminMutex::take(
-            &broker.admin,
+            broker.admin_of(&self.lock),
             &broker.turns,
             &broker.local_locks,
             &self.lock,
@@ -177,6 +177,7 @@ impl Change {
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
+        let profile = self.lock.profile();
         let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
         let mut slots: Vec<u32> = if self.check_arguments {
             (1..=self.wish.slots).collect()
@@ -187,7 +188,7 @@ impl Change {
         if let Some(first) = missing.first() {
             // Alone: should a node be down, nothing else has been changed.
             self.go_on(lane)?;
-            lane.declare_slot(&self.lock.slot_queue(*first)).await?;
+            lane.declare_slot(&self.lock.slot_queue(*first), profile).await?;
             declared += 1;
             slots.retain(|slot| slot != first);
         }
@@ -207,7 +208,7 @@ impl Change {
                     && let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     self.go_on(&lane)?;
-                    match lane.declare_slot(&self.lock.slot_queue(*slot)).await {
+                    match lane.declare_slot(&self.lock.slot_queue(*slot), profile).await {
                         Ok(()) if missing.contains(slot) => {
                             done.fetch_add(1, Ordering::Relaxed);
                         }
@@ -242,14 +243,14 @@ impl Change {
         let Some(mut chunk) = chunks.next() else { return Ok(0) };
         self.go_on(lane)?;
         let mut second = Lane::take(lane.conn()).await?;
-        let mut all_ours = are_ours(&mut second, chunk).await?;
+        let mut all_ours = self.are_ours(&mut second, chunk).await?;
         let mut deleted = 0;
         loop {
             // While these are deleted, the next ones are checked already.
             let following = chunks.next();
             let check = async {
                 match following {
-                    Some(next) => are_ours(&mut second, next).await,
+                    Some(next) => self.are_ours(&mut second, next).await,
                     None => Ok(true),
                 }
             };
@@ -274,7 +275,8 @@ impl Change {
         let mut deleted = 0;
         for name in names {
             self.go_on(lane)?;
-            let ours = if all_ours { Ok(()) } else { lane.declare_slot(name).await };
+            let ours =
+                if all_ours { Ok(()) } else { lane.declare_slot(name, self.lock.profile()).await };
             let gone = match ours {
                 Ok(()) => lane.delete(name).await,
                 Err(error) => Err(error),
@@ -289,15 +291,15 @@ impl Change {
         }
         Ok(deleted)
     }
-}
 
-/// Whether all of these are slot queues of ours: one with other arguments is not
-/// ours to delete. Asking for many at once costs little; after a refusal, each
-/// is asked for.
-async fn are_ours(lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
-    match lane.check_slots(names).await {
-        Ok(()) => Ok(true),
-        Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
-        Err(error) => Err(error),
+    /// Whether all of these are slot queues of ours: one with other arguments is
+    /// not ours to delete. Asking for many at once costs little; after a refusal,
+    /// each is asked for.
+    async fn are_ours(&self, lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
+        match lane.check_slots(names, self.lock.profile()).await {
+            Ok(()) => Ok(true),
+            Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }

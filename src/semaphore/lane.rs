@@ -12,6 +12,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::connect::Conn;
 use super::error::{BrokerError, refusal_code};
+use crate::plan::naming::Profile;
 
 /// Healthy channels kept open for the next use; more are closed.
 const MAX_IDLE: usize = 64;
@@ -142,26 +143,30 @@ impl Lane {
         Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
     }
 
-    /// Declares the slot queue `name` with the arguments of profile Guideline.
-    /// One that exists with others is [`BrokerError::IncompatibleQueue`].
-    pub async fn declare_slot(&mut self, name: &str) -> Result<(), BrokerError> {
+    /// Declares the slot queue `name` as `profile` has it. One that exists with
+    /// other arguments is [`BrokerError::IncompatibleQueue`].
+    pub async fn declare_slot(&mut self, name: &str, profile: Profile) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
-        let declaring =
-            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), slot_arguments());
+        let (options, arguments) = slot_queue(profile);
+        let declaring = channel.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
 
     /// Declares slot queues that exist again, sent together, so that one with
     /// other arguments is found; which one is not told.
-    pub async fn check_slots(&mut self, names: &[String]) -> Result<(), BrokerError> {
+    pub async fn check_slots(
+        &mut self,
+        names: &[String],
+        profile: Profile,
+    ) -> Result<(), BrokerError> {
         let Some(first) = names.first() else { return Ok(()) };
         let channel = self.channel().await?;
         self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
         let mut declares = Vec::with_capacity(names.len());
         for name in names {
-            let options = QueueDeclareOptions::durable();
-            declares.push(channel.queue_declare(short(name)?, options, slot_arguments()));
+            let (options, arguments) = slot_queue(profile);
+            declares.push(channel.queue_declare(short(name)?, options, arguments));
         }
         let all = futures::future::try_join_all(declares);
         self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
@@ -290,13 +295,21 @@ struct Refused {
     error: BrokerError,
 }
 
-/// The arguments of `A[i]`, profile Guideline.
-fn slot_arguments() -> FieldTable {
+/// How `A[i]` is declared.
+fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
     let mut arguments = exclusive_arguments();
-    // Named, or a virtual host whose default is quorum makes a Raft group a slot.
-    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
-    arguments
+    match profile {
+        Profile::Guideline => {
+            arguments.insert(CLASSIC.0.into(), AMQPValue::LongString(CLASSIC.1.into()));
+            (QueueDeclareOptions::durable(), arguments)
+        }
+        // Exactly so, or that library's declares are refused.
+        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), arguments),
+    }
 }
+
+/// Named, or a virtual host whose default is quorum makes each queue a Raft group.
+const CLASSIC: (&str, &str) = ("x-queue-type", "classic");
 
 /// The arguments of the admin mutex and, before a holder's facts, of `B[i]`.
 pub(super) fn exclusive_arguments() -> FieldTable {

@@ -151,7 +151,9 @@ async fn what_is_left_out_is_filled_in() {
         assert_eq!(
             serde_json::to_value::<SemaphoreSpec>(semaphore.spec).unwrap(),
             json!({
-                "slots": 1, "resize": {"overshoot": 16}, "deletionPolicy": "Delete", "suspend": false
+                "slots": 1, "profile": "Guideline",
+                "resize": {"overshoot": 16, "order": "Descending"},
+                "deletionPolicy": "Delete", "suspend": false
             })
         );
         let queue: PressureQueue = world.apply("frames", "{redisReference: {}}").await.unwrap();
