@@ -71,7 +71,7 @@ pub enum BrokerError {
         why: String,
     },
     /// The broker takes no queues that end with it, as the slots of profile
-    /// AmqpLocksPython are. It ends the whole connection when asked for one.
+    /// `AmqpLocksPython` are. It ends the whole connection when asked for one.
     #[error(
         "the broker refuses queues that are not durable ({why}), as RabbitMQ 4.3 and newer do, and the profile AmqpLocksPython has such slots: set deprecated_features.permit.transient_nonexcl_queues = true on the broker while it allows that, or use the profile Guideline"
     )]

@@ -3,6 +3,9 @@
 //! AMQP says no) are replaced, healthy ones are used again. What to declare and
 //! when is decided by others.
 
+mod records;
+mod waiting;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -297,19 +300,24 @@ struct Refused {
 
 /// How `A[i]` is declared.
 fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
-    let mut arguments = exclusive_arguments();
     match profile {
         Profile::Guideline => {
-            arguments.insert(CLASSIC.0.into(), AMQPValue::LongString(CLASSIC.1.into()));
+            let mut arguments = classic_arguments();
+            arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
             (QueueDeclareOptions::durable(), arguments)
         }
         // Exactly so, or that library's declares are refused.
-        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), arguments),
+        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), exclusive_arguments()),
     }
 }
 
-/// Named, or a virtual host whose default is quorum makes each queue a Raft group.
-const CLASSIC: (&str, &str) = ("x-queue-type", "classic");
+/// The type is named, or a virtual host whose default is quorum makes each queue
+/// a Raft group.
+fn classic_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    arguments
+}
 
 /// The arguments of the admin mutex and, before a holder's facts, of `B[i]`.
 pub(super) fn exclusive_arguments() -> FieldTable {

@@ -15,7 +15,9 @@ mod mutex;
 mod obstacles;
 mod probing;
 mod profiles;
+mod records;
 mod resizing;
+mod waiting;
 
 use std::collections::BTreeSet;
 

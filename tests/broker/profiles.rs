@@ -1,4 +1,4 @@
-//! Profile AmqpLocksPython: its names and arguments on the broker, and the mutex
+//! Profile `AmqpLocksPython`: its names and arguments on the broker, and the mutex
 //! that it shares with the other profile of the same name.
 
 use std::sync::Arc;
