@@ -31,7 +31,7 @@ async fn theirs(vhost: &Vhost) -> AmqpLocksPython<'_> {
 
 /// As our administrators do it.
 async fn resize(vhost: &Vhost, slots: u32) {
-    let wish = SlotWish { slots, overshoot: 1 };
+    let wish = SlotWish::new(slots);
     let (to, cancel) = (sweep_to(wish, 10), CancellationToken::new());
     broker(vhost).converge(&python_name(), wish, to, false, &cancel).await.unwrap();
 }
