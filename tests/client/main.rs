@@ -10,6 +10,7 @@ mod support;
 
 mod aborting;
 mod foreign;
+mod guideline;
 mod holding;
 mod recording;
 mod waiting;
