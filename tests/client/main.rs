@@ -9,6 +9,8 @@
 mod support;
 
 mod aborting;
+mod foreign;
+mod guideline;
 mod holding;
 mod processes;
 mod recording;
@@ -17,7 +19,7 @@ mod waiting;
 use std::time::Duration;
 
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Start,
 };
@@ -52,7 +54,7 @@ fn starting_at(slot: u32) -> AcquireOptions {
 
 /// Makes the lock's slots `slots`, after at most 100.
 async fn resize(vhost: &Vhost, slots: u32) {
-    let wish = SlotWish { slots, overshoot: DEFAULT_OVERSHOOT };
+    let wish = SlotWish::new(slots);
     let to = sweep_to(wish, 100);
     let done = broker(vhost).converge(&name(), wish, to, false, &CancellationToken::new()).await;
     done.unwrap();
