@@ -15,6 +15,7 @@ mod management;
 mod marks;
 mod mutex;
 mod probe;
+mod resize;
 
 pub use broker::{Broker, BrokerOptions};
 pub use converge::Converged;
@@ -22,3 +23,4 @@ pub use error::BrokerError;
 pub use hold::{Held, HoldError, HoldOptions, Verdict, hold};
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
+pub use resize::{ResizeError, ResizeTo, Resized};
