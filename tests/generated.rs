@@ -197,7 +197,7 @@ fn a_field_that_can_not_be_changed_says_so() {
 
 /// What `kubectl get` shows of each kind, and, after the bar, what `-o wide` adds.
 const COLUMNS: [(&str, &str); 2] = [
-    ("Semaphore", "Slots Held Free Ready Age | Draining Holders Lock Status"),
+    ("Semaphore", "Slots Held Free Ready Age | Draining Waiting Holders Lock Status"),
     ("PressureQueue", "Length Bound Closed Ready Age | Produced Consumed Producer Consumer Status"),
 ];
 

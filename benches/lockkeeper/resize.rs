@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use lockkeeper::api::Semaphore;
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
@@ -82,7 +82,7 @@ async fn by_library(broker: &Broker, place: &Place, slots: u32) -> Result<(Durat
     let never = CancellationToken::new();
     let mut took = [Duration::ZERO; 2];
     for (took, (from, to)) in took.iter_mut().zip([(0, slots), (slots, 0)]) {
-        let wish = SlotWish { slots: to, overshoot: DEFAULT_OVERSHOOT };
+        let wish = SlotWish::new(to);
         let start = Instant::now();
         let converged = broker.converge(&lock, wish, sweep_to(wish, from), false, &never).await?;
         *took = start.elapsed();

@@ -6,7 +6,8 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::{DeletionPolicy, SecretReference};
-use crate::plan::semaphore::DEFAULT_OVERSHOOT;
+use crate::plan::naming;
+use crate::plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder};
 
 /// Most holders listed in a status; the counts cover all of them (hazard K10).
 pub const MAX_LISTED_HOLDERS: usize = 50;
@@ -67,6 +68,13 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
         priority = 1
     ),
     printcolumn(
+        name = "Waiting",
+        type_ = "integer",
+        json_path = ".status.waiting",
+        description = "Clients that wait for a slot and want to be told of one",
+        priority = 1
+    ),
+    printcolumn(
         name = "Holders",
         type_ = "string",
         json_path = ".status.holdersSummary",
@@ -92,6 +100,11 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("has(self.lockName) == has(oldSelf.lockName) && (!has(self.lockName) || self.lockName == oldSelf.lockName)").message("lockName can't be changed, added or removed after creation: create another Semaphore with the new lockName and delete this one").field_path(".lockName"),
     validation = Rule::new("has(self.rabbitmqClusterReference) == has(oldSelf.rabbitmqClusterReference) && (!has(self.rabbitmqClusterReference) || self.rabbitmqClusterReference == oldSelf.rabbitmqClusterReference)").message("rabbitmqClusterReference can't be changed, added or removed after creation: create another Semaphore for the other broker and delete this one").field_path(".rabbitmqClusterReference"),
     validation = Rule::new("has(self.vhost) == has(oldSelf.vhost) && (!has(self.vhost) || self.vhost == oldSelf.vhost)").message("vhost can't be changed, added or removed after creation: create another Semaphore in the other vhost and delete this one").field_path(".vhost"),
+    validation = Rule::new("self.profile == oldSelf.profile").message("profile can't be changed after creation: create another Semaphore with the other profile and delete this one").field_path(".profile"),
+    validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so they would neither get nor raise the numbers").field_path(".fencing"),
+    validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so none would wait").field_path(".lockDelay"),
+    validation = Rule::new("duration(self.lockDelay) <= duration('1h')").message("lockDelay must be at most 1h").field_path(".lockDelay"),
+    validation = Rule::new("self.resize.order != 'Ascending' || self.resize.overshoot >= 1").message("resize.order Ascending needs resize.overshoot of at least 1: a change cut short leaves slots above a hole, which only a sweep beyond it finds").field_path(".resize.order"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.matches('(-[0-9]+-[ABCF]|-[AB]-[0-9]+|-W|[.]semaphore)$')").message("lockName must not end in -<n>-A, -<n>-B, -<n>-C, -<n>-F, -A-<n>, -B-<n>, -W or .semaphore: such names are parts of other locks").field_path(".lockName"),
     validation = Rule::new("!has(self.lockName) || size(bytes(self.lockName)) <= 200").message("lockName must be at most 200 bytes long").field_path(".lockName"),
@@ -121,6 +134,34 @@ pub struct SemaphoreSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255))]
     pub vhost: Option<String>,
+
+    /// How the lock's queues are named and kept. Guideline: as the amqp-locks guideline says,
+    /// <lockName>-<n>-A, which survive a restart of the broker. AmqpLocksPython: as the library
+    /// amqp-locks-python has them, <lockName>-A-<n>, which don't, and are made again at the next
+    /// look; its clients and those of the Guideline don't see each other's holders. A broker that
+    /// refuses queues that are not durable (RabbitMQ from 4.3 on) can't have the second. Can't be
+    /// changed. Default Guideline.
+    #[serde(default = "guideline")]
+    pub profile: Profile,
+
+    /// true: each acquisition of a slot gets a number greater than any before on that slot, which
+    /// the client passes on to what the lock guards, so that this can refuse whoever lost the lock
+    /// without knowing. The numbers are kept in a record beside each slot, also while the slot is
+    /// removed. Only in profile Guideline. Default false.
+    #[serde(default)]
+    pub fencing: bool,
+
+    /// How long a slot whose holder ended without releasing it stays unused: the next holder waits
+    /// that long before it begins, so that what the last one still does can end. 0s to 1h. It is
+    /// kept in a record beside each slot, so a changed value reaches a slot with the next holder
+    /// that knows this resource, and slots added from now on at once. Only in profile Guideline.
+    /// Default 0s. Example: 15s.
+    #[serde(default = "no_delay")]
+    #[schemars(
+        length(min = 2, max = 20),
+        regex(pattern = r"^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$")
+    )]
+    pub lock_delay: String,
 
     /// How the number of slots is changed on the broker.
     #[serde(default)]
@@ -156,12 +197,67 @@ pub struct Resize {
     #[serde(default = "default_overshoot")]
     #[schemars(range(min = 0, max = 1000))]
     pub overshoot: i32,
+
+    /// In which order the slots above a lowered count go. Descending: from the highest down.
+    /// Ascending: from the lowest up, which keeps clients that search from slot 1 and stop at the
+    /// first missing one out of all of them at once; it needs an overshoot of at least 1. Default
+    /// Descending.
+    #[serde(default = "descending")]
+    pub order: Order,
 }
 
 impl Default for Resize {
     fn default() -> Self {
-        Self { overshoot: default_overshoot() }
+        Self { overshoot: default_overshoot(), order: descending() }
     }
+}
+
+/// In which order slots go.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum Order {
+    /// The highest first.
+    Descending,
+    /// The lowest first.
+    Ascending,
+}
+
+impl From<Order> for DeletionOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Descending => Self::Descending,
+            Order::Ascending => Self::Ascending,
+        }
+    }
+}
+
+/// How a lock's queues are named and kept.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum Profile {
+    /// The amqp-locks guideline's.
+    Guideline,
+    /// That of the library amqp-locks-python.
+    AmqpLocksPython,
+}
+
+impl From<Profile> for naming::Profile {
+    fn from(profile: Profile) -> Self {
+        match profile {
+            Profile::Guideline => Self::Guideline,
+            Profile::AmqpLocksPython => Self::AmqpLocksPython,
+        }
+    }
+}
+
+fn no_delay() -> String {
+    "0s".to_owned()
+}
+
+fn guideline() -> Profile {
+    Profile::Guideline
+}
+
+fn descending() -> Order {
+    Order::Descending
 }
 
 fn one() -> i32 {
@@ -202,6 +298,10 @@ pub struct SemaphoreStatus {
     /// How many holders keep a slot above the wanted count. Nobody else gets those slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<i32>,
+    /// How many clients wait for a slot in the lock's wait queue; those that only look from time to
+    /// time are not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<i32>,
     /// The highest slot number that may exist on the broker; sweeps reach beyond it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub highest_slot: Option<i32>,

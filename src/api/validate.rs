@@ -1,6 +1,9 @@
 //! From a raw spec to the values of [`plan`](crate::plan): what the API server's
 //! schema can't see is checked here. Reads no Secret and no clock.
 
+use std::time::Duration;
+
+use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use super::conditions::reason;
@@ -102,11 +105,18 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
     let secret = spec.rabbitmq_cluster_reference.as_ref().map(|r| r.connection_secret.name.clone());
     let name = lock_name(object);
     check_tenancy(object, &name, secret.is_some(), names, "lockName")?;
+    let lock = LockName::new(name)?.with_profile(spec.profile.into());
+    let lock_delay = duration(&spec.lock_delay);
+    // The API server refuses both for a profile without records.
+    let has_records =
+        lock.record_queue(1).is_some() && (spec.fencing || lock_delay > Duration::ZERO);
     Ok(ValidSemaphore {
-        lock: LockName::new(name)?,
+        lock,
         wish: SlotWish {
             slots: non_negative(spec.slots).min(MAX_SLOTS),
             overshoot: non_negative(spec.resize.overshoot),
+            order: spec.resize.order.into(),
+            records: has_records.then_some(lock_delay),
         },
         secret,
         vhost: spec.vhost.clone(),
@@ -147,6 +157,11 @@ fn non_negative(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
+// The schema refuses whatever can't be read.
+fn duration(text: &str) -> Duration {
+    text.parse().ok().and_then(|d: SignedDuration| Duration::try_from(d).ok()).unwrap_or_default()
+}
+
 /// Everybody shares the default connection, so a name there must show whose it
 /// is, or one tenant could take another's lock (hazard K7). CEL rules can't see
 /// the namespace, hence here.
@@ -179,7 +194,21 @@ mod tests {
     fn a_name_is_namespace_and_name_unless_said_otherwise() {
         let valid = semaphore(&semaphore_of("{}"), DefaultNames::OfTheNamespace).unwrap();
         assert_eq!(valid.lock.as_str(), "ci.deploy");
-        assert_eq!(valid.wish, SlotWish { slots: 1, overshoot: 16 });
+        assert_eq!(valid.wish, SlotWish::new(1));
+    }
+
+    #[test]
+    fn slots_have_records_with_fencing_and_with_a_lock_delay_and_only_in_profile_guideline() {
+        let records = |yaml| {
+            let valid = semaphore(&semaphore_of(yaml), DefaultNames::OfTheNamespace).unwrap();
+            valid.wish.records.map(|delay| delay.as_millis())
+        };
+        assert_eq!(records("{}"), None);
+        assert_eq!(records("{lockDelay: 0s}"), None);
+        assert_eq!(records("{fencing: true}"), Some(0));
+        assert_eq!(records("{lockDelay: 15s}"), Some(15_000));
+        assert_eq!(records("{fencing: true, lockDelay: 1h2m3s4ms}"), Some(3_723_004));
+        assert_eq!(records("{fencing: true, profile: AmqpLocksPython}"), None);
     }
 
     #[test]

@@ -18,7 +18,6 @@ use super::report::{Managed, Note, Outcome, Report, publish, report};
 use super::{pressure_queue, semaphore};
 use crate::api::conditions::reason;
 use crate::api::{DeletionPolicy, FORCE_FINALIZE, PressureQueue, Semaphore, validate};
-use crate::plan::semaphore::{SlotWish, sweep_to};
 use crate::pressure::{Deletion, Holder};
 use crate::semaphore::BrokerError;
 
@@ -74,19 +73,11 @@ async fn remove_slots(
     if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
         return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
     }
-    let overshoot = valid.wish.overshoot;
-    let none = SlotWish { slots: 0, overshoot };
-    let removed = async {
-        let known = object.status.as_ref().and_then(|status| status.highest_slot);
-        let mark = match known.and_then(|mark| u32::try_from(mark).ok()) {
-            Some(mark) => mark,
-            None => broker.find_mark(&valid.lock, overshoot).await?,
-        };
-        // The spec's count too: a resize may have begun that no status tells of.
-        let sweep = sweep_to(none, mark.max(valid.wish.slots));
-        broker.converge(&valid.lock, none, sweep, false, &ctx.stop).await
-    };
-    match removed.await {
+    let known = object.status.as_ref().and_then(|status| status.highest_slot);
+    // The spec's count too: a resize may have begun that no status tells of.
+    let mark =
+        known.and_then(|mark| u32::try_from(mark).ok()).map(|mark| mark.max(valid.wish.slots));
+    match broker.destroy(&valid.lock, valid.wish, mark, &ctx.stop).await {
         Ok(_) => Ok(Removal::Gone),
         Err(error) => {
             unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await

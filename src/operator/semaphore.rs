@@ -3,6 +3,7 @@
 //! [`plan::semaphore`](crate::plan::semaphore); how the broker is touched is in
 //! [`crate::semaphore`].
 
+mod around;
 mod status;
 
 use std::sync::Arc;
@@ -64,6 +65,10 @@ struct Findings {
     slots: u32,
     seen: Option<SlotsSeen>,
     holders: Option<Holders>,
+    /// How many wait, where that is known.
+    waiting: Option<u32>,
+    /// Those who wait were told of what a change added.
+    woken: bool,
     mark: Option<u32>,
     notes: Vec<Note>,
 }
@@ -160,8 +165,9 @@ async fn steps(
         memory.detail.broker = Some(connected);
     }
 
-    // Who holds: asked last, never in the way of the slots themselves, and
-    // whatever became of them.
+    // Who holds and who waits: asked last, never in the way of the slots
+    // themselves, and whatever became of them.
+    step.tell_waiters(found).await;
     let Step { broker, valid, .. } = step;
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
@@ -211,7 +217,7 @@ impl Step<'_> {
             // mutex, so nothing is looked at before. If nothing were there, the
             // mark that has to be written first would be the highest.
             let mark = plan(wish, &SlotsSeen::default(), written_mark).raise_mark_to;
-            self.apply(memory, found, mark).await?;
+            self.apply(memory, found, mark, &[]).await?;
         } else {
             // observe: without the mutex.
             let seen = self.observe(memory, found).await?;
@@ -222,6 +228,11 @@ impl Step<'_> {
             let planned = plan(wish, &seen, written_mark);
             found.seen = Some(seen);
             let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+            let lost = if self.sweep_due && !self.valid.suspend {
+                self.look_around(found).await?
+            } else {
+                Vec::new()
+            };
 
             // apply: only if there is something to do.
             if self.valid.suspend && differs {
@@ -233,15 +244,18 @@ impl Step<'_> {
                     ),
                 }));
             }
-            if self.sweep_due && differs && !self.valid.suspend {
-                self.apply(memory, found, planned.raise_mark_to).await?;
+            if self.sweep_due && (differs || !lost.is_empty()) && !self.valid.suspend {
+                self.apply(memory, found, planned.raise_mark_to, &lost).await?;
             }
         }
         if self.sweep_due
             && let Some(seen) = &found.seen
         {
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            found.mark = Some(settled_mark(wish.slots, seen));
+            let mark = found.mark.unwrap_or_default();
+            let settled = settled_mark(wish, seen, mark);
+            // While suspended, records that are not wished for any more stay.
+            found.mark = Some(if self.valid.suspend { settled.max(mark) } else { settled });
         }
         Ok(None)
     }
@@ -268,6 +282,7 @@ impl Step<'_> {
         memory: &mut SemaphoreMemory,
         found: &mut Findings,
         raise_mark_to: Option<u32>,
+        lost: &[&'static str],
     ) -> Result<(), StepError> {
         let (lock, wish) = (&self.valid.lock, self.valid.wish);
         let mut mark = found.mark.unwrap_or_default();
@@ -296,16 +311,23 @@ impl Step<'_> {
         found.reached |= found.seen.is_some();
         let converged = converged?;
         found.reached = true;
-        if converged.declared + converged.deleted > 0 {
+        found.waiting = converged.waiting;
+        found.woken = converged.declared > 0;
+        if converged.declared + converged.deleted > 0 || !lost.is_empty() {
             let drift = !self.first_look;
-            let message = format!(
+            let mut message = format!(
                 "{}: {} added, {} removed",
                 slots(wish.slots),
                 converged.declared,
                 converged.deleted
             );
+            for what in lost {
+                message.extend([", ", what, " made again"]);
+            }
             let reason = if drift { "DriftRepaired" } else { "Resized" };
-            let action = format!("{}To{}", if drift { "Repair" } else { "Resize" }, wish.slots);
+            let what = if drift { "Repair" } else { "Resize" };
+            let more = if lost.is_empty() { "" } else { "AndMore" };
+            let action = format!("{what}To{}{more}", wish.slots);
             found.notes.push(Note::new(drift, reason, message).action(action));
         }
         found.seen = Some(converged.seen);

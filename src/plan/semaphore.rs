@@ -3,6 +3,7 @@
 //! queue is probed, declared or deleted is the room `semaphore`'s.
 
 use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
 
 use super::clean_text;
 use super::naming::MAX_SLOTS;
@@ -11,14 +12,41 @@ use super::naming::MAX_SLOTS;
 /// resource doesn't say (`T` of the source document's "overshooting").
 pub const DEFAULT_OVERSHOOT: u32 = 16;
 
-/// How many slots a resource asks for.
+/// In which order the slots above the count go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeletionOrder {
+    /// From the highest down: at no moment is there a hole.
+    #[default]
+    Descending,
+    /// From the lowest up, for clients that search from 1 and stop at the first
+    /// missing slot: these keep out of all the others at once. Cut short, it
+    /// leaves slots above a hole, which only a sweep finds: the overshoot must be
+    /// at least 1.
+    Ascending,
+}
+
+/// What slots a resource asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWish {
     /// Slots that should exist, 0 to [`MAX_SLOTS`]; 0 means that nobody may
-    /// acquire, and is also how a semaphore is destroyed.
+    /// acquire.
     pub slots: u32,
     /// How many slots beyond the highest known one are swept as well.
     pub overshoot: u32,
+    /// How those go that are too many.
+    pub order: DeletionOrder,
+    /// Whether each slot has a record (fencing, lock delay), and the lock delay
+    /// that a new record begins with.
+    pub records: Option<Duration>,
+}
+
+impl SlotWish {
+    /// This many slots, and the defaults otherwise.
+    #[must_use]
+    pub fn new(slots: u32) -> Self {
+        let order = DeletionOrder::default();
+        Self { slots, overshoot: DEFAULT_OVERSHOOT, order, records: None }
+    }
 }
 
 /// What the broker was seen to have.
@@ -91,7 +119,8 @@ pub struct SlotPlan {
     pub raise_mark_to: Option<u32>,
     /// Slots to declare, ascending: clients that search from 1 find no hole.
     pub declare: Vec<u32>,
-    /// Slots to delete, descending, each after the one before was confirmed.
+    /// Slots to delete, in the wished order, each after the one before was
+    /// confirmed.
     pub delete: Vec<u32>,
 }
 
@@ -109,7 +138,10 @@ impl SlotPlan {
 #[must_use]
 pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     let declare: Vec<u32> = (1..=wish.slots).filter(|slot| !seen.slots.contains(slot)).collect();
-    let delete = seen.slots.iter().rev().copied().take_while(|slot| *slot > wish.slots).collect();
+    let mut delete: Vec<u32> = seen.slots.range(wish.slots.saturating_add(1)..).copied().collect();
+    if wish.order == DeletionOrder::Descending {
+        delete.reverse();
+    }
     let found_anyway = mark.unwrap_or(0).saturating_add(wish.overshoot);
     let raise_mark_to =
         declare.last().is_some_and(|highest| *highest > found_anyway).then_some(wish.slots);
@@ -117,10 +149,19 @@ pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
 }
 
 /// What the high-water mark may be written as after a clean sweep: everything
-/// above the wish and above what was seen is known not to exist.
+/// above the wish and above what was seen is known not to exist. With records it
+/// stays where it was, since those of slots that are gone are kept.
 #[must_use]
-pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
-    slots.max(seen.highest())
+pub fn settled_mark(wish: SlotWish, seen: &SlotsSeen, mark: u32) -> u32 {
+    let kept = wish.records.map_or(0, |_| mark);
+    wish.slots.max(seen.highest()).max(kept)
+}
+
+/// How many waiters to wake for so many free slots: none for nothing, since a
+/// waiter that finds no slot has been woken in vain.
+#[must_use]
+pub fn wake_ups(free: u32, waiting: Option<u32>) -> u32 {
+    free.min(waiting.unwrap_or(0))
 }
 
 /// Who holds a slot.
@@ -213,147 +254,4 @@ pub fn describe_holders(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn wish(slots: u32) -> SlotWish {
-        SlotWish { slots, overshoot: DEFAULT_OVERSHOOT }
-    }
-
-    fn seen(
-        slots: impl IntoIterator<Item = u32>,
-        held: impl IntoIterator<Item = u32>,
-    ) -> SlotsSeen {
-        SlotsSeen {
-            swept_to: 10_016,
-            slots: slots.into_iter().collect(),
-            held: held.into_iter().collect(),
-        }
-    }
-
-    #[test]
-    fn growth_declares_every_missing_slot_ascending_not_only_the_last() {
-        let plan = plan(wish(5), &seen([1, 2], []), Some(2));
-        assert_eq!(plan.declare, [3, 4, 5]);
-        assert!(plan.delete.is_empty());
-        assert_eq!(plan.raise_mark_to, None);
-    }
-
-    #[test]
-    fn holes_are_filled_and_everything_above_is_deleted_descending() {
-        let plan = plan(wish(3), &seen([1, 3, 4, 7], [7]), Some(7));
-        assert_eq!(plan.declare, [2]);
-        assert_eq!(plan.delete, [7, 4]);
-    }
-
-    #[test]
-    fn no_wish_deletes_everything_descending() {
-        assert_eq!(plan(wish(0), &seen([1, 2, 3], []), Some(3)).delete, [3, 2, 1]);
-    }
-
-    #[test]
-    fn the_mark_is_raised_first_only_if_a_later_sweep_would_miss_a_slot() {
-        let none = seen([], []);
-        assert_eq!(plan(wish(16), &none, None).raise_mark_to, None);
-        assert_eq!(plan(wish(17), &none, None).raise_mark_to, Some(17));
-        assert_eq!(plan(wish(21), &none, Some(5)).raise_mark_to, None);
-        assert_eq!(plan(wish(22), &none, Some(5)).raise_mark_to, Some(22));
-        assert_eq!(plan(wish(22), &seen(1..=22, []), Some(5)).raise_mark_to, None);
-    }
-
-    #[test]
-    fn a_broken_mark_can_not_ask_for_billions_of_probes() {
-        assert_eq!(sweep_to(wish(1), u32::MAX), MAX_SLOTS + DEFAULT_OVERSHOOT);
-        assert_eq!(sweep_to(SlotWish { slots: 1, overshoot: u32::MAX }, 1), MAX_SLOTS + 1);
-    }
-
-    #[test]
-    fn holders_above_the_count_are_draining_and_take_no_room() {
-        let counts = seen(1..=2, [1, 4, 5]).counts(2);
-        assert_eq!(counts, Counts { held: 1, draining: 2, free: 1 });
-        assert_eq!(seen([], [1, 2]).counts(0), Counts { held: 0, draining: 2, free: 0 });
-    }
-
-    #[test]
-    fn a_set_with_a_hole_or_an_extra_slot_is_not_as_wished() {
-        assert!(seen([1, 2, 3], []).is_as_wished(3));
-        assert!(!seen([1, 3], []).is_as_wished(3));
-        assert!(!seen([1, 2, 4], []).is_as_wished(3));
-        assert!(!seen([1, 2, 3, 4], []).is_as_wished(3));
-        assert!(seen([], [5]).is_as_wished(0));
-    }
-
-    #[test]
-    fn the_mark_stays_up_while_a_holder_drains() {
-        assert_eq!(settled_mark(2, &seen([1, 2], [9])), 9);
-        assert_eq!(settled_mark(5, &seen([1, 2, 3, 4, 5], [])), 5);
-    }
-
-    #[test]
-    fn a_holder_is_known_by_its_own_id_else_its_connection_else_its_slot() {
-        let holders = describe_holders(&BTreeSet::from([1, 2, 3]), 2, 50, |slot| match slot {
-            1 => HolderFacts {
-                id: Some("4fz".to_owned()),
-                identity: Some("ci\u{1b}[31m".to_owned()),
-                ..HolderFacts::default()
-            },
-            2 => HolderFacts {
-                connection: Some("a -> b".to_owned()),
-                user: Some("app".to_owned()),
-                ..HolderFacts::default()
-            },
-            _ => HolderFacts::default(),
-        });
-        let ids: Vec<_> = holders.iter().map(|h| h.id.as_str()).collect();
-        assert_eq!(ids, ["4fz", "a -> b#2", "slot-3"]);
-        assert_eq!(holders[0].identity.as_deref(), Some("ci [31m"));
-        assert_eq!(holders[1].identity.as_deref(), Some("app"));
-        assert_eq!(holders.iter().map(|h| h.draining).collect::<Vec<_>>(), [false, false, true]);
-    }
-
-    proptest! {
-        #[test]
-        fn two_holders_never_share_an_id(ids in proptest::collection::vec("[a#12]{0,4}", 1..12)) {
-            let held: BTreeSet<u32> = (1..=u32::try_from(ids.len()).unwrap()).collect();
-            let holders = describe_holders(&held, 5, 50, |slot| HolderFacts {
-                id: Some(ids[slot as usize - 1].clone()),
-                ..HolderFacts::default()
-            });
-            let distinct: HashSet<_> = holders.iter().map(|h| h.id.as_str()).collect();
-            prop_assert_eq!(distinct.len(), held.len());
-        }
-
-        /// Whatever was there, and wherever applying the plan was cut short,
-        /// the next sweep with the mark as it was written ends as wished.
-        #[test]
-        fn a_plan_cut_short_anywhere_is_finished_by_the_next_sweep(
-            before in proptest::collection::btree_set(1u32..40, 0..20),
-            first in 0u32..40, second in 0u32..40, cut in 0usize..60,
-        ) {
-            let mut mark = before.last().copied().unwrap_or(0);
-            let mut slots = before;
-            let look = |slots: &BTreeSet<u32>, to: u32| SlotsSeen {
-                swept_to: to,
-                slots: slots.range(..=to).copied().collect(),
-                held: BTreeSet::new(),
-            };
-            for (wanted, stop) in [(first, cut), (second, usize::MAX)] {
-                let wish = wish(wanted);
-                let seen = look(&slots, sweep_to(wish, mark));
-                let plan = plan(wish, &seen, Some(mark));
-                if let Some(higher) = plan.raise_mark_to {
-                    mark = higher;
-                }
-                for slot in plan.declare.iter().take(stop) {
-                    slots.insert(*slot);
-                }
-                for slot in plan.delete.iter().take(stop.saturating_sub(plan.declare.len())) {
-                    slots.remove(slot);
-                }
-            }
-            prop_assert!(look(&slots, 10_000).is_as_wished(second));
-            prop_assert!(super::plan(wish(second), &look(&slots, 10_000), Some(mark)).is_empty());
-        }
-    }
-}
+mod tests;

@@ -10,11 +10,12 @@ use super::connect::{Conn, Endpoint};
 use super::error::BrokerError;
 use super::holders::{Facts, Holders};
 use super::identity::{BrokerIdentity, ask_identity};
+use super::lane::Lane;
 use super::link::Link;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 use crate::plan::semaphore::SlotsSeen;
 
 /// Most semaphores changed at the same time. Each takes channels of the admin
@@ -25,6 +26,9 @@ const CHANGES_AT_ONCE: usize = 32;
 /// Most locks looked at at the same time: enough to fill every batch of probes.
 /// Further ones would only keep their queues' names in memory while they wait.
 const LOOKS_AT_ONCE: usize = 128;
+
+/// Record queues looked at together.
+const LOOKED_AT_TOGETHER: usize = 500;
 
 /// How to behave towards a broker.
 #[derive(Clone, Debug)]
@@ -55,7 +59,8 @@ impl Default for BrokerOptions {
 
 /// One virtual host of one broker, as one user. Cheap to clone; all clones
 /// share two connections, made when first needed and made anew when they died:
-/// one that owns admin mutexes and changes things, one that probes.
+/// one that owns admin mutexes and changes things, one that probes. (Locks of
+/// profile `AmqpLocksPython` are changed over a third.)
 #[derive(Clone)]
 pub struct Broker(Arc<Inner>);
 
@@ -64,7 +69,10 @@ pub(super) struct Inner {
     pub options: BrokerOptions,
     endpoint: Arc<Endpoint>,
     /// Owns the admin mutexes; everything that changes something goes over it.
-    pub admin: Link,
+    admin: Link,
+    /// The same for locks of profile `AmqpLocksPython`: a broker that refuses their
+    /// slots ends the whole connection, which others' changes must not suffer from.
+    admin_python: Link,
     probe_link: Arc<Link>,
     probes: Prober,
     pub local_locks: LocalLocks,
@@ -101,6 +109,7 @@ impl Broker {
         Self(Arc::new(Inner {
             options,
             admin: Link::new(Arc::clone(&endpoint), "admin"),
+            admin_python: Link::new(Arc::clone(&endpoint), "admin of AmqpLocksPython"),
             endpoint,
             probes: Prober::new(Arc::clone(&probe_link)),
             probe_link,
@@ -163,20 +172,34 @@ impl Broker {
     /// probing upwards until 2 × `overshoot` slots in a row have neither slot
     /// nor holder queue. At most [`MAX_SLOTS`]. Cancel safe.
     pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
-        if let Some(highest) = self.0.facts.highest_slot(lock).await {
-            return Ok(highest);
-        }
-        let gap = overshoot.saturating_mul(2).max(1);
-        let mut highest = 0;
-        let mut to = gap.max(64);
-        loop {
-            let seen = self.0.observe(lock, to, to).await?;
-            highest = highest.max(seen.highest());
-            if to - highest >= gap || highest >= MAX_SLOTS {
-                return Ok(highest.min(MAX_SLOTS));
+        self.0.find_mark(lock, overshoot).await
+    }
+
+    /// How many clients wait for a slot of `lock`: consumers of its wait queue;
+    /// `None` without one. Cancel safe.
+    pub async fn waiting(&self, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        self.0.publisher().await?.consumers(&queue).await
+    }
+
+    /// Wakes up to `count` of those who wait for a slot of `lock`, the ones with
+    /// the highest priority first. A wake-up that nobody takes is gone after a
+    /// second. Cancel safe; not told whether anybody woke.
+    pub async fn wake(&self, lock: &LockName, count: u32) -> Result<(), BrokerError> {
+        self.0.wake(lock, count).await
+    }
+
+    /// Whether each of the slots 1 to `slots` has its record's queue, in profile
+    /// Guideline. Cancel safe.
+    pub async fn has_records(&self, lock: &LockName, slots: u32) -> Result<bool, BrokerError> {
+        let names: Vec<String> = (1..=slots).filter_map(|slot| lock.record_queue(slot)).collect();
+        let mut lane = self.0.publisher().await?;
+        for chunk in names.chunks(LOOKED_AT_TOGETHER) {
+            if !lane.all_exist(chunk).await? {
+                return Ok(false);
             }
-            to = (highest + gap).max(to.saturating_mul(2).min(MAX_SLOTS + gap));
         }
+        Ok(true)
     }
 
     /// Who holds the slots in `seen.held`, at most `limit` of them, lowest slot
@@ -196,6 +219,14 @@ impl Broker {
 }
 
 impl Inner {
+    /// The connection that changes this lock.
+    pub fn admin_of(&self, lock: &LockName) -> &Link {
+        match lock.profile() {
+            Profile::Guideline => &self.admin,
+            Profile::AmqpLocksPython => &self.admin_python,
+        }
+    }
+
     pub async fn observe(
         &self,
         lock: &LockName,
@@ -214,6 +245,40 @@ impl Inner {
             (1..).zip(exist).filter(|(_, exists)| **exists).map(|(slot, _)| slot).collect()
         };
         Ok(SlotsSeen { swept_to: slots_to, slots: existing(slots), held: existing(holders) })
+    }
+
+    pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
+        if let Some(highest) = self.facts.highest_slot(lock).await {
+            return Ok(highest);
+        }
+        let gap = overshoot.saturating_mul(2).max(1);
+        let mut highest = 0;
+        let mut to = gap.max(64);
+        loop {
+            let seen = self.observe(lock, to, to).await?;
+            highest = highest.max(seen.highest());
+            if to - highest >= gap || highest >= MAX_SLOTS {
+                return Ok(highest.min(MAX_SLOTS));
+            }
+            to = (highest + gap).max(to.saturating_mul(2).min(MAX_SLOTS + gap));
+        }
+    }
+
+    pub async fn wake(&self, lock: &LockName, count: u32) -> Result<(), BrokerError> {
+        match lock.wait_queue() {
+            Some(queue) if count > 0 => self.publisher().await?.wake(&queue, count).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// A channel of the connection that may publish. Under an alarm nothing goes
+    /// over it, so nothing is asked.
+    pub async fn publisher(&self) -> Result<Lane, BrokerError> {
+        let conn = self.probe_link.get().await?;
+        if conn.is_blocked() {
+            return Err(BrokerError::Blocked);
+        }
+        Lane::take(&conn).await
     }
 
     pub fn set_disturbed(&self, lock: &LockName) {

@@ -1,12 +1,14 @@
-//! Making a semaphore's slots as wished, under its admin mutex: look, plan,
-//! declare ascending, delete descending, look again. How the mutex is taken is
+//! Making a semaphore on the broker as wished, under its admin mutex: look, plan,
+//! declare, delete, look again, wake who waits. How the mutex is taken is
 //! `mutex`'s, what should happen is [`crate::plan::semaphore`]'s.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+mod around;
+mod slots;
 
-use futures::future::join_all;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Inner};
@@ -14,14 +16,11 @@ use super::error::BrokerError;
 use super::lane::Lane;
 use super::mutex::AdminMutex;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotPlan, SlotWish, SlotsSeen, plan};
+use crate::plan::semaphore::{SlotWish, SlotsSeen, plan, sweep_to, wake_ups};
 
-/// Most declares in flight, each on its own channel. After a lost connection
-/// that many may still be carried out.
+/// Most declares of slots in flight, each on its own channel. After a lost
+/// connection that many may still be carried out.
 const IN_FLIGHT: u32 = 16;
-
-/// Slots above the wish that are checked to be ours in one go.
-const CHECKED_TOGETHER: usize = 100;
 
 /// What a change came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,29 +31,41 @@ pub struct Converged {
     pub declared: u32,
     /// Slots above the wish that were deleted.
     pub deleted: u32,
+    /// Slots that got a first record.
+    pub seeded: u32,
+    /// How many clients waited for a slot afterwards; `None` if there is no wait
+    /// queue.
+    pub waiting: Option<u32>,
 }
 
 /// One change to one semaphore.
-struct Change {
-    broker: Arc<Inner>,
-    lock: LockName,
-    wish: SlotWish,
-    sweep_to: u32,
-    check_arguments: bool,
+pub(super) struct Change {
+    pub broker: Arc<Inner>,
+    pub lock: LockName,
+    pub wish: SlotWish,
+    /// Also what should be as wished already is gone through.
+    thorough: bool,
+    /// Nothing of the semaphore is to be left but its holders.
+    destroy: bool,
     cancel: CancellationToken,
 }
 
+/// What is done under the mutex.
+pub(super) type Work<'a, T> = BoxFuture<'a, Result<T, BrokerError>>;
+
 impl Broker {
-    /// Makes the slots of `lock` as wished, under the admin mutex: observe,
-    /// plan, declare what is missing (ascending, at most 16 in flight), delete
-    /// what is too much (descending, one at a time, each confirmed), observe
-    /// again, release. A wish for 0 slots destroys the semaphore. Holders are
-    /// never touched.
+    /// Makes the semaphore `lock` as wished, under the admin mutex: observe,
+    /// plan, declare what is missing (the wait queue, records, then slots
+    /// ascending, at most 16 in flight), delete the slots that are too many (one
+    /// at a time, each confirmed), observe again, release, and wake a waiter for
+    /// each slot that was added. Holders are never touched. With 0 slots the
+    /// semaphore stays, and nobody may acquire: [`Broker::destroy`] removes it.
     ///
     /// `sweep_to` is [`crate::plan::semaphore::sweep_to`] with the high-water
     /// mark; if the plan for what was observed raises that mark, it must have
-    /// been written before. With `check_arguments`, slots that exist are
-    /// declared again, so that one with other arguments is found.
+    /// been written before. If `thorough`, slots that exist are declared again,
+    /// so that one with other arguments is found, and records that are not
+    /// wished for are deleted.
     ///
     /// # Errors
     ///
@@ -72,77 +83,134 @@ impl Broker {
         lock: &LockName,
         wish: SlotWish,
         sweep_to: u32,
-        check_arguments: bool,
+        thorough: bool,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let cancel = cancel.child_token();
-        let _stop_when_dropped = cancel.clone().drop_guard();
-        let change = Change {
-            broker: Arc::clone(self.inner()),
-            lock: lock.clone(),
-            wish,
-            sweep_to: sweep_to.max(wish.slots),
-            check_arguments,
-            cancel,
-        };
-        tokio::spawn(change.run()).await.map_err(|_| BrokerError::Interrupted)?
+        let change = Change { thorough, ..self.change(lock, wish, cancel) };
+        let sweep_to = sweep_to.max(wish.slots);
+        let done = change.run(move |change, lane| change.make(lane, sweep_to).boxed()).await?;
+        self.tell_waiters(lock, &done).await;
+        Ok(done)
+    }
+
+    /// Removes the semaphore: all slots, in the wish's order, then the records
+    /// and the wait queue. Whoever holds a slot keeps it until it releases; whoever
+    /// waits is told by the broker that its consumer is gone.
+    ///
+    /// `mark` is the high-water mark; `None`, it is found under the mutex.
+    /// Errors and cancel safety are those of [`Broker::converge`].
+    pub async fn destroy(
+        &self,
+        lock: &LockName,
+        wish: SlotWish,
+        mark: Option<u32>,
+        cancel: &CancellationToken,
+    ) -> Result<Converged, BrokerError> {
+        let none = SlotWish { slots: 0, records: None, ..wish };
+        let change = Change { destroy: true, ..self.change(lock, none, cancel) };
+        change.run(move |change, lane| change.remove(lane, mark).boxed()).await
+    }
+
+    pub(super) fn change(
+        &self,
+        lock: &LockName,
+        wish: SlotWish,
+        cancel: &CancellationToken,
+    ) -> Change {
+        let (broker, cancel) = (Arc::clone(self.inner()), cancel.child_token());
+        Change { broker, lock: lock.clone(), wish, thorough: false, destroy: false, cancel }
+    }
+
+    /// Wakes a waiter for each slot that was added.
+    pub(super) async fn tell_waiters(&self, lock: &LockName, done: &Converged) {
+        if let Err(error) = self.wake(lock, wake_ups(done.declared, done.waiting)).await {
+            // They look for themselves from time to time.
+            tracing::debug!(%error, "Those who wait could not be told of new slots");
+        }
     }
 }
 
 impl Change {
-    async fn run(mut self) -> Result<Converged, BrokerError> {
-        let broker = Arc::clone(&self.broker);
-        let mut mutex = AdminMutex::take(
-            &broker.admin,
-            &broker.turns,
-            &broker.local_locks,
-            &self.lock,
-            broker.options.mutex_patience,
-            &self.cancel,
-        )
-        .await?;
-        if broker.take_disturbed(&self.lock) {
-            // What the lost connection still had in flight may land higher up.
-            self.sweep_to = self.sweep_to.saturating_add(IN_FLIGHT);
-        }
-        let result = self.under_mutex(&mut mutex.lane).await;
-        let conn = Arc::clone(mutex.lane.conn());
-        let lost = !conn.is_usable();
-        mutex.release().await;
-        match result {
-            Err(BrokerError::ConnectionLost { why }) if lost => {
+    /// Does it under the mutex, as a task of its own: when this future is dropped,
+    /// it stops between two effects and gives the mutex back.
+    pub async fn run<T: Send + 'static>(
+        mut self,
+        work: impl for<'a> FnOnce(&'a mut Self, &'a mut Lane) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, BrokerError> {
+        let _stop_when_dropped = self.cancel.clone().drop_guard();
+        let task = async move {
+            let broker = Arc::clone(&self.broker);
+            let mut mutex = AdminMutex::take(
+                broker.admin_of(&self.lock),
+                &broker.turns,
+                &broker.local_locks,
+                &self.lock,
+                broker.options.mutex_patience,
+                &self.cancel,
+            )
+            .await?;
+            let result = work(&mut self, &mut mutex.lane).await;
+            let lost = !mutex.lane.conn().is_usable();
+            mutex.release().await;
+            if lost && result.is_err() {
                 broker.set_disturbed(&self.lock);
-                Err(BrokerError::MutexLost { why })
             }
-            Err(error) if lost => {
-                broker.set_disturbed(&self.lock);
-                Err(error)
+            match result {
+                Err(BrokerError::ConnectionLost { why }) if lost => {
+                    Err(BrokerError::MutexLost { why })
+                }
+                result => result,
             }
-            result => result,
-        }
+        };
+        tokio::spawn(task).await.map_err(|_| BrokerError::Interrupted)?
     }
 
-    async fn under_mutex(&self, lane: &mut Lane) -> Result<Converged, BrokerError> {
+    async fn remove(&self, lane: &mut Lane, mark: Option<u32>) -> Result<Converged, BrokerError> {
+        let mark = match mark {
+            Some(mark) => mark,
+            None => self.broker.find_mark(&self.lock, self.wish.overshoot).await?,
+        };
+        self.make(lane, sweep_to(self.wish, mark)).await
+    }
+
+    /// Makes it as wished, with a sweep that ends at `swept_to`.
+    pub async fn make(&self, lane: &mut Lane, swept_to: u32) -> Result<Converged, BrokerError> {
         self.go_on(lane)?;
-        let before = self.broker.observe(&self.lock, self.sweep_to, 0).await?;
+        // What a lost connection still had in flight may have landed higher up.
+        let disturbed = self.broker.take_disturbed(&self.lock);
+        let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
+        let before = self.broker.observe(&self.lock, swept_to, 0).await?;
         let plan = plan(self.wish, &before, None);
         let mut in_the_way = None;
-        self.check_nodes(lane, &before).await?;
+        // Nobody holds a slot that can't have existed, the highest that was there
+        // once or is wished for.
+        let once_there = swept_to.saturating_sub(self.wish.overshoot);
+        self.check_nodes(lane, &before, once_there).await?;
+        let mut seeded = 0;
+        if !self.destroy {
+            self.declare_wait_queue(lane, &mut in_the_way).await?;
+            // Before the slot: who finds it finds its record.
+            seeded = self.declare_records(lane, &mut in_the_way).await?;
+        }
         let declared = self.declare(lane, &plan, &mut in_the_way).await?;
         let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        if self.destroy || self.thorough && self.wish.records.is_none() {
+            self.delete_records(lane, swept_to, &mut in_the_way).await?;
+        }
+        if self.destroy {
+            self.delete_wait_queue(lane, &mut in_the_way).await?;
+        }
         if let Some(error) = in_the_way {
             return Err(error);
         }
         self.go_on(lane)?;
-        // Nobody holds a slot that can't have existed.
-        let holders_to = self.once_there().max(before.highest());
-        let seen = self.broker.observe(&self.lock, self.sweep_to, holders_to).await?;
-        Ok(Converged { seen, declared, deleted })
-    }
-
-    /// The highest slot that was there once or is wished for.
-    fn once_there(&self) -> u32 {
-        self.sweep_to.saturating_sub(self.wish.overshoot)
+        let holders_to = once_there.max(before.highest());
+        let seen = self.broker.observe(&self.lock, swept_to, holders_to).await?;
+        let waiting = match self.lock.wait_queue() {
+            Some(queue) if !self.destroy => lane.consumers(&queue).await?,
+            _ => None,
+        };
+        Ok(Converged { seen, declared, deleted, seeded, waiting })
     }
 
     /// Whether to start the next effect.
@@ -159,8 +227,13 @@ impl Change {
     /// A slot queue whose node is down looks as if it were missing, and would
     /// be back with its node. Slots that are to be declared tell by that; here
     /// those are asked for that existed once and should not exist any more.
-    async fn check_nodes(&self, lane: &mut Lane, before: &SlotsSeen) -> Result<(), BrokerError> {
-        let missing: Vec<String> = (self.wish.slots + 1..=self.once_there())
+    async fn check_nodes(
+        &self,
+        lane: &mut Lane,
+        before: &SlotsSeen,
+        once_there: u32,
+    ) -> Result<(), BrokerError> {
+        let missing: Vec<String> = (self.wish.slots + 1..=once_there)
             .filter(|slot| !before.slots.contains(slot))
             .map(|slot| self.lock.slot_queue(slot))
             .collect();
@@ -169,135 +242,5 @@ impl Change {
             lane.delete_missing(batch).await?;
         }
         Ok(())
-    }
-
-    async fn declare(
-        &self,
-        lane: &mut Lane,
-        plan: &SlotPlan,
-        in_the_way: &mut Option<BrokerError>,
-    ) -> Result<u32, BrokerError> {
-        let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
-        let mut slots: Vec<u32> = if self.check_arguments {
-            (1..=self.wish.slots).collect()
-        } else {
-            plan.declare.clone()
-        };
-        let mut declared = 0;
-        if let Some(first) = missing.first() {
-            // Alone: should a node be down, nothing else has been changed.
-            self.go_on(lane)?;
-            lane.declare_slot(&self.lock.slot_queue(*first)).await?;
-            declared += 1;
-            slots.retain(|slot| slot != first);
-        }
-        let width = slots.len().min(IN_FLIGHT as usize);
-        if width == 0 {
-            return Ok(declared);
-        }
-        let next = AtomicUsize::new(0);
-        let done = AtomicU32::new(declared);
-        let failed = CancellationToken::new();
-        let conn = Arc::clone(lane.conn());
-        let workers = (0..width).map(|_| async {
-            let work = async {
-                let mut lane = Lane::take(&conn).await?;
-                let mut in_the_way = None;
-                while !failed.is_cancelled()
-                    && let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed))
-                {
-                    self.go_on(&lane)?;
-                    match lane.declare_slot(&self.lock.slot_queue(*slot)).await {
-                        Ok(()) if missing.contains(slot) => {
-                            done.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Ok(()) => {}
-                        Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-                            in_the_way.get_or_insert(error);
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
-                Ok(in_the_way)
-            };
-            work.await.inspect_err(|_| failed.cancel())
-        });
-        // All are awaited, also after an error: nothing stays in flight.
-        for result in join_all(workers).await {
-            let found = result?;
-            *in_the_way = in_the_way.take().or(found);
-        }
-        Ok(done.into_inner())
-    }
-
-    async fn delete(
-        &self,
-        lane: &mut Lane,
-        plan: &SlotPlan,
-        in_the_way: &mut Option<BrokerError>,
-    ) -> Result<u32, BrokerError> {
-        let names: Vec<String> =
-            plan.delete.iter().map(|slot| self.lock.slot_queue(*slot)).collect();
-        let mut chunks = names.chunks(CHECKED_TOGETHER);
-        let Some(mut chunk) = chunks.next() else { return Ok(0) };
-        self.go_on(lane)?;
-        let mut second = Lane::take(lane.conn()).await?;
-        let mut all_ours = are_ours(&mut second, chunk).await?;
-        let mut deleted = 0;
-        loop {
-            // While these are deleted, the next ones are checked already.
-            let following = chunks.next();
-            let check = async {
-                match following {
-                    Some(next) => are_ours(&mut second, next).await,
-                    None => Ok(true),
-                }
-            };
-            let delete = self.delete_chunk(lane, chunk, all_ours, in_the_way);
-            let (gone, checked) = futures::join!(delete, check);
-            deleted += gone?;
-            all_ours = checked?;
-            match following {
-                Some(next) => chunk = next,
-                None => return Ok(deleted),
-            }
-        }
-    }
-
-    async fn delete_chunk(
-        &self,
-        lane: &mut Lane,
-        names: &[String],
-        all_ours: bool,
-        in_the_way: &mut Option<BrokerError>,
-    ) -> Result<u32, BrokerError> {
-        let mut deleted = 0;
-        for name in names {
-            self.go_on(lane)?;
-            let ours = if all_ours { Ok(()) } else { lane.declare_slot(name).await };
-            let gone = match ours {
-                Ok(()) => lane.delete(name).await,
-                Err(error) => Err(error),
-            };
-            match gone {
-                Ok(()) => deleted += 1,
-                Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-                    in_the_way.get_or_insert(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(deleted)
-    }
-}
-
-/// Whether all of these are slot queues of ours: one with other arguments is not
-/// ours to delete. Asking for many at once costs little; after a refusal, each
-/// is asked for.
-async fn are_ours(lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
-    match lane.check_slots(names).await {
-        Ok(()) => Ok(true),
-        Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
-        Err(error) => Err(error),
     }
 }

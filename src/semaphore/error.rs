@@ -70,6 +70,15 @@ pub enum BrokerError {
         /// How it differs, in the broker's words.
         why: String,
     },
+    /// The broker takes no queues that end with it, as the slots of profile
+    /// `AmqpLocksPython` are. It ends the whole connection when asked for one.
+    #[error(
+        "the broker refuses queues that are not durable ({why}), as RabbitMQ 4.3 and newer do, and the profile AmqpLocksPython has such slots: set deprecated_features.permit.transient_nonexcl_queues = true on the broker while it allows that, or use the profile Guideline"
+    )]
+    TransientQueuesRefused {
+        /// The broker's words.
+        why: String,
+    },
     /// A queue's home node is down, so nobody knows which slots exist.
     #[error(
         "a node of the broker is down, so slots may only seem to be missing ({why}): nothing was changed; bring the node back"
@@ -134,6 +143,7 @@ impl BrokerError {
             | Self::AccessRefused { .. }
             | Self::VhostNotFound { .. }
             | Self::IncompatibleQueue { .. }
+            | Self::TransientQueuesRefused { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
             Self::Blocked => ErrorClass::Waiting(Duration::from_secs(10)),
@@ -157,6 +167,7 @@ impl BrokerError {
             Self::VhostNotFound { .. } => "VhostNotFound",
             Self::MutexBusy { .. } => "AdminMutexBusy",
             Self::IncompatibleQueue { .. } => "IncompatibleQueue",
+            Self::TransientQueuesRefused { .. } => "TransientQueuesRefused",
             Self::NodeDown { .. } => "BrokerNodeDown",
             Self::Blocked => "BrokerBlocked",
             Self::QuotaExceeded { .. } => "QuotaExceeded",
@@ -208,6 +219,7 @@ impl BrokerError {
             404 if is_node_down(&why) => Self::NodeDown { why },
             406 if why.contains("limit") => Self::QuotaExceeded { why },
             405 | 406 => Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why },
+            _ if why.contains("transient_nonexcl_queues") => Self::TransientQueuesRefused { why },
             320 | 541 | 542 => Self::ConnectionLost { why },
             _ => Self::Protocol { why },
         }
@@ -265,6 +277,17 @@ mod tests {
         assert_eq!(BrokerError::operating(&down, "jobs-2-A").reason(), "BrokerNodeDown");
         let gone = refused(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'jobs-2-A' in vhost '/'");
         assert_eq!(BrokerError::operating(&gone, "jobs-2-A").reason(), "BrokerProtocolError");
+    }
+
+    #[test]
+    fn the_refusal_of_transient_queues_is_told_from_a_connection_lost_by_accident() {
+        // As 4.0.5 says it where the feature is not permitted.
+        let text = "INTERNAL_ERROR - Feature `transient_nonexcl_queues` is deprecated.\nIts use is not permitted per the configuration";
+        let refused = refused(AMQPHardError::INTERNALERROR, text);
+        let error = BrokerError::operating(&refused, "jobs-A-1");
+        assert_eq!(error.reason(), "TransientQueuesRefused");
+        assert_eq!(error.class(), ErrorClass::Invalid);
+        assert!(error.to_string().contains("AmqpLocksPython"), "{error}");
     }
 
     #[test]

@@ -181,7 +181,7 @@ impl Facts {
     async fn refresh(self: Arc<Self>) {
         let Some(management) = &self.management else { return };
         let at = Instant::now();
-        let answer = management.queues_matching("-[0-9]+-B$").await;
+        let answer = management.queues_matching("-([0-9]+-B|B-[0-9]+)$").await;
         let mut state = self.lock_state();
         match answer {
             Ok(queues) => {

@@ -3,6 +3,9 @@
 //! AMQP says no) are replaced, healthy ones are used again. What to declare and
 //! when is decided by others.
 
+mod records;
+mod waiting;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +15,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::connect::Conn;
 use super::error::{BrokerError, refusal_code};
+use crate::plan::naming::Profile;
 
 /// Healthy channels kept open for the next use; more are closed.
 const MAX_IDLE: usize = 64;
@@ -161,26 +165,30 @@ impl Lane {
         Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
     }
 
-    /// Declares the slot queue `name` with the arguments of profile Guideline.
-    /// One that exists with others is [`BrokerError::IncompatibleQueue`].
-    pub async fn declare_slot(&mut self, name: &str) -> Result<(), BrokerError> {
+    /// Declares the slot queue `name` as `profile` has it. One that exists with
+    /// other arguments is [`BrokerError::IncompatibleQueue`].
+    pub async fn declare_slot(&mut self, name: &str, profile: Profile) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
-        let declaring =
-            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), slot_arguments());
+        let (options, arguments) = slot_queue(profile);
+        let declaring = channel.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
 
     /// Declares slot queues that exist again, sent together, so that one with
     /// other arguments is found; which one is not told.
-    pub async fn check_slots(&mut self, names: &[String]) -> Result<(), BrokerError> {
+    pub async fn check_slots(
+        &mut self,
+        names: &[String],
+        profile: Profile,
+    ) -> Result<(), BrokerError> {
         let Some(first) = names.first() else { return Ok(()) };
         let channel = self.channel().await?;
         self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
         let mut declares = Vec::with_capacity(names.len());
         for name in names {
-            let options = QueueDeclareOptions::durable();
-            declares.push(channel.queue_declare(short(name)?, options, slot_arguments()));
+            let (options, arguments) = slot_queue(profile);
+            declares.push(channel.queue_declare(short(name)?, options, arguments));
         }
         let all = futures::future::try_join_all(declares);
         self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
@@ -310,10 +318,23 @@ pub(super) struct Refused {
     pub error: BrokerError,
 }
 
-/// The arguments of `A[i]`, profile Guideline.
-fn slot_arguments() -> FieldTable {
-    let mut arguments = exclusive_arguments();
-    // Named, or a virtual host whose default is quorum makes a Raft group a slot.
+/// How `A[i]` is declared.
+fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
+    match profile {
+        Profile::Guideline => {
+            let mut arguments = classic_arguments();
+            arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+            (QueueDeclareOptions::durable(), arguments)
+        }
+        // Exactly so, or that library's declares are refused.
+        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), exclusive_arguments()),
+    }
+}
+
+/// The type is named, or a virtual host whose default is quorum makes each queue
+/// a Raft group.
+fn classic_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
     arguments
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 use super::management::Management;
-use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 
 /// Longest pattern asked for, in bytes before it is percent-encoded, which may
 /// triple it: the API takes about 8,000 in a line.
@@ -80,32 +80,38 @@ async fn ask(
     asked: &Mutex<Asked>,
 ) {
     let names: Vec<String> = batch.iter().map(|(lock, _)| escaped(lock.as_str())).collect();
-    let pattern = format!("^({})-[0-9]+-[AB]$", names.join("|"));
+    let pattern = format!("^({})-([0-9]+-[ABF]|[AB]-[0-9]+)$", names.join("|"));
     // Nobody waits any more for those that are dropped here.
     let Ok(queues) = management.queues_matching(&pattern).await else {
         // It would most likely fail for the others too, after as long a wait.
         asked.lock().unwrap_or_else(PoisonError::into_inner).waiting.clear();
         return;
     };
-    let mut highest: HashMap<&str, u32> = HashMap::new();
+    let mut highest: HashMap<(&str, Profile), u32> = HashMap::new();
     for queue in &queues {
-        if let Some((lock, slot)) = parse(&queue.name) {
-            let highest = highest.entry(lock).or_default();
+        if let Some((lock, profile, slot)) = parse(&queue.name) {
+            let highest = highest.entry((lock, profile)).or_default();
             *highest = slot.max(*highest);
         }
     }
     for (lock, answer) in batch {
-        let _ = answer.send(Some(highest.get(lock.as_str()).copied().unwrap_or(0)));
+        let of = highest.get(&(lock.as_str(), lock.profile()));
+        let _ = answer.send(Some(of.copied().unwrap_or(0)));
     }
 }
 
-/// The lock and the slot that a queue is of.
-fn parse(queue: &str) -> Option<(&str, u32)> {
-    let rest = queue.strip_suffix("-A").or_else(|| queue.strip_suffix("-B"))?;
-    let (lock, number) = rest.rsplit_once('-')?;
+/// The lock, its profile and the slot that a queue is of.
+fn parse(queue: &str) -> Option<(&str, Profile, u32)> {
+    let (rest, last) = queue.rsplit_once('-')?;
+    let (lock, other) = rest.rsplit_once('-')?;
+    let (profile, number) = match (other, last) {
+        (number, "A" | "B" | "F") => (Profile::Guideline, number),
+        ("A" | "B", number) => (Profile::AmqpLocksPython, number),
+        _ => return None,
+    };
     let slot = number.parse().ok().filter(|slot| (1..=MAX_SLOTS).contains(slot))?;
     // "007" parses too, but is nobody's slot.
-    (number == u32::to_string(&slot)).then_some((lock, slot))
+    (number == u32::to_string(&slot)).then_some((lock, profile, slot))
 }
 
 /// A name as a pattern that matches it only.
@@ -126,9 +132,13 @@ mod tests {
 
     #[test]
     fn a_queue_tells_its_lock_and_slot_or_is_nobodys() {
-        assert_eq!(parse("a.b-2-c-12-A"), Some(("a.b-2-c", 12)));
-        assert_eq!(parse("a-1-B"), Some(("a", 1)));
-        for other in ["a", "a-1-C", "a-007-A", "a-0-A", "a-10001-A", "-A", "1-A"] {
+        assert_eq!(parse("a.b-2-c-12-A"), Some(("a.b-2-c", Profile::Guideline, 12)));
+        assert_eq!(parse("a-1-B"), Some(("a", Profile::Guideline, 1)));
+        assert_eq!(parse("a-1-F"), Some(("a", Profile::Guideline, 1)));
+        assert_eq!(parse("a-3-B-1"), Some(("a-3", Profile::AmqpLocksPython, 1)));
+        for other in
+            ["a", "a-1-C", "a-F-1", "a-W", "a-A-B", "a-007-A", "a-0-A", "a-10001-A", "-A", "1-A"]
+        {
             assert_eq!(parse(other), None, "{other}");
         }
     }

@@ -16,21 +16,22 @@ use crate::plan::naming::LockName;
 /// First and longest pause between two tries, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// One lock per lock name for the tasks of this process.
+/// One lock per mutex queue for the tasks of this process: two profiles of one
+/// name have the same.
 ///
 /// Exclusive queues are exclusive to a *connection*: on the shared admin
 /// connection a second declare of the same mutex would succeed, and two tasks
 /// would both believe that they hold it.
 #[derive(Clone, Default)]
-pub(super) struct LocalLocks(Arc<Mutex<HashMap<LockName, Arc<tokio::sync::Mutex<()>>>>>);
+pub(super) struct LocalLocks(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>);
 
 impl LocalLocks {
-    async fn lock(&self, name: &LockName) -> OwnedMutexGuard<()> {
+    async fn lock(&self, queue: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             // Those that nobody holds or waits for go, lest deleted locks pile up.
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-            Arc::clone(locks.entry(name.clone()).or_default())
+            Arc::clone(locks.entry(queue.to_owned()).or_default())
         };
         lock.lock_owned().await
     }
@@ -67,7 +68,7 @@ impl AdminMutex {
         let busy = || BrokerError::MutexBusy { queue: queue.clone(), waited: start.elapsed() };
         let local = tokio::select! {
             () = cancel.cancelled() => return Err(BrokerError::Interrupted),
-            local = tokio::time::timeout(patience, locks.lock(lock)) => local.map_err(|_| busy())?,
+            local = tokio::time::timeout(patience, locks.lock(&queue)) => local.map_err(|_| busy())?,
         };
         let mut pause = PAUSES.0;
         let mut lane = loop {

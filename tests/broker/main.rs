@@ -8,17 +8,21 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod administering;
 mod connecting;
 mod holders;
 mod mutex;
 mod obstacles;
 mod probing;
+mod profiles;
+mod records;
 mod resizing;
+mod waiting;
 
 use std::collections::BTreeSet;
 
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Converged};
 use support::rabbitmq::Vhost;
 use tokio_util::sync::CancellationToken;
@@ -33,7 +37,7 @@ fn lock() -> LockName {
 }
 
 fn wish(slots: u32) -> SlotWish {
-    SlotWish { slots, overshoot: DEFAULT_OVERSHOOT }
+    SlotWish::new(slots)
 }
 
 /// Converges as the operator does, with `mark` as the high-water mark.

@@ -18,7 +18,7 @@ async fn slots_are_exactly_as_wished_through_a_whole_life() {
     let broker = broker(&vhost);
     let mut mark = 0;
     for (slots, declared, deleted) in
-        [(3, 3, 0), (7, 4, 0), (7, 0, 0), (2, 0, 5), (5, 3, 0), (0, 0, 5)]
+        [(3, 3, 0), (7, 4, 0), (7, 0, 0), (2, 0, 5), (5, 3, 0), (0, 0, 5), (2, 2, 0)]
     {
         let done = resize(&broker, slots, mark).await.unwrap();
         assert_eq!((done.declared, done.deleted), (declared, deleted), "to {slots}");
@@ -26,6 +26,8 @@ async fn slots_are_exactly_as_wished_through_a_whole_life() {
         assert_eq!(existing(&vhost).await, (1..=slots).collect(), "to {slots}");
         mark = mark.max(slots);
     }
+    let done = broker.destroy(&lock(), wish(2), Some(mark), &CancellationToken::new()).await;
+    assert_eq!(done.unwrap().deleted, 2);
     assert_eq!(vhost.queues().await, [""; 0], "nothing is left, the mutex neither");
 }
 
@@ -206,5 +208,5 @@ async fn a_dropped_change_gives_the_mutex_back() {
     let done = resize(&broker, 3, 2000).await.unwrap();
     assert!(done.seen.is_as_wished(3));
     assert!(done.deleted < 1900, "the dropped change went on: {}", done.deleted);
-    assert_eq!(vhost.queues().await.len(), 3);
+    assert_eq!(vhost.queues().await.len(), 4, "three slots and the wait queue");
 }

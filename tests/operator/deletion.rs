@@ -74,8 +74,8 @@ async fn a_deleted_semaphores_queues_go_all_or_with_retain_none_and_holders_keep
         for name in ["goes", "stays", "paused"] {
             until_gone::<Semaphore>(&world, name, PATIENCE).await;
         }
-        let mut left = world.slot_queues("stays", 3);
-        left.extend(world.slot_queues("paused", 2));
+        let mut left = world.lock_queues("stays", 3);
+        left.extend(world.lock_queues("paused", 2));
         left.insert(held);
         assert_eq!(world.queues().await, left);
         connection.close(200, "done".into()).await.unwrap();
@@ -211,7 +211,7 @@ async fn without_secret_and_memory_an_object_stays_until_it_is_forced_or_the_sec
         let api = world.api::<Semaphore>();
         api.patch("deploy", &PatchParams::default(), &patch).await.unwrap();
         until_gone::<Semaphore>(&world, "deploy", AT_ONCE).await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3), "left as it was");
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3), "left as it was");
         let events = world.events("deploy").await;
         assert!(events.iter().any(|(reason, ..)| reason == "ForceFinalized"), "{events:?}");
 

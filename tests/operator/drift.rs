@@ -24,7 +24,7 @@ async fn disturb(world: &World, client: &Client, slots: u32) {
 /// Waits until the queues are exactly the wanted slots; how long that took.
 async fn until_repaired(world: &World, slots: u32, patience: Duration) -> Duration {
     let start = Instant::now();
-    let wanted = world.slot_queues("deploy", slots);
+    let wanted = world.lock_queues("deploy", slots);
     eventually(&format!("{slots} slots again"), patience, async || world.queues().await == wanted)
         .await;
     start.elapsed()
@@ -110,7 +110,7 @@ async fn two_operators_on_the_same_objects_end_with_exactly_the_slots_and_do_not
         }
         println!("wishes: {wishes:?}");
         world.semaphore_ready("deploy").await;
-        let wanted = world.slot_queues("deploy", wishes[11]);
+        let wanted = world.lock_queues("deploy", wishes[11]);
         eventually("exactly the last wish", Duration::from_secs(30), async || {
             world.queues().await == wanted
         })
@@ -149,7 +149,7 @@ async fn an_operator_that_slept_through_newer_resizes_leaves_no_slot_behind() {
 
         sleeper.signal("CONT");
         world.semaphore_ready("deploy").await;
-        let wanted = world.slot_queues("deploy", 3);
+        let wanted = world.lock_queues("deploy", 3);
         assert_eq!(world.queues().await, wanted);
     })
     .await;

@@ -55,7 +55,7 @@ async fn a_holder_above_the_count_drains_undisturbed_and_keeps_its_slot_when_it_
         assert_eq!((status.slots, status.held, status.free), (Some(1), Some(1), Some(0)));
         let draining: Vec<_> = status.holders.iter().map(|h| (h.slot, h.draining)).collect();
         assert_eq!(draining, [(Some(1), false), (Some(3), true)]);
-        let mut there = world.slot_queues("deploy", 1);
+        let mut there = world.lock_queues("deploy", 1);
         there.extend([b1.clone(), b3.clone()]);
         assert_eq!(world.queues().await, there);
         assert!(third.owns(&b3).await, "the holder's queue is undisturbed");

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::world::{Kind, World, in_a_world, kubectl};
 
 mod names;
+mod rules;
 
 /// What the API server said when it refused.
 fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> String {
@@ -151,7 +152,9 @@ async fn what_is_left_out_is_filled_in() {
         assert_eq!(
             serde_json::to_value::<SemaphoreSpec>(semaphore.spec).unwrap(),
             json!({
-                "slots": 1, "resize": {"overshoot": 16}, "deletionPolicy": "Delete", "suspend": false
+                "slots": 1, "profile": "Guideline", "fencing": false, "lockDelay": "0s",
+                "resize": {"overshoot": 16, "order": "Descending"},
+                "deletionPolicy": "Delete", "suspend": false
             })
         );
         let queue: PressureQueue = world.apply("frames", "{redisReference: {}}").await.unwrap();
@@ -180,7 +183,7 @@ async fn a_field_that_does_not_exist_is_refused_by_its_name() {
             ("Semaphore", "{slots: 1, slotz: 2}", "spec.slotz"),
             ("Semaphore", "{resize: {overshot: 2}}", "spec.resize.overshot"),
             // Planned, but without machinery yet: not taken and then ignored.
-            ("Semaphore", "{fencing: true}", "spec.fencing"),
+            ("Semaphore", "{protocol: Token}", "spec.protocol"),
             ("PressureQueue", "{bounds: 2}", "spec.bounds"),
         ] {
             let object = format!(
@@ -223,7 +226,7 @@ async fn kubectl_shows_the_columns_of_both_kinds() {
         let wide = table(&get("semaphores -o wide").await);
         assert_eq!(
             wide[0].join(" "),
-            "NAME SLOTS HELD FREE READY AGE DRAINING HOLDERS LOCK STATUS"
+            "NAME SLOTS HELD FREE READY AGE DRAINING WAITING HOLDERS LOCK STATUS"
         );
         let lock = format!("{}.deploy", world.namespace);
         assert!(wide[1].contains(&lock), "{wide:?}");

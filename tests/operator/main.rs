@@ -17,6 +17,7 @@ mod pressure_text;
 #[path = "../support/world.rs"]
 mod world;
 
+mod around;
 mod deletion;
 mod drift;
 mod holders;

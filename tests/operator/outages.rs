@@ -154,7 +154,7 @@ async fn others_are(world: &World, size: u32, patience: Duration) {
     world.queue("frames", &format!("bound: {size}")).await;
     let here = world.until("here", "Ready", patience, is_ready::<Semaphore>).await;
     assert_eq!(here.status.unwrap().slots, i32::try_from(size).ok());
-    assert_eq!(world.queues().await, world.slot_queues("here", size));
+    assert_eq!(world.queues().await, world.lock_queues("here", size));
     let frames = world.until("frames", "Ready", patience, is_ready::<PressureQueue>).await;
     assert_eq!(frames.status.unwrap().bound, Some(i64::from(size)));
 }

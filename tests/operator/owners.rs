@@ -70,7 +70,7 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
             })
             .await;
         refused(&queue.condition("Ready").unwrap().2, "queueName");
-        assert_eq!(world.queues().await, world.slot_queues("mine", 2));
+        assert_eq!(world.queues().await, world.lock_queues("mine", 2));
         assert!(!keys(&world).await.iter().any(|key| key.contains(&name)));
         // A connection of the namespace's own is asked for no prefix.
         world.semaphore("own", &format!("lockName: own-{name}, slots: 1")).await;
@@ -108,7 +108,10 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
         let younger = "lockName: shared, slots: 5";
         let older_queue = "queueName: shared, bound: 2, deletionPolicy: Delete";
         let younger_queue = "queueName: shared, bound: 5, deletionPolicy: Delete";
-        let slots = |count: u32| (1..=count).map(|slot| format!("shared-{slot}-A")).collect();
+        let slots = |count: u32| {
+            let slots = (1..=count).map(|slot| format!("shared-{slot}-A"));
+            slots.chain(["shared-W".to_owned()]).collect()
+        };
         world.semaphore("older", older).await;
         world.queue("older", older_queue).await;
         world.semaphore_ready("older").await;

@@ -1,5 +1,6 @@
 //! An operator that is killed in the middle of its work.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
@@ -91,10 +92,15 @@ async fn resize(world: &World, slots: u32) {
     world.semaphore("deploy", &format!("slots: {slots}")).await;
 }
 
+/// All queues but the wait queue, which is there before the first slot.
+async fn slots(world: &World) -> BTreeSet<String> {
+    world.queues().await.into_iter().filter(|queue| !queue.ends_with(".deploy-W")).collect()
+}
+
 /// Waits until the newest spec is Ready; there must be exactly its slots then.
 async fn exactly(world: &World, slots: u32) {
     world.until("deploy", "Ready", PATIENCE * 2, is_ready::<Semaphore>).await;
-    let (have, want) = (world.queues().await, world.slot_queues("deploy", slots));
+    let (have, want) = (world.queues().await, world.lock_queues("deploy", slots));
     let extra: Vec<_> = have.difference(&want).take(5).collect();
     let missing: Vec<_> = want.difference(&have).take(5).collect();
     assert!(
@@ -145,7 +151,7 @@ async fn kill_at(
         }
     }
     operator.kill().await;
-    let have = world.queues().await;
+    let have = slots(world).await;
     if have == world.slot_queues("deploy", leg.from) {
         Fell::TooEarly
     } else if have == world.slot_queues("deploy", leg.to) {
@@ -224,7 +230,7 @@ async fn asked_to_stop_in_the_middle_of_a_resize_it_ends_soon_and_the_next_one_f
             assert!(after < Duration::from_secs(5), "{after:?}");
             // Between two effects: some are done, some are not, and neither the
             // mutex nor anything else of the operator's is left.
-            let have = world.queues().await;
+            let have = slots(&world).await;
             let more = world.slot_queues("deploy", leg.from.max(leg.to));
             assert!(have.is_subset(&more), "{:?}", have.difference(&more).collect::<Vec<_>>());
             let few = world.slot_queues("deploy", leg.from.min(leg.to));

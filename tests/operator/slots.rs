@@ -20,7 +20,7 @@ async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
             let start = Instant::now();
             let ready = world.semaphore_ready("deploy").await;
             println!("Ready with {slots} slots after {:?}", start.elapsed());
-            assert_eq!(world.queues().await, world.slot_queues("deploy", slots), "{slots} slots");
+            assert_eq!(world.queues().await, world.lock_queues("deploy", slots), "{slots} slots");
             let status = ready.status.unwrap();
             assert_eq!(status.slots, Some(i32::try_from(slots).unwrap()));
         }
@@ -38,7 +38,7 @@ async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
         world.semaphore("deploy", "slots: 10000").await;
         // Eight seconds of the broker's time, if nothing else keeps it busy.
         world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 10_000));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 10_000));
     })
     .await;
 }
@@ -51,7 +51,7 @@ async fn kubectl_scale_resizes_and_the_scale_subresource_tells_replicas_and_sele
         world.semaphore_ready("deploy").await;
         kubectl(&world, &["scale", "sem/deploy", "--replicas=4"]).await.unwrap();
         world.semaphore_ready("deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 4));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 4));
 
         let path = format!(
             "/apis/lockkeeper.dev/v1alpha1/namespaces/{}/semaphores/deploy/scale",
@@ -79,7 +79,7 @@ async fn deleting_a_semaphore_removes_its_slots_and_leaves_its_holders() {
         holder.take(&held, &[]).await.unwrap();
 
         delete(&world, "deploy").await;
-        let mut left = world.slot_queues("other", 2);
+        let mut left = world.lock_queues("other", 2);
         left.insert(held.clone());
         assert_eq!(world.queues().await, left);
         assert!(holder.owns(&held).await, "the holder keeps what it holds");
@@ -94,7 +94,7 @@ async fn a_semaphore_with_policy_retain_leaves_its_slots_when_deleted() {
         world.semaphore("deploy", "slots: 3, deletionPolicy: Retain").await;
         world.semaphore_ready("deploy").await;
         delete(&world, "deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
     })
     .await;
 }
@@ -115,7 +115,7 @@ async fn slots_that_exist_are_adopted_and_only_the_difference_is_made() {
             world.semaphore_ready(lock).await;
         }
         let wanted: BTreeSet<_> =
-            ["same", "more"].iter().flat_map(|lock| world.slot_queues(lock, 3)).collect();
+            ["same", "more"].iter().flat_map(|lock| world.lock_queues(lock, 3)).collect();
         assert_eq!(world.queues().await, wanted);
         let notes = async |lock| resizes(&world, lock).await;
         assert_eq!(notes("same").await, Vec::<String>::new());
@@ -136,7 +136,7 @@ async fn a_suspended_semaphore_reports_and_touches_nothing_until_it_is_resumed()
 
         world.semaphore("deploy", "slots: 3, suspend: false").await;
         world.semaphore_ready("deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
 
         // In sync, it is Ready although suspended.
         world.semaphore("deploy", "slots: 3, suspend: true").await;
@@ -154,11 +154,11 @@ async fn a_suspended_semaphore_reports_and_touches_nothing_until_it_is_resumed()
         };
         world.until("deploy", "told of its holder", PATIENCE, told).await;
         holder.leave().await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
 
         world.semaphore("deploy", "slots: 1, suspend: false").await;
         world.semaphore_ready("deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 1));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 1));
     })
     .await;
 }
@@ -180,7 +180,7 @@ async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
         assert!(has(&object, "Stalled", "True") && has(&object, "BackendReachable", "True"));
         // What is not in the way is done, and what is stays as it was: declared
         // again with its own arguments, it is accepted.
-        let mut there = world.slot_queues("deploy", 3);
+        let mut there = world.lock_queues("deploy", 3);
         there.insert(slot(5));
         assert_eq!(world.queues().await, there);
         stranger.declare_other(&slot(2)).await;
@@ -199,7 +199,7 @@ async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
         stranger.delete(&slot(2)).await;
         stranger.delete(&slot(5)).await;
         world.semaphore_ready("deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
     })
     .await;
 }
@@ -222,7 +222,7 @@ async fn an_admin_mutex_that_another_holds_is_shown_and_waited_for() {
 
         other.leave().await;
         world.semaphore_ready("deploy").await;
-        assert_eq!(world.queues().await, world.slot_queues("deploy", 3));
+        assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
     })
     .await;
 }

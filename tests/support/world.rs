@@ -272,6 +272,14 @@ impl World {
         (1..=slots).map(|slot| format!("{}.{name}-{slot}-A", self.namespace)).collect()
     }
 
+    /// All queues of a semaphore with default name that nobody holds: its slots, and
+    /// the wait queue.
+    pub fn lock_queues(&self, name: &str, slots: u32) -> BTreeSet<String> {
+        let mut queues = self.slot_queues(name, slots);
+        queues.insert(format!("{}.{name}-W", self.namespace));
+        queues
+    }
+
     /// The events about an object, as (reason, note, how often).
     pub async fn events(&self, name: &str) -> Vec<(String, String, i32)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);

@@ -31,6 +31,7 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
         selector: Some(format!("{GROUP}/semaphore={}", found.name)),
         ..SemaphoreStatus::default()
     };
+    status.waiting = found.waiting.map(to_i32);
     let mut said = Vec::new();
     if let (Some(seen), true) = (&found.seen, found.reached) {
         let counts = seen.counts(found.slots);

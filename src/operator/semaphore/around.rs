@@ -1,0 +1,47 @@
+//! What belongs to a Semaphore beside its slots: the wait queue and those who
+//! wait there, and the slots' records.
+
+use super::{Findings, Step};
+use crate::plan::semaphore::wake_ups;
+use crate::semaphore::BrokerError;
+
+impl Step<'_> {
+    /// What should be around the slots and is not there, in words.
+    pub(super) async fn look_around(
+        &self,
+        found: &mut Findings,
+    ) -> Result<Vec<&'static str>, BrokerError> {
+        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let mut lost = Vec::new();
+        if lock.wait_queue().is_some() {
+            found.waiting = self.broker.waiting(lock).await?;
+            if found.waiting.is_none() {
+                lost.push("the wait queue");
+            }
+        }
+        if wish.records.is_some() && !self.broker.has_records(lock, wish.slots).await? {
+            lost.push("slot records");
+        }
+        Ok(lost)
+    }
+
+    /// Looks who waits, unless that is known, and wakes as many as can have a slot.
+    pub(super) async fn tell_waiters(&self, found: &mut Findings) {
+        let lock = &self.valid.lock;
+        let Some(seen) = &found.seen else { return };
+        let told = async {
+            if found.waiting.is_none() {
+                found.waiting = self.broker.waiting(lock).await?;
+            }
+            let free = seen.counts(found.slots).free;
+            if self.valid.suspend || found.woken {
+                return Ok(());
+            }
+            self.broker.wake(lock, wake_ups(free, found.waiting)).await
+        };
+        let told: Result<(), BrokerError> = told.await;
+        if let Err(error) = told {
+            tracing::debug!(%error, "who waits is not known");
+        }
+    }
+}

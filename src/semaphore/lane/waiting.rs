@@ -1,0 +1,58 @@
+//! The wait queue on a channel: made, looked at, and wake-ups sent to it. Never
+//! probed by publishing: that would wake somebody. When to do which is decided by
+//! others.
+
+use lapin::BasicProperties;
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
+
+use super::{Lane, Refused, classic_arguments, short};
+use crate::semaphore::error::BrokerError;
+
+/// How long a wake-up that nobody takes lives, in milliseconds: whoever comes
+/// later looks for itself first.
+const WAKE_UP_LIVES: &str = "1000";
+
+impl Lane {
+    /// Declares the wait queue `name`. One that exists with other arguments is
+    /// [`BrokerError::IncompatibleQueue`].
+    pub async fn declare_wait_queue(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let options = QueueDeclareOptions::durable();
+        let declaring = channel.queue_declare(short(name)?, options, classic_arguments());
+        self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// How many consumers the queue `name` has; `None` if it is missing, or
+    /// another connection's own.
+    pub async fn consumers(&mut self, name: &str) -> Result<Option<u32>, BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let passive = QueueDeclareOptions::default().passive();
+        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+        match self.answer("to queue.declare (passive)", name, looking).await? {
+            Ok(queue) => Ok(Some(queue.consumer_count())),
+            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
+            Err(Refused { code: 404 | 405, .. }) => Ok(None),
+            Err(refused) => Err(refused.error),
+        }
+    }
+
+    /// Sends `count` wake-ups to the wait queue `name`. They are lost without a
+    /// word if it is missing: waiters look for themselves from time to time.
+    pub async fn wake(&mut self, name: &str, count: u32) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        let name = short(name)?;
+        let publishing = async {
+            for _ in 0..count {
+                let properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
+                let options = BasicPublishOptions::default();
+                let exchange = ShortString::default();
+                channel.basic_publish(exchange, name.clone(), options, &[], properties).await?;
+            }
+            Ok(())
+        };
+        self.answer("to wake-ups", name.as_str(), publishing).await?.map_err(|r| r.error)
+    }
+}

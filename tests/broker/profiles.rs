@@ -1,0 +1,110 @@
+//! Profile `AmqpLocksPython`: its names and arguments on the broker, and the mutex
+//! that it shares with the other profile of the same name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lockkeeper::plan::naming::{LockName, Profile};
+use lockkeeper::plan::semaphore::{DeletionOrder, SlotWish, SlotsSeen};
+use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::rabbitmq::Vhost;
+use crate::{broker, lock, resize, sweep_to, wish};
+
+fn python() -> LockName {
+    lock().with_profile(Profile::AmqpLocksPython)
+}
+
+async fn converge(broker: &Broker, wish: SlotWish, mark: u32, thorough: bool) -> Converged {
+    let cancel = CancellationToken::new();
+    broker.converge(&python(), wish, sweep_to(wish, mark), thorough, &cancel).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_of_amqp_locks_python_is_named_and_declared_as_that_library_does() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let done = converge(&broker, wish(3), 0, true).await;
+    assert_eq!(done.declared, 3);
+    assert_eq!(vhost.queues().await, ["ci.deploy-A-1", "ci.deploy-A-2", "ci.deploy-A-3"]);
+    let queue = vhost.queue("ci.deploy-A-1").await.unwrap();
+    assert_eq!((&queue["durable"], &queue["exclusive"]), (&json!(false), &json!(false)));
+    assert_eq!(queue["arguments"], json!({"x-max-length": 0}));
+    // Declared again with the same arguments, by us and by deleting what is ours.
+    assert_eq!(converge(&broker, wish(3), 3, true).await.declared, 0);
+    assert_eq!(converge(&broker, wish(1), 3, true).await.deleted, 2);
+    assert_eq!(vhost.queues().await, ["ci.deploy-A-1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mutex() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let (_holder, channel) = vhost.channel().await;
+    for queue in ["ci.deploy-B-5", "ci.deploy-7-B"] {
+        let exclusive = QueueDeclareOptions::exclusive();
+        channel.queue_declare(queue.into(), exclusive, FieldTable::default()).await.unwrap();
+    }
+    // Together, in one process: each waits for the other, and neither fails.
+    for round in 0..6 {
+        let slots = [3, 9][round % 2];
+        let (ours, theirs) =
+            tokio::join!(resize(&broker, slots, 9), converge(&broker, wish(slots + 1), 10, false));
+        let (ours, theirs) = (ours.unwrap().seen, theirs.seen);
+        assert!(ours.is_as_wished(slots) && theirs.is_as_wished(slots + 1), "round {round}");
+        assert_eq!((ours.held, theirs.held), ([7].into(), [5].into()));
+    }
+    let fresh = Broker::new(vhost.settings(), BrokerOptions::default());
+    assert_eq!(fresh.find_mark(&python(), 16).await, Ok(10));
+    assert_eq!(fresh.find_mark(&lock(), 16).await, Ok(9));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_holder_of_a_slot_of_amqp_locks_python_is_told() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let (_holder, channel) = vhost.channel().await;
+    let mut facts = FieldTable::default();
+    facts.insert("x-lockkeeper-id".into(), lapin::types::AMQPValue::LongString("4fz".into()));
+    let exclusive = QueueDeclareOptions::exclusive();
+    channel.queue_declare("ci.deploy-B-2".into(), exclusive, facts).await.unwrap();
+    let seen = SlotsSeen { held: [2].into(), ..SlotsSeen::default() };
+    let ids = async || {
+        let holders = broker.holders(&python(), &seen, 3, 50).await;
+        holders.list.into_iter().map(|holder| (holder.id, holder.slot)).collect::<Vec<_>>()
+    };
+    crate::support::rabbitmq::eventually("it is known by its id", async || {
+        ids().await == [("4fz".to_owned(), Some(2))]
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_order_ascending_the_lowest_removed_slot_goes_first() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let upwards = |slots| SlotWish { order: DeletionOrder::Ascending, ..wish(slots) };
+    converge(&broker, wish(200), 0, false).await;
+    let watcher = broker.clone();
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&done);
+    let watching = tokio::spawn(async move {
+        let mut partial = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let seen = watcher.observe(&python(), 200, 0).await.unwrap().slots;
+            let above: Vec<u32> = seen.range(6..).copied().collect();
+            // What is left is the upper end, but for the few deleted while we look.
+            assert!(above.last().is_none_or(|last| *last > 150), "{above:?}");
+            partial += u32::from(!above.is_empty() && above.len() < 195);
+        }
+        partial
+    });
+    assert_eq!(converge(&broker, upwards(5), 200, false).await.deleted, 195);
+    done.store(true, Ordering::Relaxed);
+    let partial = watching.await.unwrap();
+    assert!(partial > 0, "no look fell into the change");
+}

@@ -1,0 +1,190 @@
+//! Slot records as whoever administers has them: made and filled before the
+//! slots, kept when these go, never touched otherwise.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lapin::BasicProperties;
+use lapin::options::{
+    BasicAckOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, ConfirmSelectOptions,
+};
+use lockkeeper::plan::record::{RecordState, SlotRecord};
+use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::semaphore::{Broker, Converged};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::rabbitmq::Vhost;
+use crate::{broker, lock, sweep_to, wish};
+
+const DELAY: Duration = Duration::from_secs(15);
+
+fn with_records(slots: u32) -> SlotWish {
+    SlotWish { records: Some(DELAY), ..wish(slots) }
+}
+
+async fn converge(broker: &Broker, wish: SlotWish, mark: u32, thorough: bool) -> Converged {
+    let cancel = CancellationToken::new();
+    broker.converge(&lock(), wish, sweep_to(wish, mark), thorough, &cancel).await.unwrap()
+}
+
+/// The slots that have a record's queue.
+async fn records(vhost: &Vhost) -> BTreeSet<u32> {
+    let slot = |queue: &str| queue.strip_prefix("ci.deploy-")?.strip_suffix("-F")?.parse().ok();
+    vhost.queues().await.iter().filter_map(|queue| slot(queue)).collect()
+}
+
+/// What a slot's record says; every message of it is put back.
+async fn read(vhost: &Vhost, slot: u32) -> Vec<SlotRecord> {
+    let (_connection, channel) = vhost.channel().await;
+    let queue = lock().record_queue(slot).unwrap();
+    let mut found = Vec::new();
+    let mut taken = Vec::new();
+    while let Some(message) =
+        channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap()
+    {
+        assert_eq!(message.delivery.properties.delivery_mode(), &Some(2), "it is persistent");
+        found.push(serde_json::from_slice(&message.delivery.data).unwrap());
+        taken.push(message);
+    }
+    for message in taken {
+        message.delivery.reject(BasicRejectOptions { requeue: true }).await.unwrap();
+    }
+    found
+}
+
+fn micros() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_slot_gets_one_record_with_the_time_as_token_and_the_lock_delay() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let before = micros();
+    assert_eq!(converge(&broker, with_records(3), 0, true).await.seeded, 3);
+    let queue = vhost.queue("ci.deploy-2-F").await.unwrap();
+    assert_eq!((&queue["durable"], &queue["exclusive"]), (&json!(true), &json!(false)));
+    assert_eq!(
+        queue["arguments"],
+        json!({"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"})
+    );
+    for slot in 1..=3 {
+        let found = read(&vhost, slot).await;
+        let [record] = &found[..] else { panic!("slot {slot}: {found:?}") };
+        assert!(record.token >= before && record.token <= micros(), "{record:?}");
+        assert_eq!((record.state, record.holder.as_str()), (RecordState::Released, ""));
+        assert_eq!(record.delay, 15_000);
+        assert!(record.since.starts_with("20") && record.since.ends_with('Z'), "{record:?}");
+    }
+    // A second look finds them there, and leaves them as they are.
+    let first = read(&vhost, 1).await;
+    assert_eq!(converge(&broker, with_records(3), 3, true).await.seeded, 0);
+    let later = SlotWish { records: Some(DELAY * 2), ..wish(4) };
+    assert_eq!(converge(&broker, later, 3, true).await.seeded, 1);
+    assert_eq!(read(&vhost, 1).await, first);
+    assert_eq!(read(&vhost, 4).await[0].delay, 30_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_never_there_before_its_record() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let watcher = tokio::spawn({
+        let broker = broker.clone();
+        async move {
+            loop {
+                let seen = broker.observe(&lock(), 1, 0).await.unwrap();
+                if seen.slots.contains(&1) {
+                    // All of them, before the first of the slots.
+                    return broker.has_records(&lock(), 300).await.unwrap();
+                }
+            }
+        }
+    });
+    converge(&broker, with_records(300), 300, false).await;
+    assert!(watcher.await.unwrap());
+    for slot in [1, 150, 300] {
+        assert_eq!(read(&vhost, slot).await.len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_is_kept_when_its_slot_goes_and_comes_back() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    converge(&broker, with_records(5), 0, true).await;
+    // A holder of slot 4 has written the next one.
+    let (_connection, channel) = vhost.channel().await;
+    let options = BasicGetOptions::default();
+    let old = channel.basic_get("ci.deploy-4-F".into(), options).await.unwrap().unwrap();
+    let found: SlotRecord = serde_json::from_slice(&old.delivery.data).unwrap();
+    let (next, _) = SlotRecord::acquired(Some(&found), "4fz", String::new(), 0, None);
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let persistent = BasicProperties::default().with_delivery_mode(2);
+    let (to, options) = ("ci.deploy-4-F".into(), BasicPublishOptions::default());
+    let confirm = channel.basic_publish("".into(), to, options, &next.to_json(), persistent).await;
+    assert!(confirm.unwrap().await.unwrap().is_ack());
+    old.delivery.ack(BasicAckOptions::default()).await.unwrap();
+
+    converge(&broker, with_records(2), 5, true).await;
+    assert_eq!(records(&vhost).await, (1..=5).collect());
+    assert_eq!(converge(&broker, with_records(5), 5, true).await.seeded, 0);
+    assert_eq!(read(&vhost, 4).await, [next]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_queue_that_was_lost_is_made_again_with_a_greater_token() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    converge(&broker, with_records(3), 0, true).await;
+    let first = read(&vhost, 2).await[0].token;
+    assert_eq!(broker.has_records(&lock(), 3).await, Ok(true));
+    vhost.delete("ci.deploy-2-F").await;
+    assert_eq!(broker.has_records(&lock(), 3).await, Ok(false));
+    assert_eq!(converge(&broker, with_records(3), 3, false).await.seeded, 1);
+    assert_eq!(broker.has_records(&lock(), 3).await, Ok(true));
+    assert!(read(&vhost, 2).await[0].token > first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_are_not_wished_any_more_go_all_and_the_slots_stay() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    converge(&broker, with_records(40), 0, true).await;
+    converge(&broker, with_records(2), 40, true).await;
+    // Not by the way: only the look after a change of the wish pays for it.
+    converge(&broker, wish(2), 40, false).await;
+    assert_eq!(records(&vhost).await.len(), 40);
+    converge(&broker, wish(2), 2, true).await;
+    assert_eq!(vhost.queues().await, ["ci.deploy-1-A", "ci.deploy-2-A", "ci.deploy-W"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destroyed_semaphore_leaves_no_record_and_the_next_one_repeats_no_token() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let cancel = CancellationToken::new();
+    converge(&broker, with_records(120), 0, true).await;
+    let first = read(&vhost, 1).await[0].token;
+    converge(&broker, with_records(1), 120, true).await;
+    // Even when nobody knows any more how far it once reached.
+    broker.destroy(&lock(), with_records(1), Some(1), &cancel).await.unwrap();
+    assert_eq!(vhost.queues().await, [""; 0]);
+    converge(&broker, with_records(1), 0, true).await;
+    assert!(read(&vhost, 1).await[0].token > first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_queue_with_other_arguments_is_shown_and_left_alone() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    vhost.declare("ci.deploy-2-F", json!({"durable": true})).await;
+    let cancel = CancellationToken::new();
+    let to = sweep_to(wish(3), 0);
+    let done = broker.converge(&lock(), with_records(3), to, true, &cancel).await;
+    let error = done.unwrap_err();
+    assert_eq!(error.reason(), "IncompatibleQueue");
+    assert!(error.to_string().contains("-F"), "{error}");
+    assert_eq!(vhost.queue("ci.deploy-2-F").await.unwrap()["arguments"], json!({}));
+}

@@ -1,0 +1,219 @@
+//! What a Semaphore has beside its slots: clients that wait for one, records of
+//! who held which, and the other profile's names.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::DeleteParams;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{Connection, Consumer};
+use lockkeeper::api::{Semaphore, SemaphoreStatus};
+
+use crate::holders::client::Client;
+use crate::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
+
+/// A foreign client that waits for a slot of `deploy`, as the protocol says.
+async fn waiter(world: &World) -> (Connection, Consumer) {
+    let connection = world.amqp().await;
+    let channel = connection.create_channel().await.unwrap();
+    channel.basic_qos(1, BasicQosOptions::default()).await.unwrap();
+    let queue = format!("{}.deploy-W", world.namespace);
+    let (options, none) = (BasicConsumeOptions::default(), FieldTable::default());
+    let consumer = channel.basic_consume(queue.as_str().into(), "".into(), options, none);
+    (connection, consumer.await.unwrap())
+}
+
+/// Whether a wake-up comes within this time, acknowledged as after a try in vain.
+async fn woken(waiter: &mut Consumer, within: Duration) -> bool {
+    let Ok(wake_up) = tokio::time::timeout(within, waiter.next()).await else { return false };
+    wake_up.unwrap().unwrap().ack(BasicAckOptions::default()).await.unwrap();
+    true
+}
+
+/// Whether one of the two is woken.
+async fn either(one: &mut Consumer, other: &mut Consumer) -> bool {
+    let long = Duration::from_secs(20);
+    tokio::select! {
+        told = woken(one, long) => told,
+        told = woken(other, long) => told,
+    }
+}
+
+async fn until(world: &World, what: &str, is: impl Fn(&SemaphoreStatus) -> bool) {
+    let so = |s: &Semaphore| {
+        let status = s.status.as_ref();
+        status.is_some_and(|s2| s2.observed_generation == s.metadata.generation && is(s2))
+    };
+    world.until("deploy", what, PATIENCE, so).await;
+}
+
+/// The queues of `deploy`, without its name; the mutex is called so.
+async fn queues(world: &World) -> BTreeSet<String> {
+    let of_lock = format!("{}.deploy-", world.namespace);
+    let queues = world.queues().await;
+    queues.iter().map(|queue| queue.strip_prefix(&of_lock).unwrap_or("mutex").to_owned()).collect()
+}
+
+fn named(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+/// Two looks of the quick rhythm: that nothing happens can only be waited for.
+const TWO_LOOKS: Duration = Duration::from_millis(2500);
+
+#[tokio::test]
+async fn waiting_clients_are_shown_and_as_many_are_woken_as_slots_are_added() {
+    in_a_world("waiting", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 0").await;
+        world.semaphore_ready("deploy").await;
+        until(&world, "nobody waits", |s| s.waiting == Some(0)).await;
+        let (_one, mut one) = waiter(&world).await;
+        let (_other, mut other) = waiter(&world).await;
+        until(&world, "both are told", |s| s.waiting == Some(2)).await;
+        let wide = kubectl(&world, &["get", "sem", "deploy", "-o", "wide"]).await.unwrap();
+        let column = |line: usize| wide.lines().nth(line).unwrap().split_whitespace().nth(7);
+        assert_eq!((column(0), column(1)), (Some("WAITING"), Some("2")), "{wide}");
+        assert!(!woken(&mut one, TWO_LOOKS).await, "there is no slot");
+
+        // Growing by one wakes one, which takes the slot before the next look.
+        let holder = Client::connect(&world).await;
+        world.semaphore("deploy", "slots: 1").await;
+        assert!(either(&mut one, &mut other).await);
+        holder.take(&format!("{}.deploy-1-B", world.namespace), &[]).await.unwrap();
+        until(&world, "the slot is held", |s| s.held == Some(1) && s.free == Some(0)).await;
+        tokio::time::sleep(TWO_LOOKS).await;
+        let moment = Duration::from_millis(50);
+        assert!(!woken(&mut one, moment).await && !woken(&mut other, moment).await, "nor others");
+
+        // A holder that goes tells nobody; the operator sees it.
+        holder.leave().await;
+        assert!(either(&mut one, &mut other).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_suspended_semaphore_shows_who_waits_and_wakes_nobody() {
+    in_a_world("paused", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 1").await;
+        world.semaphore_ready("deploy").await;
+        world.semaphore("deploy", "slots: 1, suspend: true").await;
+        world.semaphore_ready("deploy").await;
+        let (_connection, mut waiting) = waiter(&world).await;
+        until(&world, "told of who waits", |s| s.waiting == Some(1) && s.free == Some(1)).await;
+        assert!(!woken(&mut waiting, TWO_LOOKS).await);
+        world.semaphore("deploy", "slots: 1").await;
+        assert!(woken(&mut waiting, Duration::from_secs(20)).await);
+    })
+    .await;
+}
+
+/// What the record of a slot of `deploy` says; it is put back.
+async fn record(world: &World, slot: u32) -> serde_json::Value {
+    let connection = world.amqp().await;
+    let channel = connection.create_channel().await.unwrap();
+    let queue = format!("{}.deploy-{slot}-F", world.namespace);
+    let got = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap();
+    // Closing the connection puts it back.
+    serde_json::from_slice(&got.unwrap().delivery.data).unwrap()
+}
+
+#[tokio::test]
+async fn slots_have_records_while_fencing_or_a_lock_delay_is_on() {
+    in_a_world("records", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3, fencing: true").await;
+        world.semaphore_ready("deploy").await;
+        let all = ["1-A", "2-A", "3-A", "1-F", "2-F", "3-F", "W"];
+        assert_eq!(queues(&world).await, named(&all));
+        let first = record(&world, 2).await;
+        assert_eq!((&first["delay"], &first["state"]), (&0.into(), &"released".into()));
+
+        // A lock delay alone keeps them too, and new slots begin with it.
+        world.semaphore("deploy", "slots: 4, lockDelay: 15s").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(record(&world, 4).await["delay"], 15_000);
+        assert_eq!(record(&world, 2).await, first, "what holders wrote is theirs");
+        world.semaphore("deploy", "slots: 1, lockDelay: 15s").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(queues(&world).await, named(&["1-A", "1-F", "2-F", "3-F", "4-F", "W"]));
+
+        // Off while suspended is off once that ends.
+        world.semaphore("deploy", "slots: 1, suspend: true").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(queues(&world).await.len(), 6);
+        world.semaphore("deploy", "slots: 1").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(queues(&world).await, named(&["1-A", "W"]));
+
+        world.semaphore("deploy", "slots: 2, fencing: true, lockDelay: 1m30s").await;
+        world.semaphore_ready("deploy").await;
+        let again = record(&world, 2).await;
+        assert_eq!(again["delay"], 90_000);
+        assert!(again["token"].as_u64() > first["token"].as_u64());
+        world.semaphore("deploy", "slots: 1, fencing: true").await;
+        world.semaphore_ready("deploy").await;
+        world.api::<Semaphore>().delete("deploy", &DeleteParams::default()).await.unwrap();
+        eventually("nothing is left", PATIENCE, async || world.queues().await.is_empty()).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_wait_queue_and_a_lost_record_are_drift_and_are_made_again() {
+    in_a_world("lost", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 2, fencing: true").await;
+        world.semaphore_ready("deploy").await;
+        let all = queues(&world).await;
+        let client = Client::connect(&world).await;
+        for (lost, what) in [("W", "the wait queue made again"), ("2-F", "slot records made again")]
+        {
+            client.delete(&format!("{}.deploy-{lost}", world.namespace)).await;
+            eventually("it is there again", PATIENCE, async || queues(&world).await == all).await;
+            eventually("and that is told", PATIENCE, async || {
+                let events = world.events("deploy").await;
+                events.iter().any(|(reason, note, _)| reason == "DriftRepaired" && note.contains(what))
+                    // The second is counted as a repeat of the first.
+                    || events.iter().any(|(reason, _, times)| reason == "DriftRepaired" && *times > 1)
+            })
+            .await;
+        }
+        let drifts = world.events("deploy").await;
+        let drifts: Vec<_> = drifts.iter().filter(|(r, ..)| r == "DriftRepaired").collect();
+        let note = "2 slots: 0 added, 0 removed, the wait queue made again";
+        assert_eq!(drifts[0].1, note, "{drifts:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_semaphore_of_amqp_locks_python_has_that_librarys_queues_and_holders() {
+    in_a_world("python", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3, profile: AmqpLocksPython").await;
+        world.semaphore_ready("deploy").await;
+        assert_eq!(queues(&world).await, named(&["A-1", "A-2", "A-3"]));
+        let holder = Client::connect(&world).await;
+        holder.take(&format!("{}.deploy-B-3", world.namespace), &[]).await.unwrap();
+        until(&world, "its holder is told", |s| {
+            s.held == Some(1) && s.holders.iter().any(|h| h.slot == Some(3)) && s.waiting.is_none()
+        })
+        .await;
+        let ascending = "slots: 1, profile: AmqpLocksPython, resize: {order: Ascending}";
+        world.semaphore("deploy", ascending).await;
+        let object = world.semaphore_ready("deploy").await;
+        assert!(has_reason(&object, "Drained", "HoldersDraining"));
+        assert_eq!(queues(&world).await, named(&["A-1", "B-3"]));
+        world.api::<Semaphore>().delete("deploy", &DeleteParams::default()).await.unwrap();
+        eventually("the slots are gone", PATIENCE, async || {
+            queues(&world).await == named(&["B-3"])
+        })
+        .await;
+    })
+    .await;
+}
