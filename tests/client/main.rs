@@ -9,6 +9,8 @@
 mod support;
 
 mod aborting;
+mod alarm;
+mod fencing;
 mod foreign;
 mod guideline;
 mod holding;

@@ -9,6 +9,8 @@
 pub mod amqp_locks_python;
 #[path = "environment.rs"]
 pub mod environment;
+#[path = "own_server.rs"]
+pub mod own_server;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod register;
