@@ -2,6 +2,8 @@
 //! what the shared ones must not be made to do: stop, hang, come back. Ended and
 //! removed when it is dropped, also by a failing test.
 
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

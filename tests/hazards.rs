@@ -1,0 +1,80 @@
+//! docs/hazards.md against the tests: whatever it names exists, and every hazard of
+//! the semaphores has a test or an answer. Reads files only.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The rows of the tables: id and state.
+fn rows() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string("docs/hazards.md").unwrap();
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    };
+    text.lines()
+        .filter(|line| line.starts_with("| ") && line.as_bytes()[3].is_ascii_digit())
+        .map(|line| match cells(line).as_slice() {
+            [id, _, state] => (id.clone(), state.clone()),
+            _ => panic!("a row has three cells: {line}"),
+        })
+        .collect()
+}
+
+/// What stands between backticks and reads like a test's name, a sentence.
+fn tests_named(state: &str) -> Vec<&str> {
+    let quoted = state.split('`').skip(1).step_by(2);
+    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    quoted.filter(|name| name.matches('_').count() >= 3 && name.chars().all(is_word)).collect()
+}
+
+/// The names of all functions in the sources and tests.
+fn functions(directory: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for (at, start) in text.match_indices("fn ") {
+                let rest = &text[at + start.len()..];
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(0);
+                found.insert(rest[..end].to_owned());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_test_that_the_hazards_name_exists() {
+    let mut known = BTreeSet::new();
+    functions(Path::new("src"), &mut known);
+    functions(Path::new("tests"), &mut known);
+    let rows = rows();
+    let named: Vec<(&str, &str)> = rows
+        .iter()
+        .flat_map(|(id, state)| tests_named(state).into_iter().map(move |name| (id.as_str(), name)))
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    let missing: Vec<_> = named.iter().filter(|(_, name)| !known.contains(*name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn every_hazard_of_a_semaphore_has_a_test_or_an_answer() {
+    let rows = rows();
+    let of_semaphores: Vec<_> = rows.iter().filter(|(id, _)| id.starts_with('A')).collect();
+    let ids: Vec<String> = of_semaphores.iter().map(|(id, _)| id.clone()).collect();
+    assert_eq!(ids, (1..=26).map(|n| format!("A{n}")).collect::<Vec<_>>());
+    let open: Vec<_> = of_semaphores
+        .iter()
+        .filter(|(_, state)| tests_named(state).is_empty() && !state.contains("Answer: "))
+        .map(|(id, _)| id)
+        .collect();
+    assert!(open.is_empty(), "neither a test nor an answer: {open:?}");
+}
