@@ -6,7 +6,7 @@ use super::telemetry::{self, LogFormat};
 use super::{Failure, duration, signalled};
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
-use crate::semaphore::{BrokerError, Held, HoldError, HoldOptions, Verdict, hold};
+use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions};
 
 /// Arguments of `lockkeeper hold`.
 #[derive(Debug, clap::Args)]
@@ -55,12 +55,6 @@ fn heartbeat(text: &str) -> Result<Duration, String> {
     Ok(heartbeat)
 }
 
-/// How often a holder looks whether its slot is draining.
-const VERIFY_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Longer than anybody waits, and short enough to be added to any clock.
-const FOR_EVER: Duration = Duration::from_hours(24 * 365 * 10);
-
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     telemetry::start(LogFormat::Text);
     let usage = |error: &dyn std::fmt::Display| Failure::new(Failure::USAGE, error.to_string());
@@ -70,71 +64,66 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     if let Some(vhost) = arguments.vhost {
         settings.vhost = vhost;
     }
-    let options = HoldOptions {
+    let options = AcquireOptions {
         identity: arguments.identity.or_else(default_identity),
         reason: arguments.reason,
         url: arguments.link,
-        heartbeat: arguments.heartbeat,
-        ..HoldOptions::default()
+        ..AcquireOptions::default()
     };
-    let wait = if arguments.no_wait { None } else { Some(arguments.timeout.unwrap_or(FOR_EVER)) };
+    let client = ClientOptions { heartbeat: arguments.heartbeat, warm: 0, ..Default::default() };
     // One thread would do, but a heartbeat must not wait for anything else.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     runtime.block_on(async {
+        let client = Client::new(settings, client);
+        let held = client.semaphore(lock.clone());
         let signal = signalled();
         tokio::pin!(signal);
-        let held = tokio::select! {
-            held = hold(&settings, &lock, &options, wait) => held.map_err(|e| not_acquired(&e))?,
+        let acquire = async {
+            match (arguments.no_wait, arguments.timeout) {
+                (true, _) => held.try_acquire(&options).await,
+                (false, Some(limit)) => held.acquire_timeout(&options, limit).await,
+                (false, None) => held.acquire(&options).await,
+            }
+        };
+        let permit = tokio::select! {
+            permit = acquire => permit.map_err(|error| not_acquired(&error))?,
             _ = &mut signal => {
                 let message = format!("stopped while waiting for a slot of {lock}");
                 return Err(Failure::new(Failure::NOT_ACQUIRED, message));
             }
         };
-        let slot = held.slot();
+        let slot = permit.slot().unwrap_or_default();
         println!("holding slot {slot} of {lock}");
-        tokio::select! {
-            why = lost(&held, &lock) => Err(Failure::new(Failure::LOST, why)),
-            _ = &mut signal => {
-                held.release().await;
-                println!("released slot {slot} of {lock}");
-                Ok(())
+        let mut told = false;
+        loop {
+            tokio::select! {
+                reason = permit.lost() => {
+                    let message = format!("slot {slot} of {lock} was lost: {reason}. Stop what it guards, somebody else may hold it now");
+                    return Err(Failure::new(Failure::LOST, message));
+                }
+                () = permit.draining(), if !told => {
+                    told = true;
+                    eprintln!(
+                        "lockkeeper: slot {slot} of {lock} is draining: the semaphore was made smaller; release it when you can"
+                    );
+                }
+                _ = &mut signal => break,
             }
         }
+        // Lost in the same moment: there is nothing left to say.
+        let _ = permit.release().await;
+        client.close().await;
+        println!("released slot {slot} of {lock}");
+        Ok(())
     })
 }
 
-/// Watches over a held slot; ends when it is lost, with what to tell.
-async fn lost(held: &Held, lock: &LockName) -> String {
-    let slot = held.slot();
-    let mut told = false;
-    loop {
-        tokio::select! {
-            () = held.lost() => break,
-            () = tokio::time::sleep(VERIFY_INTERVAL) => {}
-        }
-        match held.verify().await {
-            Ok(Verdict::Lost) => break,
-            Ok(Verdict::Draining) if !told => {
-                told = true;
-                eprintln!(
-                    "lockkeeper: slot {slot} of {lock} is draining: the semaphore was made smaller; release it when you can"
-                );
-            }
-            // Nobody knows for the moment; `lost` resolves in time.
-            Ok(Verdict::Held | Verdict::Draining) | Err(_) => {}
-        }
-    }
-    format!("slot {slot} of {lock} was lost: stop what it guards, somebody else may hold it now")
-}
-
-fn not_acquired(error: &HoldError) -> Failure {
+fn not_acquired(error: &AcquireError) -> Failure {
     let code = match error {
-        HoldError::NoSlots { .. } | HoldError::Full { .. } | HoldError::Contended { .. } => {
-            Failure::NOT_ACQUIRED
-        }
-        HoldError::Broker(BrokerError::IncompatibleQueue { .. }) => Failure::USAGE,
-        HoldError::Broker(_) => Failure::UNAVAILABLE,
+        AcquireError::Broker(BrokerError::IncompatibleQueue { .. }) => Failure::USAGE,
+        AcquireError::Broker(_) => Failure::UNAVAILABLE,
+        _ => Failure::NOT_ACQUIRED,
     };
     Failure::new(code, error.to_string())
 }

@@ -159,6 +159,11 @@ impl Conn {
         shut_down(&self.socket);
     }
 
+    /// What first went wrong on it, if somebody noticed.
+    pub fn failure(&self) -> Option<BrokerError> {
+        self.failure.get().cloned()
+    }
+
     /// Ends the connection now because of `error`. Returns what to report: where
     /// several operations fail together, the first one's error is the cause, and
     /// that the connection was lost then only follows from it.

@@ -59,12 +59,19 @@ pub(super) struct Lane {
     /// An operation is under way: if its future is dropped, its answer is still
     /// to come, and the channel must not be used again.
     busy: bool,
+    limit: Duration,
 }
 
 impl Lane {
     /// A channel on `conn`, an idle one if there is one.
     pub async fn take(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
-        let mut lane = Self { conn: Arc::clone(conn), channel: None, declares: 0, busy: false };
+        let mut lane = Self {
+            conn: Arc::clone(conn),
+            channel: None,
+            declares: 0,
+            busy: false,
+            limit: conn.operation_timeout,
+        };
         while let Some((channel, declares)) = lane.conn.idle.pop() {
             if channel.status().connected() {
                 (lane.channel, lane.declares) = (Some(channel), declares);
@@ -75,13 +82,24 @@ impl Lane {
         Ok(lane)
     }
 
+    /// Answers are waited for until then, rather than as long as usual: for whoever
+    /// knows better how long there is time.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    /// Takes note of declares that are about to be sent.
+    pub fn count_declares(&mut self, declares: u32) {
+        self.declares = self.declares.saturating_add(declares);
+    }
+
     /// The connection that this channel is on.
     pub fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
 
     async fn open(&mut self) -> Result<Channel, BrokerError> {
-        let limit = self.conn.operation_timeout;
+        let limit = self.limit;
         let opened = tokio::time::timeout(limit, self.conn.lapin().create_channel()).await;
         let channel = match opened {
             Ok(Ok(channel)) => channel,
@@ -93,7 +111,8 @@ impl Lane {
         Ok(channel)
     }
 
-    async fn channel(&mut self) -> Result<Channel, BrokerError> {
+    /// The channel, opened if there is none that can be used.
+    pub async fn channel(&mut self) -> Result<Channel, BrokerError> {
         match &self.channel {
             Some(channel) if channel.status().connected() && self.declares < MAX_DECLARES => {
                 Ok(channel.clone())
@@ -114,14 +133,14 @@ impl Lane {
 
     /// Waits for an operation's answer; the error is lapin's where the broker
     /// refused, so that the caller can tell the refusals apart.
-    async fn answer<T>(
+    pub async fn answer<T>(
         &mut self,
         what: &'static str,
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<Result<T, Refused>, BrokerError> {
         self.busy = true;
-        let limit = self.conn.operation_timeout;
+        let limit = self.limit;
         let answer = tokio::time::timeout(limit, operation).await;
         self.busy = false;
         match answer {
@@ -136,7 +155,7 @@ impl Lane {
 
     /// Sorts an error into a refusal, which closed this channel only, and what
     /// the connection doesn't survive.
-    fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
+    pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
         self.channel = None;
         let code = refusal_code(error);
         let error = BrokerError::operating(error, queue);
@@ -293,9 +312,10 @@ impl IdleLanes {
 }
 
 /// A refusal that closed only the channel.
-struct Refused {
-    code: u16,
-    error: BrokerError,
+pub(super) struct Refused {
+    /// The reply code, 403 to 406.
+    pub code: u16,
+    pub error: BrokerError,
 }
 
 /// How `A[i]` is declared.

@@ -64,6 +64,14 @@ impl Link {
         }
     }
 
+    /// Closes the connection, if there is one, by protocol.
+    pub async fn close(&self) {
+        let conn = self.current.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(conn) = conn {
+            conn.close().await;
+        }
+    }
+
     fn usable(&self) -> Option<Arc<Conn>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.as_ref().filter(|conn| conn.is_usable()).cloned()

@@ -3,10 +3,10 @@
 //! Kubernetes; what should happen is decided in [`crate::plan`].
 
 mod broker;
+mod client;
 mod connect;
 mod converge;
 mod error;
-mod hold;
 mod holders;
 mod identity;
 mod lane;
@@ -18,9 +18,12 @@ mod probe;
 mod resize;
 
 pub use broker::{Broker, BrokerOptions};
+pub use client::{
+    AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Moment, Permit,
+    RunError, Start, Verdict,
+};
 pub use converge::Converged;
 pub use error::BrokerError;
-pub use hold::{Held, HoldError, HoldOptions, Verdict, hold};
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};

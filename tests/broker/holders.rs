@@ -7,7 +7,9 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::connection::{ManagementSettings, RabbitmqSettings};
 use lockkeeper::plan::semaphore::Counts;
-use lockkeeper::semaphore::{Broker, BrokerOptions, HoldOptions, Holders, Verdict, hold};
+use lockkeeper::semaphore::{
+    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Holders, Permit, Verdict,
+};
 use tokio::net::TcpListener;
 
 use crate::support::rabbitmq::{Vhost, eventually};
@@ -18,12 +20,17 @@ async fn look(broker: &Broker, slots: u32) -> Holders {
     broker.holders(&lock(), &seen, slots, 50).await
 }
 
-fn somebody() -> HoldOptions {
-    HoldOptions {
+async fn hold(vhost: &Vhost) -> Permit {
+    let client = Client::new(vhost.settings(), ClientOptions { warm: 0, ..Default::default() });
+    client.semaphore(lock()).try_acquire(&somebody()).await.unwrap()
+}
+
+fn somebody() -> AcquireOptions {
+    AcquireOptions {
         identity: Some("ci/run 42".to_owned()),
         reason: Some("deploy\u{1b}[31m".to_owned()),
         url: Some("https://ci.example/42".to_owned()),
-        ..HoldOptions::default()
+        ..AcquireOptions::default()
     }
 }
 
@@ -33,7 +40,7 @@ async fn a_holders_facts_are_shown_at_once_and_its_connection_later() {
     let broker = broker(&vhost);
     resize(&broker, 2, 0).await.unwrap();
     assert_eq!(look(&broker, 2).await, Holders::default());
-    let held = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
+    let held = hold(&vhost).await;
 
     let first = look(&broker, 2).await;
     assert_eq!(first.list.len(), 1);
@@ -59,7 +66,7 @@ async fn a_holders_facts_are_shown_at_once_and_its_connection_later() {
     let (name, given) = connection.rsplit_once(" - ").unwrap();
     assert_eq!(given, "lockkeeper hold");
     assert!(vhost.connections(given).await.iter().any(|known| known == name), "{connection}");
-    held.release().await;
+    held.release().await.unwrap();
     assert_eq!(look(&broker, 2).await, Holders::default());
 }
 
@@ -69,10 +76,10 @@ async fn a_slot_that_changed_hands_is_not_shown_with_its_former_holder() {
     let broker = broker(&vhost);
     resize(&broker, 2, 0).await.unwrap();
     // Slot 1 stays held, so that the lock as a whole never falls silent.
-    let first = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
+    let first = hold(&vhost).await;
     let (mut ids, mut connections) = (Vec::new(), Vec::new());
     for _ in 0..2 {
-        let held = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
+        let held = hold(&vhost).await;
         eventually("owner and id of this holder", async || {
             let holder = look(&broker, 2).await.list.remove(1);
             assert!(!ids.contains(&holder.id), "the former holder is shown");
@@ -82,11 +89,11 @@ async fn a_slot_that_changed_hands_is_not_shown_with_its_former_holder() {
         .await;
         ids.push(held.id().to_owned());
         connections.push(look(&broker, 2).await.list[1].connection.clone());
-        held.release().await;
+        held.release().await.unwrap();
         // Seen missing: facts from before can't be the next holder's.
         assert_eq!(look(&broker, 2).await.list.len(), 1);
     }
-    first.release().await;
+    first.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,7 +129,7 @@ async fn a_holder_above_the_count_drains() {
     resize(&broker, 3, 0).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..3 {
-        held.push(hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap());
+        held.push(hold(&vhost).await);
     }
     let done = resize(&broker, 1, 3).await.unwrap();
     assert_eq!(done.seen.counts(1), Counts { held: 1, draining: 2, free: 0 });
@@ -130,7 +137,7 @@ async fn a_holder_above_the_count_drains() {
     assert_eq!(draining, [false, true, true]);
     assert_eq!(held[0].verify().await, Ok(Verdict::Held));
     assert_eq!(held[2].verify().await, Ok(Verdict::Draining));
-    held.pop().unwrap().release().await;
+    held.pop().unwrap().release().await.unwrap();
     let seen = broker.observe(&lock(), 19, 19).await.unwrap();
     assert_eq!(seen.counts(1), Counts { held: 1, draining: 1, free: 0 });
 }
@@ -139,7 +146,7 @@ async fn a_holder_above_the_count_drains() {
 async fn a_management_api_that_fails_or_hangs_costs_no_holder_and_little_time() {
     let vhost = Vhost::create().await;
     resize(&broker(&vhost), 1, 0).await.unwrap();
-    let held = hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap();
+    let held = hold(&vhost).await;
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hung = format!("http://{}", mute.local_addr().unwrap());
     let working = vhost.settings().management.unwrap();
@@ -167,7 +174,7 @@ async fn a_management_api_that_fails_or_hangs_costs_no_holder_and_little_time() 
         assert!(shown.contains("management API at http://127.0.0.1"), "{shown}");
         assert!(!shown.contains("hush-hush"), "{shown}");
     }
-    held.release().await;
+    held.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +184,7 @@ async fn only_as_many_holders_as_asked_for_are_shown() {
     resize(&broker, 5, 0).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..4 {
-        held.push(hold(&vhost.settings(), &lock(), &somebody(), None).await.unwrap());
+        held.push(hold(&vhost).await);
     }
     let seen = broker.observe(&lock(), 21, 21).await.unwrap();
     let holders = broker.holders(&lock(), &seen, 5, 3).await;

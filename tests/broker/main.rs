@@ -11,7 +11,6 @@ mod support;
 mod administering;
 mod connecting;
 mod holders;
-mod holding;
 mod mutex;
 mod obstacles;
 mod probing;

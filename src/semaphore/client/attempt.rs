@@ -1,0 +1,305 @@
+//! One attempt to acquire: choose a slot, take it, renew its record, let it rest
+//! if its last holder ended uncleanly. Waiting for another attempt is `lock`'s.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lapin::types::{AMQPValue, FieldTable};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::claim::Claimed;
+use super::keeper::{Grip, State, valid_for};
+use super::lock::{Kind, Lock};
+use super::moment::Moment;
+use super::permit::{Held, Permit, now};
+use super::pool::HoldConn;
+use super::records::replace;
+use super::search::{Found, search};
+use super::{AcquireError, AcquireOptions, Start};
+use crate::plan::record::SlotRecord;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::lane::{Declared, Lane, exclusive_arguments};
+
+/// Longest of the one random pause after a first lost race.
+pub(super) const SKEW: Duration = Duration::from_millis(50);
+
+/// What is remembered of a lock between two acquisitions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    /// The slot last held.
+    last: Option<u32>,
+    /// It was free when it was last wanted: take it without looking.
+    calm: bool,
+    /// How many slots there seemed to be.
+    slots: u32,
+}
+
+/// A slot that was found.
+struct Choice {
+    slot: u32,
+    /// It was just seen to exist and to be free.
+    looked: bool,
+    /// Others were free as well.
+    more: bool,
+}
+
+impl Lock {
+    /// Tries once; tells also whether more slots were free. `guess`: a slot may be
+    /// taken without looking first.
+    pub(super) async fn attempt(
+        &self,
+        options: &AcquireOptions,
+        id: &str,
+        guess: bool,
+        until: Option<Moment>,
+    ) -> Result<(Permit, bool), AcquireError> {
+        let mut hold = self.shared().pool.take().await?;
+        if self.kind() == Kind::Mutex {
+            return Ok((self.attempt_mutex(hold, options, id).await?, false));
+        }
+        let mut guess = if guess { self.guess(options) } else { None };
+        let mut races = 0;
+        loop {
+            let choice = match guess.take() {
+                Some(slot) => Choice { slot, looked: false, more: false },
+                None => self.choose(options, races).await?,
+            };
+            let (claimed, has_record, sent) = self.claim(&mut hold, &choice, options, id).await?;
+            if claimed == Claimed::Yes {
+                self.remember(|memory| {
+                    memory.calm = races == 0;
+                    memory.last = Some(choice.slot);
+                });
+                let permit =
+                    self.permit(hold, Some(choice.slot), has_record, sent, options, id, until);
+                return Ok((permit.await?, choice.more));
+            }
+            self.remember(|memory| memory.calm = false);
+            if choice.looked {
+                races += 1;
+                if races >= options.max_races.max(1) {
+                    return Err(AcquireError::Contended { lock: self.name().to_string() });
+                }
+                if races == 1 {
+                    // Once, as the source document proposes: those who lost together
+                    // should not meet again.
+                    tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
+                }
+            }
+        }
+    }
+
+    /// A slot to take without looking first: that saves a round trip when it is
+    /// free, and costs a channel when it isn't.
+    fn guess(&self, options: &AcquireOptions) -> Option<u32> {
+        match options.start {
+            Start::At(slot) => Some(slot.max(1)),
+            Start::Last => self.recall().last.filter(|_| self.recall().calm),
+            Start::First | Start::Random => None,
+        }
+    }
+
+    /// Looks for a free slot.
+    async fn choose(&self, options: &AcquireOptions, races: u32) -> Result<Choice, AcquireError> {
+        let memory = self.recall();
+        let from = match options.start {
+            Start::Random if memory.slots > 1 => rand::random_range(1..=memory.slots),
+            Start::Last => memory.last.unwrap_or(1),
+            _ => 1,
+        };
+        match search(&self.shared().prober, self.name(), from).await? {
+            Found::Free(free) => {
+                let highest = free.last().copied().unwrap_or(1);
+                self.remember(|memory| memory.slots = memory.slots.max(highest));
+                // After a lost race not the one that everybody else takes.
+                let at = if races == 0 && options.start != Start::Random {
+                    0
+                } else {
+                    rand::random_range(0..free.len())
+                };
+                Ok(Choice { slot: free[at], looked: true, more: free.len() > 1 })
+            }
+            Found::Full(0) => Err(AcquireError::NoSlots { lock: self.name().to_string() }),
+            Found::Full(slots) => {
+                self.remember(|memory| memory.slots = slots);
+                Err(AcquireError::Full { lock: self.name().to_string(), slots })
+            }
+        }
+    }
+
+    /// Takes the slot; tells also whether it has a record, and when it was asked
+    /// for. Nothing is left on the connection unless it is ours.
+    async fn claim(
+        &self,
+        hold: &mut HoldConn,
+        choice: &Choice,
+        options: &AcquireOptions,
+        id: &str,
+    ) -> Result<(Claimed, bool, Moment), AcquireError> {
+        let slot_queue = self.name().slot_queue(choice.slot);
+        let holder_queue = self.name().holder_queue(choice.slot);
+        let mut lane = Lane::take(hold.conn()).await?;
+        let sent = Moment::now();
+        hold.begin();
+        let claim = lane.claim(&slot_queue, choice.looked, &holder_queue, facts(id, options));
+        // A record queue refuses what it has no room for, so this can't displace
+        // the record.
+        let has_record = async {
+            match self.name().record_queue(choice.slot) {
+                Some(queue) => Ok(self.shared().prober.exist(&[queue]).await? == [true]),
+                None => Ok::<_, BrokerError>(false),
+            }
+        };
+        let (claimed, has_record) = futures::join!(claim, has_record);
+        let claimed = claimed?;
+        match claimed {
+            Claimed::Yes => return Ok((claimed, has_record?, sent)),
+            Claimed::SlotWent => lane.delete(&holder_queue).await?,
+            Claimed::NoSlot | Claimed::Locked => {}
+        }
+        hold.settle();
+        Ok((claimed, false, sent))
+    }
+
+    async fn attempt_mutex(
+        &self,
+        mut hold: HoldConn,
+        options: &AcquireOptions,
+        id: &str,
+    ) -> Result<Permit, AcquireError> {
+        let queue = self.name().admin_mutex();
+        let mut lane = Lane::take(hold.conn()).await?;
+        let sent = Moment::now();
+        hold.begin();
+        match lane.declare_exclusive(queue, facts(id, options)).await? {
+            Declared::Ok => self.permit(hold, None, false, sent, options, id, None).await,
+            Declared::Locked(_) => {
+                hold.settle();
+                Err(AcquireError::Full { lock: self.name().to_string(), slots: 1 })
+            }
+        }
+    }
+
+    /// The permit for what `hold` has just taken: its record is replaced, and the
+    /// slot rested if its last holder ended uncleanly.
+    #[allow(clippy::too_many_arguments, reason = "what the steps before found out")]
+    async fn permit(
+        &self,
+        hold: HoldConn,
+        slot: Option<u32>,
+        has_record: bool,
+        sent: Moment,
+        options: &AcquireOptions,
+        id: &str,
+        until: Option<Moment>,
+    ) -> Result<Permit, AcquireError> {
+        let conn = Arc::clone(hold.conn());
+        let valid_for = valid_for(conn.lapin().configuration().heartbeat());
+        let (mut record, mut rest) = (None, Duration::ZERO);
+        if let Some(queue) =
+            slot.filter(|_| has_record).and_then(|slot| self.name().record_queue(slot))
+        {
+            let next = |found: Option<&SlotRecord>| {
+                SlotRecord::acquired(found, id, now(), micros(), options.lock_delay)
+            };
+            let mut lane = Lane::take(&conn).await?;
+            if let Some((replaced, wait)) =
+                replace(&mut lane, &self.shared().publisher, &queue, next).await?
+            {
+                (record, rest) = (Some((queue, replaced)), wait);
+            }
+        }
+        let state = State { valid_until: sent + valid_for, draining: false, lost: None };
+        let grip = Arc::new(Grip {
+            conn,
+            holder_queue: match slot {
+                Some(slot) => self.name().holder_queue(slot),
+                None => self.name().admin_mutex().to_owned(),
+            },
+            slot_queue: slot.map(|slot| self.name().slot_queue(slot)),
+            valid_for,
+            state: watch::Sender::new(state),
+            cancelled: CancellationToken::new(),
+        });
+        let keeper = tokio::spawn(Arc::clone(&grip).keep(self.shared().options.verify_interval));
+        let kept = Held {
+            hold,
+            keeper,
+            publisher: Arc::clone(&self.shared().publisher),
+            wait_queue: slot.and_then(|_| self.name().wait_queue()),
+            record,
+        };
+        let permit = Permit::new(slot, id.to_owned(), grip, kept);
+        if rest.is_zero() {
+            return Ok(permit);
+        }
+        self.rest(permit, rest, until).await
+    }
+
+    /// Lets the slot rest in our hands before it is used.
+    async fn rest(
+        &self,
+        mut permit: Permit,
+        rest: Duration,
+        until: Option<Moment>,
+    ) -> Result<Permit, AcquireError> {
+        // Given up meanwhile, the slot must not be called cleanly released: the
+        // last holder's time to end is not over.
+        let record = permit.take_record();
+        let rested = Moment::now() + rest;
+        tokio::select! {
+            reason = permit.lost() => return Err(AcquireError::Lost { reason }),
+            () = rested.min(until.unwrap_or(rested)).reached() => {}
+        }
+        if rested.left().is_zero() {
+            permit.put_record(record);
+            return Ok(permit);
+        }
+        let slot = permit.slot().unwrap_or_default();
+        let error = AcquireError::Resting { lock: self.name().to_string(), slot, rest };
+        // It goes on resting for the next one, who would have to begin anew.
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = permit.lost() => {}
+                () = rested.reached() => permit.put_record(record),
+            }
+            // Lost meanwhile: the next one finds that out.
+            let _ = permit.release().await;
+        });
+        Err(error)
+    }
+
+    fn recall(&self) -> Memory {
+        self.shared().memory(self.name(), |memory| *memory)
+    }
+
+    fn remember(&self, change: impl FnOnce(&mut Memory)) {
+        self.shared().memory(self.name(), change);
+    }
+}
+
+fn micros() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default()
+}
+
+/// What a holder writes into its queue.
+fn facts(id: &str, options: &AcquireOptions) -> FieldTable {
+    let mut arguments = exclusive_arguments();
+    let mut write = |key: &str, text: &str| {
+        arguments.insert(key.into(), AMQPValue::LongString(text.into()));
+    };
+    write("x-lockkeeper-id", id);
+    write("x-lockkeeper-since", &now());
+    let given = [
+        ("x-lockkeeper-identity", &options.identity),
+        ("x-lockkeeper-reason", &options.reason),
+        ("x-lockkeeper-url", &options.url),
+    ];
+    for (key, text) in given {
+        if let Some(text) = text {
+            write(key, text);
+        }
+    }
+    arguments
+}

@@ -1,0 +1,127 @@
+//! Aborting what is under way at each point where it can be: nothing may be left
+//! held, and nothing may hang.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use lockkeeper::semaphore::{Client, Permit};
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, held, lock, name, quick, resize};
+
+/// A future that is given up after it was polled so often.
+struct Abort<F> {
+    inner: Pin<Box<F>>,
+    polls: u32,
+}
+
+fn abort_after<F: Future>(polls: u32, future: F) -> Abort<F> {
+    Abort { inner: Box::pin(future), polls }
+}
+
+impl<F: Future> Future for Abort<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.polls == 0 {
+            return Poll::Ready(None);
+        }
+        self.polls -= 1;
+        let polled = self.inner.as_mut().poll(context).map(Some);
+        if self.polls == 0 && polled.is_pending() {
+            // Not left until something happens: given up in the middle of it.
+            return Poll::Ready(None);
+        }
+        polled
+    }
+}
+
+const ABORTS: u32 = 1_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquire_aborted_at_any_point_leaves_no_slot_held() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let client = Client::new(vhost.settings(), quick());
+    let lock = client.semaphore(name());
+    let (mut aborted, mut completed, mut polls, mut longest) = (0, 0, 1, 0);
+    while aborted < ABORTS {
+        match abort_after(polls, lock.acquire(&any())).await {
+            None => {
+                aborted += 1;
+                polls += 1;
+            }
+            Some(permit) => {
+                permit.unwrap().release().await.unwrap();
+                completed += 1;
+                longest = longest.max(polls);
+                polls = 1;
+            }
+        }
+    }
+    println!("{aborted} aborts, {completed} completed, at most {longest} polls");
+    assert!(longest > 3 && completed > 0);
+    eventually("no slot stays held", async || held(&vhost).await.is_empty()).await;
+    let one = lock.acquire(&any()).await.unwrap();
+    let two = lock.acquire(&any()).await.unwrap();
+    assert_ne!(one.slot(), two.slot());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_or_verify_aborted_at_any_point_frees_the_slot_all_the_same() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let client = Client::new(vhost.settings(), quick());
+    let lock_ = client.semaphore(name());
+    for round in 0..60 {
+        let permit = acquired(&lock_).await;
+        let verified = abort_after(round % 6 + 1, permit.verify()).await;
+        assert!(!matches!(verified, Some(Err(_))), "{verified:?}");
+        assert!(permit.is_valid(), "a verify that nobody waited for cost the slot");
+        abort_after(round % 8 + 1, permit.release()).await;
+    }
+    acquired(&lock(&vhost)).await.release().await.unwrap();
+}
+
+async fn acquired(lock: &lockkeeper::semaphore::Lock) -> Permit {
+    lock.acquire_timeout(&any(), Duration::from_secs(10)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let permit = acquired(&lock(&vhost)).await;
+    let client = Client::new(vhost.settings(), quick());
+    let lock = client.semaphore(name());
+    for polls in 1..60 {
+        let options = any();
+        let waiting = lock.acquire_timeout(&options, Duration::from_millis(300));
+        let waiting = abort_after(polls, waiting);
+        assert!(!matches!(waiting.await, Some(Ok(_))));
+    }
+    assert!(permit.is_valid());
+    assert_eq!(held(&vhost).await, [1]);
+    permit.release().await.unwrap();
+    acquired(&lock).await.release().await.unwrap();
+}
+
+#[test]
+fn a_permit_dropped_after_its_runtime_frees_its_slot() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let looking = runtime();
+    let vhost = looking.block_on(async {
+        let vhost = Vhost::create().await;
+        resize(&vhost, 1).await;
+        vhost
+    });
+    let gone = runtime();
+    let permit = gone.block_on(async { acquired(&lock(&vhost)).await });
+    drop(gone);
+    drop(permit);
+    looking.block_on(async {
+        eventually("the slot is free", async || held(&vhost).await.is_empty()).await;
+    });
+}

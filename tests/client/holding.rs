@@ -1,0 +1,266 @@
+//! Taking, proving, losing and giving back a slot.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use lockkeeper::semaphore::{
+    AcquireError, Client, ClientOptions, LostReason, Permit, RunError, Start, Verdict,
+};
+use serde_json::json;
+
+use crate::support::rabbitmq::{Relay, Vhost, eventually};
+use crate::{any, held, lock, name, quick, resize, starting_at};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_taken_proved_and_given_back() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let one = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let two = lock(&vhost).try_acquire(&any()).await.unwrap();
+    assert_eq!((one.slot(), two.slot()), (Some(1), Some(2)));
+    assert_ne!(one.id(), two.id());
+    assert_eq!(one.fence(), None);
+    assert_eq!(one.verify().await, Ok(Verdict::Held));
+    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
+    assert_eq!(error, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 2 });
+    one.release().await.unwrap();
+    let again = lock(&vhost).try_acquire(&any()).await.unwrap();
+    assert_eq!(again.slot(), Some(1));
+    drop(again);
+    eventually("dropping frees the slot", async || held(&vhost).await == [2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_without_slots_is_told_from_one_that_is_full() {
+    let vhost = Vhost::create().await;
+    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
+    assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
+    let error = lock(&vhost).acquire(&any()).await.unwrap_err();
+    assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_permits_of_one_client_never_share_a_slot_or_a_connection() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let lock = lock(&vhost);
+    let one = lock.try_acquire(&starting_at(1)).await.unwrap();
+    // On one's connection this declare would succeed.
+    let two = lock.try_acquire(&starting_at(1)).await.unwrap();
+    assert_eq!((one.slot(), two.slot()), (Some(1), Some(2)));
+    drop(one);
+    eventually("only one of them ends", async || held(&vhost).await == [2]).await;
+    assert_eq!(two.verify().await, Ok(Verdict::Held));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_begins_where_it_is_told_to() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 40).await;
+    let lock = lock(&vhost);
+    let options = |start| lockkeeper::semaphore::AcquireOptions { start, ..any() };
+    let third = lock.try_acquire(&options(Start::At(3))).await.unwrap();
+    assert_eq!(third.slot(), Some(3));
+    third.release().await.unwrap();
+    let last = lock.try_acquire(&options(Start::Last)).await.unwrap();
+    assert_eq!(last.slot(), Some(3));
+    let first = lock.try_acquire(&options(Start::First)).await.unwrap();
+    assert_eq!(first.slot(), Some(1));
+    let mut seen = HashSet::new();
+    for _ in 0..20 {
+        let any = lock.try_acquire(&options(Start::Random)).await.unwrap();
+        seen.insert(any.slot());
+        any.release().await.unwrap();
+    }
+    assert!(seen.len() > 3, "{seen:?}");
+    // The end is found from anywhere.
+    let error = vec![lock.try_acquire(&options(Start::At(41))).await.unwrap().slot()];
+    assert_eq!(error, [Some(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_true_mutex_needs_no_administrator_and_has_one_holder() {
+    let vhost = Vhost::create().await;
+    let mutex = || Client::new(vhost.settings(), quick()).mutex(name());
+    let one = mutex().try_acquire(&any()).await.unwrap();
+    assert_eq!(one.slot(), None);
+    assert_eq!(one.verify().await, Ok(Verdict::Held));
+    let error = mutex().try_acquire(&any()).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Full { .. }), "{error}");
+    let waiting = tokio::spawn({
+        let mutex = mutex();
+        async move { mutex.acquire_timeout(&any(), Duration::from_secs(20)).await }
+    });
+    one.release().await.unwrap();
+    let two = waiting.await.unwrap().unwrap();
+    two.release().await.unwrap();
+    assert_eq!(vhost.queues().await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+    assert!(held.is_valid());
+    // An administrator's policy: A[1] stays, so a probe of it would say "held".
+    let policy = format!("policies/{}/gone", vhost.name);
+    let definition = json!({"pattern": "-B$", "definition": {"expires": 1}, "apply-to": "queues"});
+    vhost.management.put(&policy, definition).await;
+    let lost = tokio::time::timeout(Duration::from_secs(5), held.lost()).await;
+    assert_eq!(lost.expect("the loss is told"), LostReason::VerifyFailed);
+    assert!(!held.is_valid() && held.token().is_cancelled());
+    assert_eq!(held.verify().await, Ok(Verdict::Lost));
+    assert_eq!(held.release().await, Err(LostReason::VerifyFailed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_connection_is_a_lost_slot_at_once_and_the_killers_words_are_told() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    for (given, reason) in [
+        ("maintenance", "ConnectionClosed { text: \"CONNECTION_FORCED - maintenance\" }"),
+        ("revoked: alice rolls back", "Revoked { text: \"alice rolls back\" }"),
+    ] {
+        let slow = ClientOptions { heartbeat: Duration::from_secs(60), ..quick() };
+        let lock_ = Client::new(vhost.settings(), slow).semaphore(name());
+        let held = lock_.try_acquire(&any()).await.unwrap();
+        eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
+            .await;
+        for connection in vhost.connections("hold").await {
+            vhost.management.close_connection(&connection, given).await;
+        }
+        let lost = tokio::time::timeout(Duration::from_secs(2), held.lost()).await;
+        assert_eq!(format!("{:?}", lost.expect("the loss is told")), reason);
+        let next = lock(&vhost).try_acquire(&any()).await.unwrap();
+        assert_eq!(next.slot(), Some(1));
+        next.release().await.unwrap();
+        eventually("it is gone", async || vhost.connections("hold").await.is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_stays_held_for_longer_than_its_heartbeats_would_last() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let lost = tokio::time::timeout(Duration::from_secs(5), held.lost()).await;
+    assert!(lost.is_err(), "lost without a cause");
+    assert_eq!(held.verify().await, Ok(Verdict::Held));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shrink_is_told_and_takes_nothing_and_nobody_gets_the_slot_before_its_release() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let _one = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let two = lock(&vhost).try_acquire(&any()).await.unwrap();
+    resize(&vhost, 1).await;
+    tokio::time::timeout(Duration::from_secs(5), two.draining()).await.expect("it is told");
+    assert!(two.is_valid());
+    assert_eq!(two.verify().await, Ok(Verdict::Draining));
+    resize(&vhost, 2).await;
+    assert_eq!(two.verify().await, Ok(Verdict::Held));
+    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
+    assert_eq!(error, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 2 });
+    two.release().await.unwrap();
+    assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap().slot(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_two_of_many_at_once_get_the_same_slot() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 8).await;
+    let locks: Vec<_> = (0..20).map(|_| lock(&vhost)).collect();
+    for _ in 0..3 {
+        let all = locks.iter().map(async |lock| lock.try_acquire(&any()).await);
+        let held: Vec<Permit> =
+            futures::future::join_all(all).await.into_iter().filter_map(Result::ok).collect();
+        let slots: HashSet<_> = held.iter().map(Permit::slot).collect();
+        assert_eq!(slots.len(), held.len(), "two holders on one slot");
+        assert!(!held.is_empty());
+        futures::future::join_all(held.into_iter().map(Permit::release)).await;
+    }
+}
+
+/// What a shrink between the client's look and its declare comes to, without
+/// having to hit that moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let permit = lock(&vhost).try_acquire(&starting_at(3)).await.unwrap();
+    assert_eq!(permit.slot(), Some(1), "slot 3 does not exist");
+    assert_eq!(held(&vhost).await, [1], "the failed attempt left its queue");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 3).await;
+    let first = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let second = lock(&vhost).try_acquire(&starting_at(1)).await.unwrap();
+    assert_eq!((first.slot(), second.slot()), (Some(1), Some(2)));
+    assert_eq!(first.verify().await, Ok(Verdict::Held));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let relay = Relay::start().await;
+    let settings = relay.settings(vhost.settings());
+    let permit = Client::new(settings, quick()).semaphore(name()).try_acquire(&any()).await;
+    let permit = permit.unwrap();
+    let cut = Instant::now();
+    relay.freeze(true);
+    assert_eq!(permit.lost().await, LostReason::HeartbeatMissed);
+    let told = cut.elapsed();
+    assert!(!permit.is_valid());
+    // The broker frees it after two heartbeats at the earliest.
+    assert!(told < Duration::from_secs(2), "told only after {told:?}");
+    assert_eq!(held(&vhost).await, [1]);
+    eventually("the broker frees the slot", async || held(&vhost).await.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_under_a_lock_is_stopped_when_the_lock_is_lost() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let lock = lock(&vhost);
+    let done = lock.run(&any(), None, async |permit| permit.slot()).await;
+    assert_eq!(done, Ok(Some(1)));
+    assert_eq!(held(&vhost).await, Vec::<u32>::new(), "given back at the end");
+
+    let cut = async |_: &Permit| {
+        eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
+            .await;
+        for connection in vhost.connections("hold").await {
+            vhost.management.close_connection(&connection, "test").await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let limit = Some(Duration::from_secs(5));
+    let lost = tokio::time::timeout(Duration::from_secs(20), lock.run(&any(), limit, cut)).await;
+    assert!(
+        matches!(lost, Ok(Err(RunError::Lost(LostReason::ConnectionClosed { .. })))),
+        "{lost:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_closed_leaves_no_connection() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let client = Client::new(vhost.settings(), ClientOptions { warm: 2, ..quick() });
+    let lock = client.semaphore(name());
+    for _ in 0..3 {
+        lock.acquire(&any()).await.unwrap().release().await.unwrap();
+    }
+    eventually("they are shown", async || vhost.connections("hold").await.len() >= 2).await;
+    client.close().await;
+    eventually("all are gone", async || {
+        vhost.connections("hold").await.is_empty() && vhost.connections("probe").await.is_empty()
+    })
+    .await;
+}

@@ -1,0 +1,132 @@
+//! Waiting for a slot, with and without a wait queue.
+
+use std::time::{Duration, Instant};
+
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel};
+use lockkeeper::semaphore::{AcquireError, AcquireOptions};
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, lock, name, resize};
+
+/// The wait queue, as administrators declare it.
+async fn wait_queue(channel: &Channel) {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    let queue = name().wait_queue().unwrap().as_str().into();
+    channel.queue_declare(queue, QueueDeclareOptions::durable(), arguments).await.unwrap();
+}
+
+async fn waiting(channel: &Channel) -> u32 {
+    let queue = name().wait_queue().unwrap().as_str().into();
+    let passive = QueueDeclareOptions::default().passive();
+    channel.queue_declare(queue, passive, FieldTable::default()).await.unwrap().consumer_count()
+}
+
+async fn wake(channel: &Channel) {
+    let queue = name().wait_queue().unwrap().as_str().into();
+    let expiring = BasicProperties::default().with_expiration("1000".into());
+    let options = BasicPublishOptions::default();
+    channel.basic_publish("".into(), queue, options, &[], expiring).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let (_connection, channel) = vhost.channel().await;
+    let queue = name().wait_queue().unwrap().as_str().into();
+    channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
+    let first = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let start = Instant::now();
+    let short = Duration::from_millis(400);
+    let error = lock(&vhost).acquire_timeout(&any(), short).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Full { .. }), "{error}");
+    assert!(start.elapsed() >= short);
+
+    let waiter = lock(&vhost);
+    let waiting = tokio::spawn(async move { waiter.acquire(&any()).await });
+    eventually("the waiter is there", async || vhost.connections("hold").await.len() >= 2).await;
+    first.release().await.unwrap();
+    let taken = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
+    assert_eq!(taken.unwrap().unwrap().slot(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let (_connection, channel) = vhost.channel().await;
+    wait_queue(&channel).await;
+    let mut permit = lock(&vhost).acquire(&any()).await.unwrap();
+    let (tell, mut acquired) = tokio::sync::mpsc::unbounded_channel();
+    for priority in [1, 9, 0, 5] {
+        let (lock, tell) = (lock(&vhost), tell.clone());
+        tokio::spawn(async move {
+            let options = AcquireOptions { priority, ..any() };
+            let permit = lock.acquire(&options).await.unwrap();
+            tell.send((priority, permit)).unwrap();
+        });
+    }
+    eventually("all wait", async || waiting(&channel).await == 4).await;
+    for expected in [9, 5, 1, 0] {
+        let released = Instant::now();
+        permit.release().await.unwrap();
+        let next = tokio::time::timeout(Duration::from_secs(5), acquired.recv()).await;
+        let (priority, next) = next.expect("somebody is woken").unwrap();
+        assert_eq!(priority, expected);
+        assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+        permit = next;
+    }
+    eventually("nobody waits", async || waiting(&channel).await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    wait_queue(&channel).await;
+    let waiter = |vhost: &Vhost| {
+        let lock = lock(vhost);
+        tokio::spawn(async move { lock.acquire(&any()).await })
+    };
+    let first = waiter(&vhost);
+    eventually("it waits", async || waiting(&channel).await == 1).await;
+    resize(&vhost, 1).await;
+    wake(&channel).await;
+    let permit = tokio::time::timeout(Duration::from_secs(5), first).await.expect("it is woken");
+    permit.unwrap().unwrap().release().await.unwrap();
+
+    resize(&vhost, 0).await;
+    wait_queue(&channel).await;
+    let second = waiter(&vhost);
+    eventually("it waits", async || waiting(&channel).await == 1).await;
+    let queue = name().wait_queue().unwrap().as_str().into();
+    channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
+    let error = tokio::time::timeout(Duration::from_secs(5), second).await.expect("it ends");
+    assert!(matches!(error.unwrap(), Err(AcquireError::NoSlots { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let (_connection, channel) = vhost.channel().await;
+    wait_queue(&channel).await;
+    let permit = lock(&vhost).acquire(&any()).await.unwrap();
+    // A foreign waiter of the highest priority that takes its call and dies with it.
+    let (foreign, deaf) = vhost.channel().await;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-priority".into(), AMQPValue::LongInt(255));
+    let queue = name().wait_queue().unwrap().as_str().into();
+    let options = lapin::options::BasicConsumeOptions::default();
+    let _consumer = deaf.basic_consume(queue, "deaf".into(), options, arguments).await.unwrap();
+    let waiter = lock(&vhost);
+    let waiter = tokio::spawn(async move { waiter.acquire(&any()).await });
+    eventually("both wait", async || waiting(&channel).await == 2).await;
+    permit.release().await.unwrap();
+    foreign.close(200, "gone".into()).await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(5), waiter).await.expect("it is woken");
+    assert_eq!(next.unwrap().unwrap().slot(), Some(1));
+}
