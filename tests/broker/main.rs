@@ -15,6 +15,7 @@ mod mutex;
 mod obstacles;
 mod probing;
 mod profiles;
+mod proxy;
 mod records;
 mod resizing;
 mod waiting;

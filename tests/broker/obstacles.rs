@@ -9,7 +9,8 @@ use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::{Relay, Vhost, eventually};
+use crate::support::proxy::Proxy;
+use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{broker, existing, lock, resize, sweep_to, wish};
 
 fn assert_in_the_way(error: &BrokerError, queue: &str, how: &str) {
@@ -67,20 +68,20 @@ async fn shrinking_deletes_around_a_queue_that_is_not_ours() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_falls_silent_delays_nobody_for_longer_than_the_limit() {
     let vhost = Vhost::create().await;
-    let relay = Relay::start().await;
+    let proxy = Proxy::start().await;
     let operation_timeout = Duration::from_secs(2);
     let connect_timeout = Duration::from_secs(1);
     let options = BrokerOptions { operation_timeout, connect_timeout, ..BrokerOptions::default() };
-    let broker = Broker::new(relay.settings(vhost.settings_without_management()), options);
+    let broker = Broker::new(proxy.settings(vhost.settings_without_management()), options);
     resize(&broker, 3, 0).await.unwrap();
-    relay.freeze(true);
+    proxy.freeze(true);
     let start = Instant::now();
     assert_eq!(broker.observe(&lock(), 5, 5).await.unwrap_err().reason(), "BrokerTimeout");
     assert_eq!(resize(&broker, 5, 3).await.unwrap_err().reason(), "BrokerTimeout");
     // What didn't answer isn't asked again: a new connection is tried.
     assert_eq!(broker.observe(&lock(), 5, 5).await.unwrap_err().reason(), "BrokerUnreachable");
     assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
-    relay.freeze(false);
+    proxy.freeze(false);
     eventually("everything works again", async || resize(&broker, 5, 3).await.is_ok()).await;
     assert_eq!(existing(&vhost).await, (1..=5).collect());
 }

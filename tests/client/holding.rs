@@ -8,7 +8,8 @@ use lockkeeper::semaphore::{
 };
 use serde_json::json;
 
-use crate::support::rabbitmq::{Relay, Vhost, eventually};
+use crate::support::proxy::Proxy;
+use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{any, held, lock, name, quick, resize, starting_at};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,12 +209,12 @@ async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken() {
 async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
-    let relay = Relay::start().await;
-    let settings = relay.settings(vhost.settings());
+    let proxy = Proxy::start().await;
+    let settings = proxy.settings(vhost.settings());
     let permit = Client::new(settings, quick()).semaphore(name()).try_acquire(&any()).await;
     let permit = permit.unwrap();
     let cut = Instant::now();
-    relay.freeze(true);
+    proxy.freeze(true);
     assert_eq!(permit.lost().await, LostReason::HeartbeatMissed);
     let told = cut.elapsed();
     assert!(!permit.is_valid());

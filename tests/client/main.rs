@@ -9,7 +9,12 @@
 mod support;
 
 mod aborting;
+mod alarm;
+mod fencing;
+mod foreign;
+mod guideline;
 mod holding;
+mod processes;
 mod recording;
 mod waiting;
 

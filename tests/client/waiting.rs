@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
-use lockkeeper::semaphore::{AcquireError, AcquireOptions};
+use lockkeeper::semaphore::{AcquireError, AcquireOptions, Client, ClientOptions};
 
+use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, lock, name, resize};
+use crate::{any, lock, name, quick, resize};
 
 /// The wait queue, as administrators declare it.
 async fn wait_queue(channel: &Channel) {
@@ -106,6 +107,48 @@ async fn a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed() {
     channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
     let error = tokio::time::timeout(Duration::from_secs(5), second).await.expect("it ends");
     assert!(matches!(error.unwrap(), Err(AcquireError::NoSlots { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_milliseconds() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let (_connection, channel) = vhost.channel().await;
+    let holder = lock(&vhost);
+    let proxy = Proxy::start().await;
+    // Long heartbeats, for those are counted as well.
+    let slow = ClientOptions { heartbeat: Duration::from_secs(60), ..quick() };
+    let waiter = Client::new(proxy.settings(vhost.settings()), slow).semaphore(name());
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let permit = holder.acquire(&any()).await.unwrap();
+        let waits = tokio::spawn({
+            let waiter = waiter.clone();
+            async move {
+                let permit = waiter.acquire(&any()).await.unwrap();
+                (Instant::now(), permit)
+            }
+        });
+        eventually("it waits", async || waiting(&channel).await == 1).await;
+        // Its look after it joined.
+        let mut before = usize::MAX;
+        eventually("it has looked", async || {
+            let now = proxy.methods().len();
+            std::mem::replace(&mut before, now) == now
+        })
+        .await;
+        proxy.reset();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(proxy.methods().len(), 0, "{:?}", proxy.methods());
+        let released = Instant::now();
+        permit.release().await.unwrap();
+        let (acquired, permit) = waits.await.unwrap();
+        took.push(acquired.duration_since(released));
+        permit.release().await.unwrap();
+    }
+    took.sort();
+    println!("from the call of release to the next one's permit: {took:?}");
+    assert!(took[2] < Duration::from_millis(250), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

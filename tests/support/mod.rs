@@ -6,6 +6,11 @@
 // clippy.toml's exception is for functions marked as tests only.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod amqp_locks_python;
 #[path = "environment.rs"]
 pub mod environment;
+#[path = "own_server.rs"]
+pub mod own_server;
+pub mod proxy;
 pub mod rabbitmq;
+pub mod register;

@@ -5,8 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::environment::{random, variable};
-use crate::world::signal;
+use super::environment::{random, variable};
 
 /// One server in a directory of its own.
 pub struct OwnServer {
@@ -48,6 +47,14 @@ impl OwnServer {
         assert!(status.unwrap().success(), "{} stops", self.program);
     }
 
+    /// Sets off a RabbitMQ's memory alarm, or ends it: meanwhile it takes nothing
+    /// more from whoever publishes.
+    pub async fn block(&self, blocked: bool) {
+        let mut command = self.script(if blocked { "block" } else { "unblock" });
+        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
+        assert!(status.unwrap().success(), "its watermark is set");
+    }
+
     /// Lets it do nothing any more, with all its connections open.
     pub fn hang(&self) {
         signal(self.pid().expect("the server runs"), "STOP");
@@ -78,6 +85,10 @@ impl OwnServer {
         command.arg(verb).arg(&self.directory);
         command
     }
+}
+
+fn signal(pid: u32, name: &str) {
+    let _ = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }
 
 impl Drop for OwnServer {

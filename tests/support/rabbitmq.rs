@@ -9,8 +9,6 @@ use lockkeeper::plan::connection::RabbitmqSettings;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 /// The broker's management API, as an administrator.
 #[derive(Clone)]
@@ -29,73 +27,8 @@ pub struct Vhost {
     users: std::sync::Mutex<Vec<String>>,
 }
 
-/// A way to the real broker that can be cut without either side hearing of it,
-/// as a network does it.
-pub struct Relay {
-    port: u16,
-    frozen: tokio::sync::watch::Sender<bool>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Relay {
-    /// Relays to the broker's AMQP port.
-    pub async fn start() -> Self {
-        let broker = administrator();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (frozen, watched) = tokio::sync::watch::channel(false);
-        let task = tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let address = (broker.host.clone(), broker.port);
-                let watched = watched.clone();
-                tokio::spawn(async move {
-                    // Also a new connection finds nobody while it is frozen.
-                    let _ = watched.clone().wait_for(|frozen| !frozen).await;
-                    let Ok(far) = TcpStream::connect(address).await else { return };
-                    let (near_read, near_write) = near.into_split();
-                    let (far_read, far_write) = far.into_split();
-                    tokio::select! {
-                        () = pass(near_read, far_write, watched.clone()) => {}
-                        () = pass(far_read, near_write, watched) => {}
-                    }
-                });
-            }
-        });
-        Self { port, frozen, task }
-    }
-
-    /// Nothing passes while frozen; afterwards everything does.
-    pub fn freeze(&self, frozen: bool) {
-        self.frozen.send_replace(frozen);
-    }
-
-    /// The same broker by way of this relay.
-    pub fn settings(&self, settings: RabbitmqSettings) -> RabbitmqSettings {
-        RabbitmqSettings { host: "127.0.0.1".to_owned(), port: self.port, ..settings }
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn pass(
-    mut from: impl AsyncRead + Unpin,
-    mut to: impl AsyncWrite + Unpin,
-    mut watched: tokio::sync::watch::Receiver<bool>,
-) {
-    let mut buffer = vec![0; 65_536];
-    while let Ok(read) = from.read(&mut buffer).await {
-        let passing = watched.wait_for(|frozen| !frozen).await.is_ok();
-        if read == 0 || !passing || to.write_all(&buffer[..read]).await.is_err() {
-            return;
-        }
-    }
-}
-
-fn administrator() -> RabbitmqSettings {
+/// How the administrator reaches the broker that every test uses.
+pub fn administrator() -> RabbitmqSettings {
     let amqp = super::environment::variable("AMQP_URL");
     let management = super::environment::variable("RABBITMQ_MANAGEMENT_URL");
     RabbitmqSettings::from_urls(&amqp, Some(&management)).unwrap()
@@ -197,6 +130,13 @@ impl Vhost {
     /// How to reach it over AMQP only.
     pub fn settings_without_management(&self) -> RabbitmqSettings {
         RabbitmqSettings { management: None, ..self.settings() }
+    }
+
+    /// The address of this virtual host, for a program of its own.
+    pub fn url(&self) -> String {
+        let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
+        url.set_path(&encoded(&self.name));
+        url.into()
     }
 
     /// A user who exists until the end, with permissions here if given

@@ -1,0 +1,223 @@
+//! The tests' proxy: what it shows is what was sent, and what it cuts, holds or
+//! delays is that and nothing else. Else no test that uses it means anything.
+
+use std::time::{Duration, Instant};
+
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use lapin::uri::AMQPUri;
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::environment::variable;
+use crate::support::proxy::{Method, Proxy, Sender, When, named, nth};
+use crate::support::rabbitmq::{Vhost, eventually};
+
+async fn connect(proxy: &Proxy, vhost: &Vhost) -> Connection {
+    let mut uri: AMQPUri = variable("AMQP_URL").parse().unwrap();
+    uri.vhost.clone_from(&vhost.name);
+    (uri.authority.host, uri.authority.port) = ("127.0.0.1".to_owned(), proxy.port());
+    Connection::connect_uri(uri, ConnectionProperties::default()).await.unwrap()
+}
+
+async fn declare(channel: &Channel, name: &str, passive: bool) -> Result<(), lapin::Error> {
+    let options = QueueDeclareOptions { passive, ..QueueDeclareOptions::default() };
+    channel.queue_declare(name.into(), options, FieldTable::default()).await.map(drop)
+}
+
+async fn delete(channel: &Channel, name: &str) -> Result<(), lapin::Error> {
+    channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.map(drop)
+}
+
+fn names(methods: &[Method]) -> Vec<&str> {
+    methods.iter().map(|method| method.name.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_method_is_shown_with_its_connection_its_channel_and_its_sender() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let one = connect(&proxy, &vhost).await;
+    let two = connect(&proxy, &vhost).await;
+    assert_eq!((proxy.connections_opened(), proxy.connections()), (2, 2));
+    assert_eq!(proxy.count("connection.open"), 2);
+    proxy.reset();
+    assert_eq!((proxy.connections_opened(), proxy.connections()), (0, 2));
+
+    let channel = two.create_channel().await.unwrap();
+    declare(&channel, "jobs", false).await.unwrap();
+    declare(&channel, "missing", true).await.unwrap_err();
+    let other = one.create_channel().await.unwrap();
+    delete(&other, "jobs").await.unwrap();
+    let seen = proxy.seen();
+    let sent = ["channel.open", "queue.declare", "queue.declare(passive)", "channel.close-ok"];
+    let of = |connection, sender| -> Vec<Method> {
+        let theirs = |m: &&Method| m.connection == connection && m.sender == sender;
+        seen.iter().filter(theirs).cloned().collect()
+    };
+    assert_eq!(names(&of(2, Sender::Client)), sent);
+    let answered = ["channel.open-ok", "queue.declare-ok", "channel.close"];
+    assert_eq!(names(&of(2, Sender::Broker)), answered);
+    assert_eq!(of(2, Sender::Client)[2].queue, "missing");
+    assert_eq!(of(2, Sender::Client)[2].channel, 1);
+    assert_eq!(names(&of(1, Sender::Client)), ["channel.open", "queue.delete"]);
+    one.close(200, "OK".into()).await.unwrap();
+    eventually("the connection is gone", async || proxy.connections() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_methods_sent_together_pass_in_order_and_are_all_counted() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+    declare(&channel, "jobs", false).await.unwrap();
+    proxy.reset();
+    // Frames of every length, so that reads end within them.
+    for size in 0..3_000 {
+        let body = vec![b'x'; size * 7 % 5_000];
+        let properties = BasicProperties::default();
+        let options = BasicPublishOptions::default();
+        let publishing =
+            channel.basic_publish("".into(), "jobs".into(), options, &body, properties);
+        publishing.await.unwrap();
+    }
+    let options = QueueDeclareOptions::default().passive();
+    let all =
+        (0..500).map(|_| channel.queue_declare("jobs".into(), options, FieldTable::default()));
+    assert!(futures::future::join_all(all).await.iter().all(Result::is_ok));
+    assert_eq!(proxy.count("basic.publish"), 3_000);
+    assert_eq!(proxy.count("queue.declare(passive)"), 500);
+    assert_eq!(proxy.count("queue.declare-ok"), 500);
+    // The broker answers a declare before it has put everything into the queue.
+    eventually("every message is there", async || {
+        let declaring = channel.queue_declare("jobs".into(), options, FieldTable::default());
+        declaring.await.unwrap().message_count() == 3_000
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frame_that_comes_byte_by_byte_passes_byte_by_byte() {
+    let proxy = Proxy::start().await;
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+    for byte in b"AMQP\0\0\x09\x01" {
+        stream.write_all(&[*byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let mut first = [0; 11];
+    stream.read_exact(&mut first).await.unwrap();
+    // A method on channel 0, class 10, method 10: connection.start.
+    assert_eq!((first[0], &first[7..11]), (1, &[0, 10, 0, 10][..]));
+    eventually("it is read", async || proxy.count("connection.start") == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[should_panic(expected = "not to be trusted")]
+async fn after_a_frame_that_cannot_be_read_nothing_is_counted_any_more() {
+    let proxy = Proxy::start().await;
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+    stream.write_all(b"AMQP\0\0\x09\x01\x09\0\0\0\0\0\0\xce").await.unwrap();
+    // It passed all the same: the broker ends the connection over it.
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    proxy.seen();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delay_applies_to_the_direction_it_was_asked_for() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+    for sender in [Sender::Client, Sender::Broker] {
+        proxy.delay(sender, Duration::from_millis(150));
+        let start = Instant::now();
+        declare(&channel, "jobs", false).await.unwrap();
+        let took = start.elapsed();
+        assert!((150..300).contains(&took.as_millis()), "{sender:?}: {took:?}");
+        proxy.delay(sender, Duration::ZERO);
+    }
+    let start = Instant::now();
+    declare(&channel, "jobs", false).await.unwrap();
+    assert!(start.elapsed() < Duration::from_millis(100));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_passes_while_frozen_and_everything_afterwards() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+    proxy.freeze(true);
+    let declaring = declare(&channel, "jobs", false);
+    tokio::pin!(declaring);
+    let passed = tokio::time::timeout(Duration::from_millis(300), &mut declaring).await;
+    assert!(passed.is_err());
+    assert_eq!(vhost.queue("jobs").await, None);
+    proxy.freeze(false);
+    declaring.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_ends_every_connection_for_both_ends() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+    let exclusive = QueueDeclareOptions::exclusive();
+    channel.queue_declare("mine".into(), exclusive, FieldTable::default()).await.unwrap();
+    proxy.cut();
+    eventually("the client knows", async || !channel.status().connected()).await;
+    eventually("the broker knows", async || vhost.queue("mine").await.is_none()).await;
+    assert_eq!(proxy.connections(), 0);
+    let again = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+    declare(&again, "jobs", false).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_method_at_which_the_connection_is_cut_reaches_the_broker_after_but_not_before() {
+    for (when, arrives) in [(When::Before, false), (When::After, true)] {
+        let vhost = Vhost::create().await;
+        let proxy = Proxy::start().await;
+        let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+        // The third from now, among several sent together.
+        let cut = proxy.cut_at(when, nth(3));
+        let all = (1..=4).map(|n| async move { format!("jobs-{n}") });
+        let all = all.map(async |name| declare(&channel, &name.await, false).await);
+        let answers = futures::future::join_all(all).await;
+        cut.wait().await;
+        assert!(answers[2..].iter().all(Result::is_err), "{answers:?}");
+        let there = async |n| vhost.queue(&format!("jobs-{n}")).await.is_some();
+        eventually("what was sent before has arrived", async || there(2).await).await;
+        if arrives {
+            eventually("the third has arrived", async || there(3).await).await;
+        }
+        eventually("it ended", async || proxy.connections() == 0).await;
+        assert_eq!((there(3).await, there(4).await), (arrives, false), "{when:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_method_at_which_the_connection_is_held_waits_or_its_answer_does() {
+    let vhost = Vhost::create().await;
+    for (when, arrives) in [(When::Before, false), (When::After, true)] {
+        let proxy = Proxy::start().await;
+        let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+        let other = connect(&proxy, &vhost).await.create_channel().await.unwrap();
+        declare(&channel, "jobs", false).await.unwrap();
+        let held = proxy.hold_at(when, named("queue.delete"));
+        let deleting = tokio::spawn({
+            let channel = channel.clone();
+            async move { delete(&channel, "jobs").await }
+        });
+        held.wait().await;
+        let gone = async || declare(&other, "jobs", true).await.is_err();
+        if arrives {
+            eventually("the queue is gone", async || vhost.queue("jobs").await.is_none()).await;
+        }
+        assert_eq!(gone().await, arrives, "{when:?}; other connections go on");
+        assert!(!deleting.is_finished());
+        proxy.resume();
+        deleting.await.unwrap().unwrap();
+        assert!(vhost.queue("jobs").await.is_none());
+        declare(&channel, "once more", false).await.unwrap();
+    }
+}

@@ -1,0 +1,63 @@
+//! What a lock guards in a test: a place for each slot that has room for one. A
+//! second holder that comes in while the first is there is what no lock may let
+//! happen. In the file system, so that processes in any language take part:
+//! enter is making the folder `<register>/<slot>`, leave is removing it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The register; removed when dropped.
+pub struct Register {
+    folder: PathBuf,
+    entries: AtomicUsize,
+}
+
+/// Being there; leaves when dropped.
+pub struct Entered(PathBuf);
+
+impl Register {
+    /// An empty one.
+    pub fn create() -> Self {
+        let name = format!("register-{}", super::rabbitmq::unique());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Self { folder, entries: AtomicUsize::new(0) }
+    }
+
+    /// For programs that take part.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Enters as the holder of `slot`; panics if somebody is there.
+    pub fn enter(&self, slot: u32) -> Entered {
+        let place = self.folder.join(slot.to_string());
+        match std::fs::create_dir(&place) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                panic!("slot {slot} has two holders")
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.entries.fetch_add(1, Ordering::Relaxed);
+        Entered(place)
+    }
+
+    /// How often this process has entered.
+    pub fn entries(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+impl Drop for Register {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
