@@ -252,10 +252,7 @@ impl Step<'_> {
             && let Some(seen) = &found.seen
         {
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            let mark = found.mark.unwrap_or_default();
-            let settled = settled_mark(wish, seen, mark);
-            // While suspended, records that are not wished for any more stay.
-            found.mark = Some(if self.valid.suspend { settled.max(mark) } else { settled });
+            found.mark = Some(settled_mark(wish.slots, seen));
         }
         Ok(None)
     }

@@ -149,12 +149,11 @@ pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
 }
 
 /// What the high-water mark may be written as after a clean sweep: everything
-/// above the wish and above what was seen is known not to exist. With records it
-/// stays where it was, since those of slots that are gone are kept.
+/// above the wish and above what was seen is known not to exist. (Records reach
+/// as far as there ever were slots; whoever deletes them finds them without it.)
 #[must_use]
-pub fn settled_mark(wish: SlotWish, seen: &SlotsSeen, mark: u32) -> u32 {
-    let kept = wish.records.map_or(0, |_| mark);
-    wish.slots.max(seen.highest()).max(kept)
+pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
+    slots.max(seen.highest())
 }
 
 /// How many waiters to wake for so many free slots: none for nothing, since a

@@ -271,6 +271,11 @@ impl Inner {
         }
     }
 
+    /// Whether one of these queues exists.
+    pub async fn any_exists(&self, names: &[String]) -> Result<bool, BrokerError> {
+        Ok(self.probes.exist(names).await?.contains(&true))
+    }
+
     /// A channel of the connection that may publish. Under an alarm nothing goes
     /// over it, so nothing is asked.
     pub async fn publisher(&self) -> Result<Lane, BrokerError> {

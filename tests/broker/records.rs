@@ -8,9 +8,10 @@ use lapin::BasicProperties;
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, ConfirmSelectOptions,
 };
+use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
 use lockkeeper::plan::semaphore::SlotWish;
-use lockkeeper::semaphore::{Broker, Converged};
+use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -187,4 +188,34 @@ async fn a_record_queue_with_other_arguments_is_shown_and_left_alone() {
     assert_eq!(error.reason(), "IncompatibleQueue");
     assert!(error.to_string().contains("-F"), "{error}");
     assert_eq!(vhost.queue("ci.deploy-2-F").await.unwrap()["arguments"], json!({}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_growth_cut_short_leaves_gaps_between_records_and_yet_all_of_them_go() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    converge(&broker, with_records(200), 0, false).await;
+    // As if what was in flight on other channels had been carried out, and this not.
+    for slot in (31..=60).chain(113..=120).chain(141..=150) {
+        vhost.delete(&format!("ci.deploy-{slot}-F")).await;
+    }
+    converge(&broker, with_records(2), 200, false).await;
+    converge(&broker, wish(2), 2, true).await;
+    assert_eq!(vhost.queues().await, ["ci.deploy-1-A", "ci.deploy-2-A", "ci.deploy-W"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_permissions_suffice_for_records_and_for_who_waits() {
+    let vhost = Vhost::create().await;
+    let (username, password) = vhost.user(Some([r"^ci\.", r"^amq\.default$", "^$"])).await;
+    let settings = vhost.settings_without_management();
+    let settings = RabbitmqSettings { username, password: password.into(), ..settings };
+    let broker = Broker::new(settings, BrokerOptions::default());
+    assert_eq!(converge(&broker, with_records(3), 0, true).await.waiting, Some(0));
+    assert_eq!(broker.has_records(&lock(), 3).await, Ok(true));
+    broker.wake(&lock(), 1).await.unwrap();
+    converge(&broker, wish(1), 3, true).await;
+    assert_eq!(records(&vhost).await, [].into());
+    broker.destroy(&lock(), wish(0), None, &CancellationToken::new()).await.unwrap();
+    assert_eq!(vhost.queues().await, [""; 0]);
 }

@@ -74,15 +74,8 @@ fn a_set_with_a_hole_or_an_extra_slot_is_not_as_wished() {
 
 #[test]
 fn the_mark_stays_up_while_a_holder_drains() {
-    assert_eq!(settled_mark(wish(2), &seen([1, 2], [9]), 40), 9);
-    assert_eq!(settled_mark(wish(5), &seen([1, 2, 3, 4, 5], []), 5), 5);
-}
-
-#[test]
-fn the_mark_stays_up_where_the_records_of_removed_slots_are_kept() {
-    let with_records = SlotWish { records: Some(Duration::ZERO), ..wish(2) };
-    assert_eq!(settled_mark(with_records, &seen([1, 2], []), 40), 40);
-    assert_eq!(settled_mark(with_records, &seen([1, 2], [41]), 40), 41);
+    assert_eq!(settled_mark(2, &seen([1, 2], [9])), 9);
+    assert_eq!(settled_mark(5, &seen([1, 2, 3, 4, 5], [])), 5);
 }
 
 #[test]

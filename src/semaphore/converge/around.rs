@@ -7,19 +7,17 @@ use futures::future::join_all;
 use jiff::Timestamp;
 
 use super::{Change, IN_FLIGHT};
+use crate::plan::naming::MAX_SLOTS;
 use crate::plan::record::SlotRecord;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::Lane;
 
 /// Record queues declared together on one channel: new ones take the broker
 /// milliseconds each, and all of them have one operation's time.
-const DECLARED_TOGETHER: usize = 50;
+const DECLARED_TOGETHER: usize = 10;
 
 /// Records sent, and record queues deleted, together.
 const SENT_TOGETHER: usize = 500;
-
-/// How much further each step goes that looks for records nobody knows of.
-const FURTHER: u32 = 64;
 
 impl Change {
     /// Makes the wait queue, which must be there before anybody can find a slot.
@@ -91,25 +89,39 @@ impl Change {
         Ok(u32::try_from(empty.len()).unwrap_or(u32::MAX))
     }
 
-    /// Deletes the records of slots 1 to `swept_to`, and of further ones as long
-    /// as there are any: they outlive their slots, but have no holes.
+    /// Deletes all records, the highest first: cut short, it leaves no gap behind
+    /// which the next attempt would not look.
     pub(super) async fn delete_records(
         &self,
         lane: &mut Lane,
         swept_to: u32,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<(), BrokerError> {
-        let (mut from, mut to) = (1, swept_to.max(1));
+        let mut names = self.records(1, self.records_to(swept_to).await?);
+        names.reverse();
+        for chunk in names.chunks(SENT_TOGETHER) {
+            self.go_on(lane)?;
+            deferred(lane.delete_all(chunk).await, in_the_way)?;
+        }
+        Ok(())
+    }
+
+    /// How far there may be records: at least to `swept_to`, and on as long as
+    /// there are any. They outlive their slots, and have no gaps but those that a
+    /// growth cut short leaves.
+    async fn records_to(&self, swept_to: u32) -> Result<u32, BrokerError> {
+        let together = u32::try_from(DECLARED_TOGETHER).unwrap_or(1);
+        let mut to = swept_to.max(1);
         loop {
-            let mut found = false;
-            for chunk in self.records(from, to).chunks(SENT_TOGETHER) {
-                self.go_on(lane)?;
-                found |= deferred(lane.delete_all(chunk).await, in_the_way)?.unwrap_or(false);
+            // The next one, and the first of each of those declared together.
+            let first = |n| (to / together).saturating_add(n).saturating_mul(together) + 1;
+            let ahead = std::iter::once(to + 1).chain((1..=IN_FLIGHT).map(first));
+            let ahead: Vec<String> =
+                ahead.filter_map(|slot| self.lock.record_queue(slot)).collect();
+            if to > 2 * MAX_SLOTS || !self.broker.any_exists(&ahead).await? {
+                return Ok(to);
             }
-            if !found {
-                return Ok(());
-            }
-            (from, to) = (to + 1, to.saturating_add(FURTHER));
+            to += together * IN_FLIGHT;
         }
     }
 

@@ -86,19 +86,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Deletes queues whatever they hold, sent together; missing ones are no
-    /// error. Whether any message went with them.
-    pub async fn delete_all(&mut self, names: &[String]) -> Result<bool, BrokerError> {
-        let Some(first) = names.first() else { return Ok(false) };
+    /// Deletes queues whatever they hold, sent together and done in this order;
+    /// missing ones are no error.
+    pub async fn delete_all(&mut self, names: &[String]) -> Result<(), BrokerError> {
+        let Some(first) = names.first() else { return Ok(()) };
         let channel = self.channel().await?;
         let mut deletes = Vec::with_capacity(names.len());
         for name in names {
             deletes.push(channel.queue_delete(short(name)?, QueueDeleteOptions::default()));
         }
         let all = try_join_all(deletes);
-        let messages =
-            self.answer("to queue.delete", first, all).await?.map_err(|refused| refused.error)?;
-        Ok(messages.iter().any(|count| *count > 0))
+        self.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
     }
 }
 
