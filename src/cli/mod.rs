@@ -3,11 +3,16 @@
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "the text of --help is no Markdown")]
 
+mod acquire;
 mod crds;
+mod exec;
 mod hold;
 mod operator;
+mod target;
 mod telemetry;
+mod waiting;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -26,16 +31,21 @@ enum Verb {
     Operator(operator::Arguments),
     /// Print the resource definitions, or write them to files
     Crds(crds::Arguments),
-    /// Take a slot of a lock and hold it until a signal comes
+    /// Run a command while holding a lock, and end it should the lock be lost
+    Exec(exec::Arguments),
+    /// Take a lock and hold it until a signal comes
     Hold(hold::Arguments),
+    /// Started by exec
+    #[command(hide = true)]
+    Guardian(exec::GuardianArguments),
 }
 
-/// Why a verb failed: an exit code of the sysexits range, and a text that says
-/// what to do next.
+/// Why a verb failed: an exit code, of the sysexits range unless a command or a
+/// signal chose it, and a text that says what to do next.
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
-    message: String,
+    message: Option<String>,
 }
 
 impl Failure {
@@ -51,10 +61,26 @@ impl Failure {
     /// mistaken for anything else.
     pub const LOST: u8 = 80;
 
+    /// The command is there but can't be run, as shells have it.
+    pub const NOT_EXECUTABLE: u8 = 126;
+    /// There is no such command, as shells have it.
+    pub const NOT_FOUND: u8 = 127;
+
     /// A failure with this exit code.
     #[must_use]
     pub fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: Some(message.into()) }
+    }
+
+    /// Only an exit code, 0 included: whoever chose it has said why.
+    #[must_use]
+    pub fn silent(code: u8) -> Self {
+        Self { code, message: None }
+    }
+
+    /// The code of what ended because of this signal, as shells have it.
+    fn signalled(signal: i32) -> u8 {
+        u8::try_from(128 + signal).unwrap_or(u8::MAX)
     }
 }
 
@@ -73,12 +99,17 @@ pub fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Operator(arguments) => operator::run(arguments),
         Verb::Crds(arguments) => crds::run(&arguments),
-        Verb::Hold(arguments) => hold::run(arguments),
+        Verb::Exec(arguments) => exec::run(&arguments),
+        Verb::Hold(arguments) => hold::run(&arguments),
+        Verb::Guardian(arguments) => exec::guard(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("lockkeeper: {}", failure.message);
+            if let Some(message) = failure.message {
+                // Even where nobody reads it, the exit code must be right.
+                let _ = writeln!(std::io::stderr(), "lockkeeper: {message}");
+            }
             ExitCode::from(failure.code)
         }
     }

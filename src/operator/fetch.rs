@@ -220,27 +220,36 @@ impl Connections {
             return Ok(Arc::clone(data));
         }
         *cached = None;
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let secret = api
-            .get_opt(name)
-            .await
-            .map_err(|source| FetchError::Unreadable { name: name.to_owned(), source })?;
-        let secret = secret.ok_or_else(|| FetchError::SecretNotFound {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        })?;
-        let data = secret
-            .data
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|(key, value)| {
-                Some((key, SecretString::from(String::from_utf8(value.0).ok()?)))
-            })
-            .collect();
+        let data = read_secret(&self.client, namespace, name).await?;
         let data = Arc::new(data);
         *cached = Some((Instant::now(), Arc::clone(&data)));
         Ok(data)
     }
+}
+
+/// A Secret's data, by way of this client.
+pub async fn read_secret(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<SecretData, FetchError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let secret = api
+        .get_opt(name)
+        .await
+        .map_err(|source| FetchError::Unreadable { name: name.to_owned(), source })?;
+    let secret = secret.ok_or_else(|| FetchError::SecretNotFound {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    })?;
+    Ok(secret
+        .data
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|(key, value)| {
+            Some((key, SecretString::from(String::from_utf8(value.0).ok()?)))
+        })
+        .collect())
 }
 
 /// Handles by everything that makes two connections different, the password

@@ -7,6 +7,8 @@ mod slots;
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Inner};
@@ -37,18 +39,19 @@ pub struct Converged {
 }
 
 /// One change to one semaphore.
-struct Change {
-    broker: Arc<Inner>,
-    lock: LockName,
-    wish: SlotWish,
-    /// The end of the sweep; `None` until it is found out under the mutex.
-    swept_to: Option<u32>,
+pub(super) struct Change {
+    pub broker: Arc<Inner>,
+    pub lock: LockName,
+    pub wish: SlotWish,
     /// Also what should be as wished already is gone through.
     thorough: bool,
     /// Nothing of the semaphore is to be left but its holders.
     destroy: bool,
     cancel: CancellationToken,
 }
+
+/// What is done under the mutex.
+pub(super) type Work<'a, T> = BoxFuture<'a, Result<T, BrokerError>>;
 
 impl Broker {
     /// Makes the semaphore `lock` as wished, under the admin mutex: observe,
@@ -83,8 +86,11 @@ impl Broker {
         thorough: bool,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let swept_to = Some(sweep_to.max(wish.slots));
-        self.change(lock, wish, swept_to, thorough, false, cancel).await
+        let change = Change { thorough, ..self.change(lock, wish, cancel) };
+        let sweep_to = sweep_to.max(wish.slots);
+        let done = change.run(move |change, lane| change.make(lane, sweep_to).boxed()).await?;
+        self.tell_waiters(lock, &done).await;
+        Ok(done)
     }
 
     /// Removes the semaphore: all slots, in the wish's order, then the records
@@ -101,65 +107,78 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
         let none = SlotWish { slots: 0, records: None, ..wish };
-        let swept_to = mark.map(|mark| sweep_to(none, mark));
-        self.change(lock, none, swept_to, false, true, cancel).await
+        let change = Change { destroy: true, ..self.change(lock, none, cancel) };
+        change.run(move |change, lane| change.remove(lane, mark).boxed()).await
     }
 
-    async fn change(
+    pub(super) fn change(
         &self,
         lock: &LockName,
         wish: SlotWish,
-        swept_to: Option<u32>,
-        thorough: bool,
-        destroy: bool,
         cancel: &CancellationToken,
-    ) -> Result<Converged, BrokerError> {
-        let cancel = cancel.child_token();
-        let _stop_when_dropped = cancel.clone().drop_guard();
-        let broker = Arc::clone(self.inner());
-        let lock = lock.clone();
-        let change = Change { broker, lock, wish, swept_to, thorough, destroy, cancel };
-        tokio::spawn(change.run()).await.map_err(|_| BrokerError::Interrupted)?
+    ) -> Change {
+        let (broker, cancel) = (Arc::clone(self.inner()), cancel.child_token());
+        Change { broker, lock: lock.clone(), wish, thorough: false, destroy: false, cancel }
+    }
+
+    /// Wakes a waiter for each slot that was added.
+    pub(super) async fn tell_waiters(&self, lock: &LockName, done: &Converged) {
+        if let Err(error) = self.wake(lock, wake_ups(done.declared, done.waiting)).await {
+            // They look for themselves from time to time.
+            tracing::debug!(%error, "Those who wait could not be told of new slots");
+        }
     }
 }
 
 impl Change {
-    async fn run(self) -> Result<Converged, BrokerError> {
-        let broker = Arc::clone(&self.broker);
-        let mut mutex = AdminMutex::take(
-            broker.admin_of(&self.lock),
-            &broker.turns,
-            &broker.local_locks,
-            &self.lock,
-            broker.options.mutex_patience,
-            &self.cancel,
-        )
-        .await?;
-        let result = self.under_mutex(&mut mutex.lane).await;
-        let conn = Arc::clone(mutex.lane.conn());
-        let lost = !conn.is_usable();
-        mutex.release().await;
-        let result = match result {
-            Err(BrokerError::ConnectionLost { why }) if lost => Err(BrokerError::MutexLost { why }),
-            result => result,
-        };
-        match &result {
-            Err(_) if lost => broker.set_disturbed(&self.lock),
-            Err(_) => {}
-            Ok(done) => {
-                let count = wake_ups(done.declared, done.waiting);
-                if let Err(error) = broker.wake(&self.lock, count).await {
-                    // They look for themselves from time to time.
-                    tracing::debug!(%error, "Those who wait could not be told of new slots");
-                }
+    /// Does it under the mutex, as a task of its own: when this future is dropped,
+    /// it stops between two effects and gives the mutex back.
+    pub async fn run<T: Send + 'static>(
+        mut self,
+        work: impl for<'a> FnOnce(&'a mut Self, &'a mut Lane) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, BrokerError> {
+        let _stop_when_dropped = self.cancel.clone().drop_guard();
+        let task = async move {
+            let broker = Arc::clone(&self.broker);
+            let mut mutex = AdminMutex::take(
+                broker.admin_of(&self.lock),
+                &broker.turns,
+                &broker.local_locks,
+                &self.lock,
+                broker.options.mutex_patience,
+                &self.cancel,
+            )
+            .await?;
+            let result = work(&mut self, &mut mutex.lane).await;
+            let lost = !mutex.lane.conn().is_usable();
+            mutex.release().await;
+            if lost && result.is_err() {
+                broker.set_disturbed(&self.lock);
             }
-        }
-        result
+            match result {
+                Err(BrokerError::ConnectionLost { why }) if lost => {
+                    Err(BrokerError::MutexLost { why })
+                }
+                result => result,
+            }
+        };
+        tokio::spawn(task).await.map_err(|_| BrokerError::Interrupted)?
     }
 
-    async fn under_mutex(&self, lane: &mut Lane) -> Result<Converged, BrokerError> {
+    async fn remove(&self, lane: &mut Lane, mark: Option<u32>) -> Result<Converged, BrokerError> {
+        let mark = match mark {
+            Some(mark) => mark,
+            None => self.broker.find_mark(&self.lock, self.wish.overshoot).await?,
+        };
+        self.make(lane, sweep_to(self.wish, mark)).await
+    }
+
+    /// Makes it as wished, with a sweep that ends at `swept_to`.
+    pub async fn make(&self, lane: &mut Lane, swept_to: u32) -> Result<Converged, BrokerError> {
         self.go_on(lane)?;
-        let swept_to = self.swept_to().await?;
+        // What a lost connection still had in flight may have landed higher up.
+        let disturbed = self.broker.take_disturbed(&self.lock);
+        let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
         let before = self.broker.observe(&self.lock, swept_to, 0).await?;
         let plan = plan(self.wish, &before, None);
         let mut in_the_way = None;
@@ -192,22 +211,6 @@ impl Change {
             _ => None,
         };
         Ok(Converged { seen, declared, deleted, seeded, waiting })
-    }
-
-    /// The end of the sweep.
-    async fn swept_to(&self) -> Result<u32, BrokerError> {
-        let swept_to = match self.swept_to {
-            Some(known) => known,
-            None => {
-                let mark = self.broker.find_mark(&self.lock, self.wish.overshoot).await?;
-                sweep_to(self.wish, mark)
-            }
-        };
-        if self.broker.take_disturbed(&self.lock) {
-            // What the lost connection still had in flight may land higher up.
-            return Ok(swept_to.saturating_add(IN_FLIGHT));
-        }
-        Ok(swept_to)
     }
 
     /// Whether to start the next effect.

@@ -15,6 +15,7 @@ mod management;
 mod marks;
 mod mutex;
 mod probe;
+mod resize;
 
 pub use broker::{Broker, BrokerOptions};
 pub use client::{
@@ -25,3 +26,4 @@ pub use converge::Converged;
 pub use error::BrokerError;
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
+pub use resize::{ResizeError, ResizeTo, Resized};

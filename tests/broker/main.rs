@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod administering;
 mod connecting;
 mod holders;
 mod mutex;

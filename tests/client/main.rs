@@ -12,6 +12,7 @@ mod aborting;
 mod foreign;
 mod guideline;
 mod holding;
+mod processes;
 mod recording;
 mod waiting;
 

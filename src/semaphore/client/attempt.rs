@@ -15,7 +15,7 @@ use super::moment::Moment;
 use super::permit::{Held, Permit, now};
 use super::pool::HoldConn;
 use super::records::replace;
-use super::search::{Found, search};
+use super::search::{Found, is_free, search};
 use super::{AcquireError, AcquireOptions, Start};
 use crate::plan::record::SlotRecord;
 use crate::semaphore::error::BrokerError;
@@ -35,6 +35,17 @@ pub(super) struct Memory {
     slots: u32,
 }
 
+/// Where to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Wherever the options say, without looking first where that pays.
+    Any,
+    /// Wherever a look finds a free slot. We wait for a call otherwise.
+    Search,
+    /// This slot only, which we were called for.
+    Slot(u32),
+}
+
 /// A slot that was found.
 struct Choice {
     slot: u32,
@@ -45,25 +56,25 @@ struct Choice {
 }
 
 impl Lock {
-    /// Tries once; tells also whether more slots were free. `guess`: a slot may be
-    /// taken without looking first.
+    /// Tries once; tells also whether more slots were free.
     pub(super) async fn attempt(
         &self,
         options: &AcquireOptions,
         id: &str,
-        guess: bool,
+        place: Place,
         until: Option<Moment>,
     ) -> Result<(Permit, bool), AcquireError> {
         let mut hold = self.shared().pool.take().await?;
         if self.kind() == Kind::Mutex {
             return Ok((self.attempt_mutex(hold, options, id).await?, false));
         }
-        let mut guess = if guess { self.guess(options) } else { None };
+        let mut guess = if place == Place::Any { self.guess(options) } else { None };
         let mut races = 0;
         loop {
-            let choice = match guess.take() {
-                Some(slot) => Choice { slot, looked: false, more: false },
-                None => self.choose(options, races).await?,
+            let choice = match (guess.take(), place) {
+                (Some(slot), _) => Choice { slot, looked: false, more: false },
+                (None, Place::Slot(slot)) => self.choose_slot(slot).await?,
+                _ => self.choose(options, races).await?,
             };
             let (claimed, has_record, sent) = self.claim(&mut hold, &choice, options, id).await?;
             if claimed == Claimed::Yes {
@@ -76,6 +87,10 @@ impl Lock {
                 return Ok((permit.await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
+            if place != Place::Any && !choice.more {
+                // Whoever was faster will call when it is done.
+                return Err(self.full());
+            }
             if choice.looked {
                 races += 1;
                 if races >= options.max_races.max(1) {
@@ -100,6 +115,20 @@ impl Lock {
         }
     }
 
+    /// Looks whether the slot is free that we were called for. If somebody was
+    /// faster, no other is looked for: for others, others are called.
+    async fn choose_slot(&self, slot: u32) -> Result<Choice, AcquireError> {
+        if is_free(&self.shared().prober, self.name(), slot).await? {
+            return Ok(Choice { slot, looked: true, more: false });
+        }
+        Err(self.full())
+    }
+
+    /// All are held, as far as we know without looking again.
+    fn full(&self) -> AcquireError {
+        AcquireError::Full { lock: self.name().to_string(), slots: self.recall().slots }
+    }
+
     /// Looks for a free slot.
     async fn choose(&self, options: &AcquireOptions, races: u32) -> Result<Choice, AcquireError> {
         let memory = self.recall();
@@ -108,7 +137,8 @@ impl Lock {
             Start::Last => memory.last.unwrap_or(1),
             _ => 1,
         };
-        match search(&self.shared().prober, self.name(), from).await? {
+        let expected = if memory.calm { 0 } else { memory.slots };
+        match search(&self.shared().prober, self.name(), from, expected).await? {
             Found::Free(free) => {
                 let highest = free.last().copied().unwrap_or(1);
                 self.remember(|memory| memory.slots = memory.slots.max(highest));
@@ -213,6 +243,7 @@ impl Lock {
         let state = State { valid_until: sent + valid_for, draining: false, lost: None };
         let grip = Arc::new(Grip {
             conn,
+            slot,
             holder_queue: match slot {
                 Some(slot) => self.name().holder_queue(slot),
                 None => self.name().admin_mutex().to_owned(),
@@ -230,7 +261,7 @@ impl Lock {
             wait_queue: slot.and_then(|_| self.name().wait_queue()),
             record,
         };
-        let permit = Permit::new(slot, id.to_owned(), grip, kept);
+        let permit = Permit::new(id.to_owned(), grip, kept);
         if rest.is_zero() {
             return Ok(permit);
         }
@@ -268,6 +299,12 @@ impl Lock {
             let _ = permit.release().await;
         });
         Err(error)
+    }
+
+    /// Whether there was no slot to be had at once the last time.
+    pub(super) fn is_contended(&self) -> bool {
+        let memory = self.recall();
+        self.kind() == Kind::Semaphore && !memory.calm && memory.last.is_some()
     }
 
     fn recall(&self) -> Memory {

@@ -97,8 +97,10 @@ pub(super) struct State {
 /// A held slot, as its keeper and its permit share it.
 pub(super) struct Grip {
     pub conn: Arc<Conn>,
-    pub holder_queue: String,
     /// None for a true mutex.
+    pub slot: Option<u32>,
+    pub holder_queue: String,
+    /// None for a true mutex as well.
     pub slot_queue: Option<String>,
     /// How long after an operation was sent that proved the slot to be ours the
     /// broker can't have given it to another.

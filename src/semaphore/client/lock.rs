@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::SKEW;
+use super::attempt::{Place, SKEW};
 use super::moment::Moment;
 use super::permit::Permit;
 use super::waiter::{Waiter, Woken};
@@ -81,7 +81,7 @@ impl Lock {
     /// delay, so this may take as long as that. Cancel safe like [`Lock::acquire`].
     pub async fn try_acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
         let id = new_id();
-        Ok(self.attempt(options, &id, true, None).await?.0)
+        Ok(self.attempt(options, &id, Place::Any, None).await?.0)
     }
 
     /// Acquires a slot, waiting at most `limit`. Cancel safe like
@@ -127,9 +127,14 @@ impl Lock {
         let id = new_id();
         let mut waiter: Option<Waiter> = None;
         let mut may_join = self.kind == Kind::Semaphore;
-        let mut pause = PAUSES.0;
+        let (mut pause, mut place) = (PAUSES.0, Place::Any);
+        if self.is_contended() {
+            // It would have to be joined after the first look anyway.
+            (waiter, may_join) = (self.join(&id, options).await?, false);
+            place = Place::Search;
+        }
         loop {
-            let error = match self.attempt(options, &id, waiter.is_none(), until).await {
+            let error = match self.attempt(options, &id, place, until).await {
                 Ok((permit, more)) => {
                     if let Some(waiter) = &mut waiter {
                         self.pass_on(waiter, more).await;
@@ -146,11 +151,11 @@ impl Lock {
             if !can_wait || until.is_some_and(|until| until.left().is_zero()) {
                 return Err(error);
             }
-            if may_join && let Some(wait_queue) = self.name.wait_queue() {
-                may_join = false;
-                waiter = Waiter::join(&self.client.side, &wait_queue, &id, options).await?;
+            if may_join {
+                (waiter, may_join) = (self.join(&id, options).await?, false);
                 if waiter.is_some() {
                     // What was released before we joined woke nobody.
+                    place = Place::Search;
                     continue;
                 }
             }
@@ -159,12 +164,12 @@ impl Lock {
                 Some(_) if matches!(error, AcquireError::Contended { .. }) => {
                     tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
                 }
-                Some(joined) => {
-                    if joined.wait(until).await == Woken::Ended {
-                        // Destroyed, or its connection went: that shows at once.
-                        (waiter, may_join) = (None, true);
-                    }
-                }
+                Some(joined) => match joined.wait(until).await {
+                    Woken::Called(slot) => place = slot.map_or(Place::Search, Place::Slot),
+                    Woken::Uncalled => place = Place::Search,
+                    // Destroyed, or its connection went: that shows at once.
+                    Woken::Ended => (waiter, may_join, place) = (None, true, Place::Search),
+                },
                 None if matches!(error, AcquireError::NoSlots { .. }) => return Err(error),
                 None => {
                     let left = until.map_or(pause, Moment::left);
@@ -175,12 +180,23 @@ impl Lock {
         }
     }
 
+    async fn join(
+        &self,
+        id: &str,
+        options: &AcquireOptions,
+    ) -> Result<Option<Waiter>, AcquireError> {
+        match self.name.wait_queue() {
+            Some(queue) => Ok(Waiter::join(&self.client.side, &queue, id, options).await?),
+            None => Ok(None),
+        }
+    }
+
     /// Our wake-up has had its use; if there is room for another waiter, it is told.
     async fn pass_on(&self, waiter: &mut Waiter, more: bool) {
         // What isn't acknowledged goes to the next waiter by itself.
         let _ = waiter.done().await;
         if more && let Some(wait_queue) = self.name.wait_queue() {
-            self.client.publisher.wake(&wait_queue).await;
+            self.client.publisher.wake(&wait_queue, None).await;
         }
     }
 }

@@ -31,7 +31,6 @@ pub enum Verdict {
 /// frees the slot as well. [`Permit::release`] waits until it is done.
 #[must_use = "a slot is given back when its permit is dropped"]
 pub struct Permit {
-    slot: Option<u32>,
     id: String,
     fence: Option<u64>,
     grip: Arc<Grip>,
@@ -51,9 +50,9 @@ pub(super) struct Held {
 }
 
 impl Permit {
-    pub(super) fn new(slot: Option<u32>, id: String, grip: Arc<Grip>, held: Held) -> Self {
+    pub(super) fn new(id: String, grip: Arc<Grip>, held: Held) -> Self {
         let fence = held.record.as_ref().map(|(_, record)| record.token);
-        Self { slot, id, fence, grip, held: Some(held) }
+        Self { id, fence, grip, held: Some(held) }
     }
 
     /// The record is not to be called released, for as long as the slot rests.
@@ -70,7 +69,7 @@ impl Permit {
     /// The slot, from 1; `None` for a true mutex, which has none.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
-        self.slot
+        self.grip.slot
     }
 
     /// This acquisition's id, as others see it.
@@ -192,7 +191,7 @@ impl Held {
         }
         drop(self.hold);
         if let Some(wait_queue) = &self.wait_queue {
-            self.publisher.wake(wait_queue).await;
+            self.publisher.wake(wait_queue, grip.slot).await;
         }
     }
 

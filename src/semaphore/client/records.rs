@@ -56,23 +56,24 @@ impl Publisher {
     }
 
     /// Wakes one waiter of a lock, if there is one: whoever waits has a consumer
-    /// on the wait queue, and a wake-up that nobody takes is gone after a second.
-    /// Best effort.
-    pub async fn wake(&self, wait_queue: &str) {
-        if let Err(error) = self.try_wake(wait_queue).await {
+    /// on the wait queue, and a wake-up that nobody takes is gone after a second. It
+    /// may name the slot that became free. Best effort.
+    pub async fn wake(&self, wait_queue: &str, slot: Option<u32>) {
+        if let Err(error) = self.try_wake(wait_queue, slot).await {
             tracing::debug!(%error, wait_queue, "No waiter could be woken");
         }
     }
 
-    async fn try_wake(&self, wait_queue: &str) -> Result<(), BrokerError> {
+    async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
         let (conn, channel) = self.channel(&self.plain, false).await?;
         if conn.is_blocked() {
             return Err(BrokerError::Blocked);
         }
-        let (options, expiring) = (
-            BasicPublishOptions::default(),
-            BasicProperties::default().with_expiration("1000".into()),
-        );
+        let options = BasicPublishOptions::default();
+        let mut expiring = BasicProperties::default().with_expiration("1000".into());
+        if let Some(slot) = slot {
+            expiring = expiring.with_correlation_id(slot.to_string().as_str().into());
+        }
         let name = short(wait_queue)?;
         channel
             .basic_publish(ShortString::default(), name, options, &[], expiring)

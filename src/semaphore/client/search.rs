@@ -1,13 +1,15 @@
 //! Which slots are free, by probes: what the guideline's client does before it
 //! declares anything. Taking one is `claim`'s.
 
+use std::ops::RangeInclusive;
+
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::probe::Prober;
 
-/// Slots looked at together, window by window: one first, for the lock that is
-/// mostly free, then ever more at once.
-const WINDOWS: [u32; 4] = [1, 16, 64, 256];
+/// Most slots looked at together. The first window is one slot, for the lock that
+/// is mostly free, or all that there seem to be; each further one four times that.
+const WIDEST: u32 = 256;
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,20 +21,24 @@ pub(super) enum Found {
 }
 
 /// Looks from `from` upwards, at the end from 1 to there. The first slot that
-/// doesn't exist is the end, as the source document has it.
+/// doesn't exist is the end, as the source document has it. `expected`: how many
+/// slots there seemed to be, each of them held; 0 if nothing is known.
 ///
 /// Cancel safe: nothing is changed.
 pub(super) async fn search(
     prober: &Prober,
     lock: &LockName,
     from: u32,
+    expected: u32,
 ) -> Result<Found, BrokerError> {
     let from = from.clamp(1, MAX_SLOTS);
-    let upper = look(prober, lock, from, MAX_SLOTS).await?;
+    // With the one after the last: that is how the end is seen.
+    let first = if expected == 0 { 1 } else { (expected + 2).saturating_sub(from) };
+    let upper = look(prober, lock, from..=MAX_SLOTS, first).await?;
     if from == 1 || matches!(upper, Found::Free(_)) {
         return Ok(upper);
     }
-    match (look(prober, lock, 1, from - 1).await?, upper) {
+    match (look(prober, lock, 1..=from - 1, first).await?, upper) {
         // None missing below: then there are as many as above.
         (Found::Full(lower), Found::Full(upper)) if lower == from - 1 => {
             Ok(Found::Full(lower.max(upper)))
@@ -41,29 +47,27 @@ pub(super) async fn search(
     }
 }
 
-async fn look(prober: &Prober, lock: &LockName, from: u32, to: u32) -> Result<Found, BrokerError> {
-    let mut start = from;
-    let mut windows = WINDOWS.iter().copied();
-    let mut width = 1;
+async fn look(
+    prober: &Prober,
+    lock: &LockName,
+    range: RangeInclusive<u32>,
+    first: u32,
+) -> Result<Found, BrokerError> {
+    let (mut start, to) = range.into_inner();
+    let mut width = first.clamp(1, WIDEST);
     while start <= to {
-        width = windows.next().unwrap_or(width);
         let end = start.saturating_add(width - 1).min(to);
         let names: Vec<String> = (start..=end)
             .flat_map(|slot| [lock.slot_queue(slot), lock.holder_queue(slot)])
             .collect();
         let exist = prober.exist(&names).await?;
-        let mut free = Vec::new();
-        let mut last = None;
-        for (slot, pair) in (start..=end).zip(exist.chunks(2)) {
-            match pair {
-                [true, false] => free.push(slot),
-                [true, _] => {}
-                _ => {
-                    last = Some(slot - 1);
-                    break;
-                }
-            }
-        }
+        let pairs = || (start..=end).zip(exist.chunks(2));
+        let last = pairs().find(|(_, pair)| !pair[0]).map(|(slot, _)| slot - 1);
+        let exists = |slot: u32| last.is_none_or(|last| slot <= last);
+        let free: Vec<u32> = pairs()
+            .filter(|(slot, pair)| !pair[1] && exists(*slot))
+            .map(|(slot, _)| slot)
+            .collect();
         if !free.is_empty() {
             return Ok(Found::Free(free));
         }
@@ -71,6 +75,16 @@ async fn look(prober: &Prober, lock: &LockName, from: u32, to: u32) -> Result<Fo
             return Ok(Found::Full(last));
         }
         start = end + 1;
+        width = (width * 4).min(WIDEST);
     }
     Ok(Found::Full(to))
+}
+
+/// Whether `slot` exists and has no holder. Cancel safe.
+pub(super) async fn is_free(
+    prober: &Prober,
+    lock: &LockName,
+    slot: u32,
+) -> Result<bool, BrokerError> {
+    Ok(prober.exist(&[lock.slot_queue(slot), lock.holder_queue(slot)]).await? == [true, false])
 }

@@ -31,8 +31,8 @@ pub(super) struct Waiter {
 /// Why waiting ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
-    /// A slot may be free.
-    Called,
+    /// A slot is free, or was a moment ago: this one, if it was named.
+    Called(Option<u32>),
     /// Nobody called for long, or time is up: look anyway.
     Uncalled,
     /// The wait queue is gone, or the connection is.
@@ -93,8 +93,10 @@ impl Waiter {
         let net = until.map_or(net, |until| until.left().min(net));
         match tokio::time::timeout(net, self.consumer.next()).await {
             Ok(Some(Ok(delivery))) => {
+                let slot = delivery.properties.correlation_id().as_ref();
+                let slot = slot.and_then(|slot| slot.as_str().parse().ok());
                 self.woken_by = Some(delivery);
-                Woken::Called
+                Woken::Called(slot)
             }
             Ok(_) => Woken::Ended,
             Err(_) => Woken::Uncalled,

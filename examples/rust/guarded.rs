@@ -1,0 +1,59 @@
+//! A program that uses the lock client: takes a slot of a lock so many times, and
+//! each time writes to a register that only the slot's holder may write to. Ends
+//! with an error as soon as it meets another holder there. Several at once show
+//! that a lock keeps them apart:
+//!
+//! ```sh
+//! AMQP_URL=amqp://… cargo run --example guarded -- demo.deploy 100 /tmp/registers
+//! ```
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions, Permit};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut argument = |what: &str| arguments.next().ok_or(format!("missing argument: {what}"));
+    let lock = LockName::new(argument("the lock's name")?)?;
+    let times: u32 = argument("how many times")?.parse()?;
+    let registers = argument("the directory of the registers")?;
+    let broker = std::env::var("AMQP_URL").map_err(|_| "set AMQP_URL to the broker's address")?;
+
+    let settings = RabbitmqSettings::from_urls(&broker, None)?;
+    let client = Client::new(settings, ClientOptions::default());
+    let lock = client.semaphore(lock);
+    let options = AcquireOptions {
+        identity: Some(format!("guarded/{}", std::process::id())),
+        ..AcquireOptions::default()
+    };
+    for _ in 0..times {
+        let permit = lock.acquire(&options).await?;
+        write_alone(&permit, Path::new(&registers))?;
+        permit.release().await?;
+    }
+    client.close().await;
+    Ok(())
+}
+
+/// What the lock guards: fails if anybody else is at it.
+fn write_alone(permit: &Permit, registers: &Path) -> Result<(), Box<dyn Error>> {
+    let slot = permit.slot().unwrap_or_default();
+    let register = registers.join(format!("slot-{slot}"));
+    let met = |what: &str| format!("slot {slot}: met another holder {what}");
+    File::create_new(&register)
+        .map_err(|_| met("on entering"))?
+        .write_all(permit.id().as_bytes())?;
+    if fs::read_to_string(&register)? != permit.id() {
+        return Err(met("inside").into());
+    }
+    if !permit.is_valid() {
+        return Err(format!("slot {slot}: lost while it was used").into());
+    }
+    Ok(fs::remove_file(&register).map_err(|_| met("on leaving"))?)
+}

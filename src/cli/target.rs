@@ -1,0 +1,234 @@
+//! Which lock a verb is about, and on which broker: from arguments, from the
+//! environment, or from a Semaphore of the current Kubernetes context. What is
+//! done with the lock is the verbs' own.
+
+use std::time::Duration;
+
+use kube::config::KubeConfigOptions;
+use kube::{Api, Client, Config};
+
+use super::Failure;
+use crate::api::Semaphore;
+use crate::api::validate::{self, DefaultNames};
+use crate::operator::fetch::read_secret;
+use crate::plan::connection::RabbitmqSettings;
+use crate::plan::naming::{LockName, Profile};
+use crate::semaphore::{Client as LockClient, Lock};
+
+/// Where the lock is.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Where the lock is")]
+pub(super) struct Place {
+    /// The broker: amqp://user:password@host:5672/vhost
+    #[arg(long, env = "AMQP_URL", hide_env_values = true)]
+    url: Option<String>,
+
+    /// Its management API, which tells who holds what: http://user:password@host:15672
+    #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
+    management_url: Option<String>,
+
+    /// The virtual host, instead of the URL's
+    #[arg(long)]
+    vhost: Option<String>,
+
+    /// How the lock's queues are named: as in the guideline, or as in the library
+    /// amqp-locks-python
+    #[arg(long, value_enum, default_value_t = ProfileName::Guideline)]
+    profile: ProfileName,
+
+    /// The namespace of sem/NAME [default: the context's]
+    #[arg(long, short)]
+    namespace: Option<String>,
+
+    /// The Kubernetes context of sem/NAME [default: the current one]
+    #[arg(long)]
+    context: Option<String>,
+}
+
+/// [`Profile`] as an argument, in the spelling that resources have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum ProfileName {
+    Guideline,
+    AmqpLocksPython,
+}
+
+/// [`Place`] and which lock.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Target {
+    /// The semaphore: its name on the broker, such as default.deploy, or sem/NAME for the resource
+    /// of that name in Kubernetes
+    #[arg(value_name = "LOCK", required_unless_present_any = ["semaphore", "mutex"])]
+    lock: Option<String>,
+
+    /// The semaphore of this name on the broker
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["lock", "mutex"])]
+    semaphore: Option<String>,
+
+    /// The mutex of this name on the broker, which nobody needs to create
+    #[arg(long, value_name = "NAME", conflicts_with = "lock")]
+    mutex: Option<String>,
+
+    /// How a slot is held
+    #[arg(long, value_enum, default_value_t = Protocol::ExclusiveQueue)]
+    protocol: Protocol,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+/// How a slot is held, in the spelling that resources have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum Protocol {
+    /// By a queue that belongs to the holder's connection
+    ExclusiveQueue,
+}
+
+/// A lock that was found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub settings: RabbitmqSettings,
+    pub name: LockName,
+    /// A mutex without slots.
+    pub is_mutex: bool,
+    /// The resource's; absent, what the lock itself says counts.
+    pub lock_delay: Option<Duration>,
+}
+
+impl Found {
+    /// The lock, by way of this client.
+    pub fn lock(&self, client: &LockClient) -> Lock {
+        let name = self.name.clone();
+        if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
+    }
+
+    /// A slot of it, as a message says it.
+    pub fn what(&self, slot: Option<u32>) -> String {
+        slot.map_or_else(|| self.name.to_string(), |slot| format!("slot {slot} of {}", self.name))
+    }
+
+    /// That a slot was removed, as a message says it.
+    pub fn draining(&self, slot: Option<u32>) -> String {
+        let what = self.what(slot);
+        format!("{what} is draining: the semaphore was made smaller; release it when you can")
+    }
+
+    /// What one waits for, as a message says it.
+    pub fn wanted(&self) -> String {
+        let article = if self.is_mutex { "the mutex" } else { "a slot of" };
+        format!("{article} {}", self.name)
+    }
+}
+
+impl Target {
+    /// Finds out what the arguments mean. Asks Kubernetes only for a resource.
+    pub async fn find(&self) -> Result<Found, Failure> {
+        let Protocol::ExclusiveQueue = self.protocol;
+        match (&self.mutex, &self.semaphore, &self.lock) {
+            (Some(name), ..) => Ok(Found { is_mutex: true, ..self.place.named(name)? }),
+            (None, Some(name), _) => self.place.named(name),
+            (None, None, Some(lock)) => self.place.find(lock).await,
+            (None, None, None) => Err(usage("name a lock")),
+        }
+    }
+}
+
+impl Place {
+    /// The semaphore that `lock` names: `sem/NAME` is a resource's.
+    pub async fn find(&self, lock: &str) -> Result<Found, Failure> {
+        match resource(lock) {
+            Some(name) => self.resource(name).await,
+            None => self.named(lock),
+        }
+    }
+
+    /// The semaphore of this name on the broker that the arguments name.
+    pub fn named(&self, name: &str) -> Result<Found, Failure> {
+        if self.namespace.is_some() || self.context.is_some() {
+            return Err(usage("--namespace and --context are for sem/NAME"));
+        }
+        let mut settings = self.settings()?.ok_or_else(|| {
+            usage("name the broker: set AMQP_URL, or give --url (or use sem/NAME)")
+        })?;
+        if let Some(vhost) = &self.vhost {
+            settings.vhost.clone_from(vhost);
+        }
+        let profile = match self.profile {
+            ProfileName::Guideline => Profile::Guideline,
+            ProfileName::AmqpLocksPython => Profile::AmqpLocksPython,
+        };
+        let name = LockName::new(name).map_err(|error| usage(&error))?.with_profile(profile);
+        Ok(Found { settings, name, is_mutex: false, lock_delay: None })
+    }
+
+    /// The broker of the arguments and the environment.
+    fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
+        // An empty variable is how a chart leaves one out.
+        let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+        let Some(url) = given(&self.url) else { return Ok(None) };
+        RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
+            .map(Some)
+            .map_err(|error| usage(&error))
+    }
+
+    async fn resource(&self, name: &str) -> Result<Found, Failure> {
+        if self.vhost.is_some() || self.profile != ProfileName::Guideline {
+            return Err(usage(&format!(
+                "--vhost and --profile are sem/{name}'s own: leave them out"
+            )));
+        }
+        let config = match &self.context {
+            None => Config::infer().await.map_err(|error| no_kubernetes(&error))?,
+            Some(context) => {
+                let options =
+                    KubeConfigOptions { context: Some(context.clone()), ..Default::default() };
+                Config::from_kubeconfig(&options).await.map_err(|error| no_kubernetes(&error))?
+            }
+        };
+        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| no_kubernetes(&error))?;
+        let api: Api<Semaphore> = Api::namespaced(client.clone(), &namespace);
+        let object = api.get_opt(name).await.map_err(|error| no_kubernetes(&error))?;
+        let object = object.ok_or_else(|| {
+            let message = format!("there is no Semaphore {name:?} in the namespace {namespace:?}");
+            usage(&message)
+        })?;
+        // What the operator refuses has no slots; here it is enough to have a name.
+        let valid = validate::semaphore(&object, DefaultNames::Any).map_err(|e| usage(&e))?;
+        let settings = match &valid.secret {
+            Some(secret) => {
+                let data = read_secret(&client, &namespace, secret)
+                    .await
+                    .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+                RabbitmqSettings::from_secret(&data, valid.vhost.as_deref())
+                    .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?
+            }
+            None => {
+                let mut settings = self.settings()?.ok_or_else(|| {
+                    usage(&format!(
+                        "sem/{name} names no connection, so it is on the operator's default broker: set AMQP_URL to that, or give --url"
+                    ))
+                })?;
+                if let Some(vhost) = valid.vhost {
+                    settings.vhost = vhost;
+                }
+                settings
+            }
+        };
+        Ok(Found { settings, name: valid.lock, is_mutex: false, lock_delay: None })
+    }
+}
+
+/// The resource that `lock` names, if it is not a name on the broker.
+pub(super) fn resource(lock: &str) -> Option<&str> {
+    ["sem/", "semaphore/", "semaphores/"].iter().find_map(|kind| lock.strip_prefix(kind))
+}
+
+fn usage(error: &(impl std::fmt::Display + ?Sized)) -> Failure {
+    Failure::new(Failure::USAGE, error.to_string())
+}
+
+fn no_kubernetes(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Failure::UNAVAILABLE, format!("Kubernetes can't be asked: {error}"))
+}

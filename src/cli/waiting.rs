@@ -1,0 +1,142 @@
+//! What is said on standard error while a lock is waited for: who holds it, on a
+//! terminal as it changes, elsewhere a line now and then.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::io::{IsTerminal, Write, stderr};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::target::Found;
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
+use crate::semaphore::{Broker, BrokerOptions};
+
+/// Who gets a slot within this time didn't wait.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// How often it is said, on a terminal and elsewhere.
+const ON_A_TERMINAL: Duration = Duration::from_secs(2);
+const ELSEWHERE: Duration = Duration::from_secs(30);
+
+/// Most holders named.
+const MAX_NAMED: usize = 5;
+
+/// Says who is waited for.
+pub(super) struct Waiting<'a> {
+    found: &'a Found,
+    started: Instant,
+    quiet: bool,
+    said: Cell<bool>,
+}
+
+impl<'a> Waiting<'a> {
+    /// Begins now.
+    pub fn new(found: &'a Found, quiet: bool) -> Self {
+        Self { found, started: Instant::now(), quiet, said: Cell::new(false) }
+    }
+
+    /// Says it for as long as it is polled. Cancel safe: what is on a terminal
+    /// vanishes.
+    pub async fn show(&self) -> Infallible {
+        if self.quiet {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(AT_ONCE).await;
+        let broker = Broker::new(self.found.settings.clone(), BrokerOptions::default());
+        let line = Line(stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{spinner} {wide_msg}");
+            let spinner = ProgressBar::new_spinner();
+            spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            spinner.enable_steady_tick(Duration::from_millis(120));
+            spinner
+        }));
+        let what = self.found.wanted();
+        loop {
+            let who = if self.found.is_mutex {
+                String::new()
+            } else {
+                who_holds(&broker, &self.found.name).await
+            };
+            let waited = in_words(self.started.elapsed());
+            match &line.0 {
+                Some(spinner) => {
+                    spinner.set_message(format!("waiting for {what}, {waited}{who}"));
+                    tokio::time::sleep(ON_A_TERMINAL).await;
+                }
+                None => {
+                    let waited =
+                        if self.said.get() { format!(", {waited}") } else { String::new() };
+                    self.said.set(true);
+                    let _ = writeln!(stderr(), "lockkeeper: waiting for {what}{waited}{who}");
+                    tokio::time::sleep(ELSEWHERE).await;
+                }
+            }
+        }
+    }
+
+    /// Says that it is over, to those who were told that it began.
+    pub fn ended(&self, slot: Option<u32>) {
+        if self.said.get() {
+            let (what, waited) = (self.found.what(slot), in_words(self.started.elapsed()));
+            let _ = writeln!(stderr(), "lockkeeper: got {what} after {waited}");
+        }
+    }
+}
+
+/// A spinner that leaves nothing behind.
+struct Line(Option<ProgressBar>);
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(spinner) = &self.0 {
+            spinner.finish_and_clear();
+        }
+    }
+}
+
+/// `: 3 of 3 held: 1 by …`, as far as it is known.
+async fn who_holds(broker: &Broker, lock: &LockName) -> String {
+    let observed = async {
+        let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;
+        broker.observe(lock, mark, mark).await
+    };
+    let Ok(seen) = observed.await else { return String::new() };
+    let slots = u32::try_from(seen.slots.len()).unwrap_or(u32::MAX);
+    if slots == 0 {
+        return ": it has no slots".to_owned();
+    }
+    let counts = seen.counts(slots);
+    let mut text = format!(": {} of {slots} held", counts.held);
+    if broker.has_management() {
+        let holders = broker.holders(lock, &seen, slots, MAX_NAMED).await;
+        let mut named = holders.list.iter().filter_map(in_short).peekable();
+        if named.peek().is_some() {
+            text += ", ";
+            text += &named.collect::<Vec<_>>().join(", ");
+        }
+    }
+    text
+}
+
+/// A holder who says anything about itself.
+fn in_short(holder: &Holder) -> Option<String> {
+    let who = holder.identity.as_ref().or(holder.connection.as_ref())?;
+    let mut text = holder.slot.map_or_else(String::new, |slot| format!("{slot} by "));
+    text += who;
+    let since = holder.since.as_ref().map(|since| format!(" since {since}"));
+    let reason = holder.reason.as_ref().map(|reason| format!(" ({reason})"));
+    text.extend([since, reason].into_iter().flatten());
+    Some(text)
+}
+
+/// A time of waiting, to the second.
+fn in_words(waited: Duration) -> String {
+    let seconds = waited.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes}m"),
+    }
+}
