@@ -139,13 +139,6 @@ impl Vhost {
         RabbitmqSettings { management: None, ..self.settings() }
     }
 
-    /// The address of this virtual host, for a program of its own.
-    pub fn url(&self) -> String {
-        let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
-        url.set_path(&self.name);
-        url.into()
-    }
-
     /// A user who exists until the end, with permissions here if given
     /// (configure, write, read); returns name and password.
     pub async fn user(&self, permissions: Option<[&str; 3]>) -> (String, String) {
