@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test up down lint generate bench
+.PHONY: help demo test up down lint generate bench foreign
 
 # Arguments for the script behind a target: make test ARGS='--test client'
 ARGS ?=
@@ -35,3 +35,6 @@ bench: ## Measure, with the optimised program
 	@dev/install
 	@cargo build --quiet --release
 	@dev/bench $(ARGS)
+
+foreign: ## Share a lock with the real amqp-locks-python: make foreign SRC=<its checkout>
+	@dev/foreign $(SRC)
