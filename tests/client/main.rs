@@ -15,6 +15,7 @@ mod holding;
 mod processes;
 mod recording;
 mod waiting;
+mod wire;
 
 use std::time::Duration;
 
