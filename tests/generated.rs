@@ -265,3 +265,29 @@ fn the_full_examples_have_every_field_of_the_spec() {
         }
     }
 }
+
+/// Given a broker that isn't there, a command that was understood says so.
+#[test]
+fn the_examples_run_commands_that_this_program_understands() {
+    let mut understood = 0;
+    for file in ["cronjob.yaml", "pod.yaml"] {
+        let file = format!("{}/examples/exec/{file}", env!("CARGO_MANIFEST_DIR"));
+        for document in std::fs::read_to_string(&file).unwrap().split("\n---\n") {
+            let document: Value = serde_yaml::from_str(document).unwrap();
+            let pod = document.pointer("/spec/jobTemplate/spec/template").unwrap_or(&document);
+            let Some(arguments) = pod.pointer("/spec/containers/0/args") else { continue };
+            let arguments: Vec<&str> =
+                arguments.as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
+            assert_eq!(arguments[0], "lockkeeper");
+            let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+                .args(&arguments[1..])
+                .env("AMQP_URL", "amqp://127.0.0.1:1")
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(69), "{file}: {said}");
+            understood += 1;
+        }
+    }
+    assert_eq!(understood, 2);
+}

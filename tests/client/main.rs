@@ -17,6 +17,7 @@ mod holding;
 mod processes;
 mod recording;
 mod waiting;
+mod wire;
 
 use std::time::Duration;
 

@@ -1,0 +1,247 @@
+//! What the client sends, method by method, and what becomes of a lock when a
+//! frame is late or lost.
+
+use std::time::Duration;
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::semaphore::{
+    AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
+    Start, Verdict,
+};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, held, lock, name, resize};
+
+/// The lock by way of the proxy, with nothing that goes on by itself meanwhile.
+fn through(proxy: &Proxy, vhost: &Vhost) -> Lock {
+    let quiet = Duration::from_mins(1);
+    let options = ClientOptions {
+        heartbeat: quiet,
+        verify_interval: quiet,
+        operation_timeout: Duration::from_secs(1),
+        warm: 0,
+        ..ClientOptions::default()
+    };
+    Client::new(proxy.settings(vhost.settings()), options).semaphore(name())
+}
+
+/// The same after one acquisition: connected, with its channels open.
+async fn warm(proxy: &Proxy, vhost: &Vhost) -> Lock {
+    let lock = through(proxy, vhost);
+    lock.try_acquire(&any()).await.unwrap().release().await.unwrap();
+    proxy.reset();
+    lock
+}
+
+fn first() -> AcquireOptions {
+    AcquireOptions { start: Start::First, ..any() }
+}
+
+fn sent(proxy: &Proxy) -> Vec<String> {
+    proxy.methods().into_iter().map(|method| method.name).collect()
+}
+
+/// A method that a client sends about a queue whose name ends so.
+fn about(name: &'static str, suffix: &'static str) -> impl Awaited {
+    move |method: &Method| {
+        method.sender == Sender::Client && method.name == name && method.queue.ends_with(suffix)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 3).await;
+    let proxy = Proxy::start().await;
+    let lock = warm(&proxy, &vhost).await;
+    for (options, most) in [(any(), 4), (first(), 5)] {
+        proxy.reset();
+        let permit = lock.try_acquire(&options).await.unwrap();
+        let acquiring = sent(&proxy);
+        assert!(acquiring.len() <= most, "{acquiring:?}");
+        assert!(acquiring.contains(&"queue.declare".to_owned()), "{acquiring:?}");
+        proxy.reset();
+        assert_eq!(permit.verify().await, Ok(Verdict::Held));
+        assert_eq!(sent(&proxy), ["queue.declare(passive)"; 2]);
+        proxy.reset();
+        permit.release().await.unwrap();
+        // The other one wakes whoever waits.
+        let mut releasing = sent(&proxy);
+        releasing.sort();
+        assert_eq!(releasing.iter().filter(|name| *name == "queue.delete").count(), 1);
+        assert!(releasing.len() <= 2, "{releasing:?}");
+        assert_eq!(proxy.connections_opened(), 0);
+        assert_eq!(proxy.count("channel.open") + proxy.count("channel.close"), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_asks_the_broker_nothing_until_it_is_called() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let holder = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let proxy = Proxy::start().await;
+    let waiter = through(&proxy, &vhost);
+    let waiting = tokio::spawn(async move { waiter.acquire(&any()).await });
+    eventually("it waits", async || proxy.count("basic.consume-ok") == 1).await;
+    // Its one try after it joined.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    proxy.reset();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(sent(&proxy), Vec::<String>::new());
+    holder.release().await.unwrap();
+    let permit = waiting.await.unwrap().unwrap();
+    assert_eq!(permit.slot(), Some(1));
+    permit.release().await.unwrap();
+}
+
+/// Hazard A7.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_race_costs_one_channel_and_no_connection() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let proxy = Proxy::start().await;
+    let lock = warm(&proxy, &vhost).await;
+    let late = proxy.hold_at(When::Before, about("queue.declare", "-1-B"));
+    let acquiring = tokio::spawn(async move { lock.try_acquire(&first()).await });
+    late.wait().await;
+    let faster = crate::lock(&vhost).try_acquire(&first()).await.unwrap();
+    assert_eq!(faster.slot(), Some(1));
+    proxy.resume();
+    let permit = acquiring.await.unwrap().unwrap();
+    assert_eq!(permit.slot(), Some(2));
+    assert_eq!((proxy.connections_opened(), proxy.count("channel.close")), (0, 1));
+    assert_eq!(faster.verify().await, Ok(Verdict::Held));
+}
+
+/// Hazard A8.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    for options in [any(), first()] {
+        resize(&vhost, 1).await;
+        let proxy = Proxy::start().await;
+        let lock = warm(&proxy, &vhost).await;
+        let late = proxy.hold_at(When::Before, about("queue.declare", "-1-B"));
+        let acquiring = tokio::spawn(async move { lock.try_acquire(&options).await });
+        late.wait().await;
+        let slot = name().slot_queue(1);
+        channel.queue_delete(slot.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+        proxy.resume();
+        let error = acquiring.await.unwrap().unwrap_err();
+        assert_eq!(error, AcquireError::NoSlots { lock: name().to_string() });
+        assert_eq!(vhost.queue(&name().holder_queue(1)).await, None, "left behind");
+    }
+}
+
+/// Hazard A26.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let proxy = Proxy::start().await;
+    let lock = warm(&proxy, &vhost).await;
+    for when in [When::Before, When::After] {
+        // The connection dies with the delete, or with its answer.
+        let permit = lock.try_acquire(&any()).await.unwrap();
+        let cut = proxy.cut_at(when, about("queue.delete", "-1-B"));
+        permit.release().await.unwrap();
+        cut.wait().await;
+        eventually("the slot is free", async || held(&vhost).await.is_empty()).await;
+    }
+    // It lives on, but nothing is heard of it.
+    let permit = lock.try_acquire(&any()).await.unwrap();
+    let (connections, silent) =
+        (proxy.connections(), proxy.hold_at(When::After, about("queue.delete", "-1-B")));
+    permit.release().await.unwrap();
+    silent.wait().await;
+    proxy.resume();
+    eventually("its connection is ended", async || proxy.connections() < connections).await;
+    assert_eq!(held(&vhost).await, Vec::<u32>::new());
+    lock.try_acquire(&any()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 2).await;
+    let (mut acquired, mut failed) = (0, 0);
+    for when in [When::Before, When::After] {
+        for method in 1..=8 {
+            let proxy = Proxy::start().await;
+            let lock = warm(&proxy, &vhost).await;
+            drop(proxy.cut_at(when, nth(method)));
+            match lock.try_acquire(&first()).await {
+                Ok(permit) => {
+                    acquired += 1;
+                    // Lost meanwhile or not: given back either way.
+                    let _ = permit.release().await;
+                }
+                Err(_) => failed += 1,
+            }
+            // With the client still connected, if it is.
+            eventually("nothing stays held", async || held(&vhost).await.is_empty()).await;
+        }
+    }
+    assert!(acquired > 0 && failed > 5, "{acquired} acquired, {failed} failed");
+}
+
+/// Hazard A16.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_administrator_sent_before_it_lost_its_mutex_does_not_land_afterwards() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let proxy = Proxy::start().await;
+    let options =
+        BrokerOptions { operation_timeout: Duration::from_secs(2), ..BrokerOptions::default() };
+    let slow = Broker::new(proxy.settings(vhost.settings()), options);
+    let late = proxy.hold_at(When::Before, about("queue.declare", "-12-A"));
+    let wish = SlotWish::new(40);
+    let growing = tokio::spawn(async move {
+        slow.converge(&name(), wish, sweep_to(wish, 1), false, &CancellationToken::new()).await
+    });
+    late.wait().await;
+    // The broker gives its mutex back, and the next one wants 3.
+    eventually("the connection is shown", async || !vhost.connections("admin").await.is_empty())
+        .await;
+    for connection in vhost.connections("admin").await {
+        vhost.management.close_connection(&connection, "test").await;
+    }
+    resize(&vhost, 3).await;
+    proxy.resume();
+    let error = growing.await.unwrap().unwrap_err();
+    // Whichever it noticed first.
+    assert!(
+        matches!(error, BrokerError::MutexLost { .. } | BrokerError::Timeout { .. }),
+        "{error}"
+    );
+    let there: Vec<String> =
+        vhost.queues().await.into_iter().filter(|queue| queue.ends_with("-A")).collect();
+    assert_eq!(there, (1..=3).map(|slot| name().slot_queue(slot)).collect::<Vec<_>>());
+}
+
+/// Hazard A12.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_queue_of_another_connection_is_no_proof_for_us() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let permit = lock(&vhost).try_acquire(&any()).await.unwrap();
+    // Expires under its holder; then somebody else has it, so that a publish to
+    // it would still say that it exists.
+    let policy = format!("policies/{}/gone", vhost.name);
+    let definition = json!({"pattern": "-B$", "definition": {"expires": 1}, "apply-to": "queues"});
+    vhost.management.put(&policy, definition).await;
+    let holder = name().holder_queue(1);
+    eventually("it is gone", async || vhost.queue(&holder).await.is_none()).await;
+    vhost.management.delete(&policy).await;
+    let (_connection, channel) = vhost.channel().await;
+    let exclusive = QueueDeclareOptions::exclusive();
+    channel.queue_declare(holder.as_str().into(), exclusive, FieldTable::default()).await.unwrap();
+    assert_eq!(permit.verify().await, Ok(Verdict::Lost));
+}
