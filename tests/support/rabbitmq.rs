@@ -127,13 +127,6 @@ impl Vhost {
         self.settings.clone()
     }
 
-    /// The same as an address.
-    pub fn url(&self) -> String {
-        let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
-        url.set_path(&encoded(&self.name));
-        url.into()
-    }
-
     /// How to reach it over AMQP only.
     pub fn settings_without_management(&self) -> RabbitmqSettings {
         RabbitmqSettings { management: None, ..self.settings() }
@@ -142,7 +135,7 @@ impl Vhost {
     /// The address of this virtual host, for a program of its own.
     pub fn url(&self) -> String {
         let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
-        url.set_path(&self.name);
+        url.set_path(&encoded(&self.name));
         url.into()
     }
 
