@@ -23,7 +23,7 @@ fn guarded() -> PathBuf {
     // Beside the directory of the test programs.
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/guarded");
-    assert!(program.exists(), "{program:?} is missing: cargo build --examples");
+    assert!(program.exists(), "{} is missing: cargo build --examples", program.display());
     program
 }
 
@@ -42,8 +42,6 @@ fn start(vhost: &Vhost, registers: &Path) -> Child {
 async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end() {
     let vhost = Vhost::create().await;
     resize(&vhost, SLOTS).await;
-    let classic = serde_json::json!({"durable": true, "arguments": {"x-queue-type": "classic"}});
-    vhost.declare(&name().wait_queue().unwrap(), classic).await;
     let registers = std::env::temp_dir().join(format!("lockkeeper-{}", unique()));
     std::fs::create_dir(&registers).unwrap();
     let begun = Instant::now();
