@@ -1,10 +1,10 @@
 //! `lockkeeper completion`: what a shell needs to complete our arguments.
 
-use std::io::stdout;
+use std::io::{Write, stdout};
 
 use clap::CommandFactory;
 
-use super::Cli;
+use super::{Cli, Failure};
 
 /// Arguments of `lockkeeper completion`.
 #[derive(Debug, clap::Args)]
@@ -14,6 +14,10 @@ pub struct Arguments {
     shell: clap_complete::Shell,
 }
 
-pub(super) fn run(arguments: &Arguments) {
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "lockkeeper", &mut stdout());
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "lockkeeper", &mut script);
+    stdout()
+        .write_all(&script)
+        .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
 }

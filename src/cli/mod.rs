@@ -112,10 +112,7 @@ pub fn main() -> ExitCode {
         Verb::Exec(arguments) => exec::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
-        Verb::Completion(arguments) => {
-            completion::run(&arguments);
-            Ok(())
-        }
+        Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),
     };

@@ -63,6 +63,7 @@ struct Which {
 
 /// What is kept beside each slot.
 #[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "What is kept beside each slot")]
 struct Records {
     /// Give each acquisition of a slot a number that is greater than any before
     #[arg(long)]
@@ -89,7 +90,7 @@ impl Records {
 #[derive(Debug, clap::Args)]
 struct Form {
     /// The form of the answer
-    #[arg(long, short, value_enum, default_value_t)]
+    #[arg(long, short, value_enum, default_value_t, help_heading = None)]
     output: Format,
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 
-use crate::support::environment::random;
+use crate::environment::{random, signal};
 use crate::support::rabbitmq::eventually;
 
 /// Writes the holder into the file `$0` until it is ended, in two processes.
@@ -95,12 +95,6 @@ impl Running {
         let end = tokio::time::timeout(Duration::from_secs(15), self.process.wait()).await;
         end.unwrap_or_else(|_| panic!("it goes on and on: {}", self.said())).unwrap().code()
     }
-}
-
-/// Sends a signal to a process.
-pub fn signal(pid: u32, name: &str) {
-    let arguments = [format!("-{name}"), pid.to_string()];
-    assert!(std::process::Command::new("kill").args(arguments).status().unwrap().success());
 }
 
 /// The living processes that have this text in `/proc/<pid>/<file>`.

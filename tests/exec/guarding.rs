@@ -1,7 +1,8 @@
 //! The guardian: nobody goes on under a lock that nobody watches, whoever of the
 //! processes between is killed.
 
-use crate::commands::{Running, Scratch, WRITE, alive, child_of, signal};
+use crate::commands::{Running, Scratch, WRITE, alive, child_of};
+use crate::environment::signal;
 use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{LOCK, create, lockkeeper};
 

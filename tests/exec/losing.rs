@@ -7,9 +7,10 @@ use lockkeeper::plan::naming::LockName;
 use lockkeeper::semaphore::{Broker, BrokerOptions};
 
 use crate::commands::{Running, Scratch, WRITE, alive};
+use crate::own_server::OwnServer;
 use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{LOCK, create, lockkeeper, succeed};
+use crate::{LOCK, create, lockkeeper, program, succeed};
 
 /// How often each way is gone; with `LOCKKEEPER_SOAK` set, 20 times.
 const REPEATS: u32 = 1;
@@ -225,4 +226,31 @@ async fn a_stop_that_is_shorter_than_the_deadline_harms_nobody() {
     assert!(!alive(&holder).is_empty());
     exec.signal("TERM");
     assert_eq!(exec.code().await, Some(143), "{}", exec.said());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_restarts_ends_the_command_before_the_next_begins() {
+    let broker = OwnServer::rabbitmq().await;
+    let address = broker.variable("AMQP_URL");
+    let scratch = Scratch::new();
+    let file = scratch.file("register");
+    let start = |name: &str, words: &[&str]| {
+        let mut command = program(&[], words);
+        command.env("AMQP_URL", &address).env_remove("RABBITMQ_MANAGEMENT_URL");
+        Running::start(&scratch, name, command)
+    };
+    let create = ["semaphore", "create", LOCK, "--slots", "1", "--lock-delay", "1s"];
+    assert_eq!(start("create", &create).code().await, Some(0));
+    let exec = ["exec", LOCK, "--kill-after", "500ms", "--", "sh", "-c", WRITE, &file];
+    let mut first = start("first", &exec);
+    let one = scratch.next_holder(&[]).await;
+    broker.stop().await;
+    assert_eq!(first.code().await, Some(80), "{}", first.said());
+    assert!(first.said().contains("(ConnectionClosed)"), "{}", first.said());
+    assert_eq!(alive(&one), [0; 0]);
+    broker.start().await;
+    let second = start("second", &exec);
+    let two = scratch.next_holder(&[&one]).await;
+    assert_eq!(scratch.holders(), [one, two], "one after the other");
+    second.signal("KILL");
 }

@@ -5,13 +5,17 @@
 // clippy.toml's exception is for functions marked as tests, not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../support/own_server.rs"]
+mod own_server;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod commands;
 mod draining;
 mod guarding;
+mod holding;
 mod losing;
+mod manual;
 mod outcomes;
 mod semaphores;
 mod signals;
@@ -20,7 +24,8 @@ mod waiting;
 
 use std::process::Stdio;
 
-use support::environment::variable;
+use environment::variable;
+use support::environment;
 use support::rabbitmq::Vhost;
 use tokio::process::Command;
 
@@ -43,14 +48,20 @@ fn lockkeeper(vhost: &Vhost, arguments: &[&str]) -> Command {
 
 /// The same, started by another program.
 fn prefixed(prefix: &[&str], vhost: &Vhost, arguments: &[&str]) -> Command {
+    let mut command = program(prefix, arguments);
+    command
+        .env("AMQP_URL", vhost.url())
+        .env("RABBITMQ_MANAGEMENT_URL", variable("RABBITMQ_MANAGEMENT_URL"));
+    command
+}
+
+fn program(prefix: &[&str], arguments: &[&str]) -> Command {
     let program = env!("CARGO_BIN_EXE_lockkeeper");
     let words: Vec<&str> =
         prefix.iter().copied().chain([program]).chain(arguments.to_vec()).collect();
     let mut command = Command::new(words[0]);
     command
         .args(&words[1..])
-        .env("AMQP_URL", vhost.url())
-        .env("RABBITMQ_MANAGEMENT_URL", variable("RABBITMQ_MANAGEMENT_URL"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

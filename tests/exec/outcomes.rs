@@ -117,3 +117,13 @@ async fn nothing_of_ours_is_left_at_the_broker_afterwards() {
     }
     assert_eq!(vhost.queues().await, before);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_inherits_no_descriptor_of_ours() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let list = ["ls", "/proc/self/fd"];
+    let bare = tokio::process::Command::new(list[0]).arg(list[1]).output().await.unwrap().stdout;
+    let under = succeed(&vhost, &[&["exec", LOCK, "--"], &list[..]].concat()).await;
+    assert_eq!(under, String::from_utf8(bare).unwrap());
+}

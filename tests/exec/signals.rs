@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::commands::{Running, Scratch, WRITE, alive, child_of, signal};
+use crate::commands::{Running, Scratch, WRITE, alive, child_of};
+use crate::environment::signal;
 use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{LOCK, create, lockkeeper, prefixed};
 

@@ -2,11 +2,12 @@
 //! what the shared ones must not be made to do: stop, hang, come back. Ended and
 //! removed when it is dropped, also by a failing test.
 
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::environment::{random, variable};
-use crate::world::signal;
+use crate::environment::{random, signal, variable};
 
 /// One server in a directory of its own.
 pub struct OwnServer {

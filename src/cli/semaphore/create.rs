@@ -12,7 +12,7 @@ pub struct Arguments {
     form: Form,
 
     /// How many may hold it at once; 0 means nobody for now
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     slots: u32,
 
     #[command(flatten)]

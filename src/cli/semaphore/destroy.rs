@@ -13,7 +13,7 @@ pub struct Arguments {
     which: Which,
 
     /// Don't ask
-    #[arg(long, short)]
+    #[arg(long, short, help_heading = None)]
     yes: bool,
 }
 

@@ -9,7 +9,7 @@ pub struct Arguments {
     which: Which,
 
     /// How many to remove, the highest first
-    #[arg(value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     by: u32,
 
     #[command(flatten)]

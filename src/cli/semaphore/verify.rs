@@ -10,7 +10,7 @@ pub struct Arguments {
     which: Which,
 
     /// How many slots there should be [default: the resource's, else as many as the highest says]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     slots: Option<u32>,
 }
 

@@ -15,15 +15,15 @@ pub struct Arguments {
     which: Which,
 
     /// The slot, from 1
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     slot: u32,
 
     /// What is waited for
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = None)]
     until: Until,
 
     /// Give up after this time [default: wait for ever]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = None)]
     timeout: Option<Duration>,
 }
 
