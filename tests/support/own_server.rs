@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::environment::{random, variable};
+use super::environment::{random, signal, variable};
 
 /// One server in a directory of its own.
 pub struct OwnServer {
@@ -87,10 +87,6 @@ impl OwnServer {
         command.arg(verb).arg(&self.directory);
         command
     }
-}
-
-fn signal(pid: u32, name: &str) {
-    let _ = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }
 
 impl Drop for OwnServer {
