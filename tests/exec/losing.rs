@@ -55,9 +55,12 @@ impl Loss {
     }
 }
 
+fn repeats() -> u32 {
+    if std::env::var("LOCKKEEPER_SOAK").is_ok() { 20 } else { REPEATS }
+}
+
 async fn lose(loss: Loss, script: &str) {
-    let soak = std::env::var("LOCKKEEPER_SOAK").is_ok();
-    for _ in 0..if soak { 20 } else { REPEATS } {
+    for _ in 0..repeats() {
         lose_once(loss, script).await;
     }
 }
@@ -231,6 +234,12 @@ async fn a_stop_that_is_shorter_than_the_deadline_harms_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_restarts_ends_the_command_before_the_next_begins() {
     let broker = OwnServer::rabbitmq().await;
+    for round in 0..repeats() {
+        restart_once(&broker, &format!("{LOCK}-{round}")).await;
+    }
+}
+
+async fn restart_once(broker: &OwnServer, lock: &str) {
     let address = broker.variable("AMQP_URL");
     let scratch = Scratch::new();
     let file = scratch.file("register");
@@ -239,9 +248,9 @@ async fn a_broker_that_restarts_ends_the_command_before_the_next_begins() {
         command.env("AMQP_URL", &address).env_remove("RABBITMQ_MANAGEMENT_URL");
         Running::start(&scratch, name, command)
     };
-    let create = ["semaphore", "create", LOCK, "--slots", "1", "--lock-delay", "1s"];
+    let create = ["semaphore", "create", lock, "--slots", "1", "--lock-delay", "1s"];
     assert_eq!(start("create", &create).code().await, Some(0));
-    let exec = ["exec", LOCK, "--kill-after", "500ms", "--", "sh", "-c", WRITE, &file];
+    let exec = ["exec", lock, "--kill-after", "500ms", "--", "sh", "-c", WRITE, &file];
     let mut first = start("first", &exec);
     let one = scratch.next_holder(&[]).await;
     broker.stop().await;
