@@ -51,6 +51,7 @@ impl OwnServer {
 
     /// Sets off a RabbitMQ's memory alarm, or ends it: meanwhile it takes nothing
     /// more from whoever publishes.
+    #[allow(dead_code, reason = "not every test binary needs an alarm")]
     pub async fn block(&self, blocked: bool) {
         let mut command = self.script(if blocked { "block" } else { "unblock" });
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
