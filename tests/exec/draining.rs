@@ -27,7 +27,7 @@ const WORK: &str = r#"echo "slot $LOCK_SLOT" >>"$0"
 async fn a_shrink_changes_nothing_for_a_command_that_may_finish() {
     let vhost = Vhost::create().await;
     let scratch = Scratch::new();
-    let [mut first, mut second] = two(&vhost, &scratch, &["--heartbeat", "1s"], WORK).await;
+    let [mut first, mut second] = two(&vhost, &scratch, &["--heartbeat", "2s"], WORK).await;
     succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
     second.until_it_says("slot 2 of ci.deploy is draining").await;
     // Grown back: the slot is there again, and still taken.
@@ -48,7 +48,7 @@ async fn a_shrink_changes_nothing_for_a_command_that_may_finish() {
 async fn a_shrink_ends_a_command_that_is_to_stop_and_its_slot_is_given_back() {
     let vhost = Vhost::create().await;
     let scratch = Scratch::new();
-    let options = ["--heartbeat", "1s", "--on-drain", "stop"];
+    let options = ["--heartbeat", "2s", "--on-drain", "stop"];
     let [_first, mut second] = two(&vhost, &scratch, &options, WORK).await;
     succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
     assert_eq!(second.code().await, Some(9), "{}", second.said());
@@ -62,7 +62,7 @@ async fn a_command_that_is_to_stop_and_does_not_is_killed() {
     let scratch = Scratch::new();
     let deaf = r#"trap '' TERM; echo "slot $LOCK_SLOT" >>"$0"; echo "$LOCK_HOLDER_ID" >>"$0"
         while :; do sleep 0.02; done"#;
-    let options = ["--heartbeat", "1s", "--on-drain", "stop", "--kill-after", "300ms"];
+    let options = ["--heartbeat", "2s", "--on-drain", "stop", "--kill-after", "300ms"];
     let [_first, mut second] = two(&vhost, &scratch, &options, deaf).await;
     succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
     assert_eq!(second.code().await, Some(137), "{}", second.said());

@@ -26,7 +26,7 @@ async fn hold_says_when_it_holds_and_when_it_has_released() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hold_says_when_its_mutex_is_lost() {
     let vhost = Vhost::create().await;
-    let arguments = ["hold", "--mutex", "ci.one", "--heartbeat", "1s"];
+    let arguments = ["hold", "--mutex", "ci.one", "--heartbeat", "2s"];
     let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();
     let mut lines = BufReader::new(hold.stdout.take().unwrap()).lines();
     assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("holding ci.one"));

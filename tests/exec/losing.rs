@@ -44,13 +44,14 @@ impl Loss {
         }
     }
 
-    /// Within which time the command must be gone, with heartbeats of 1 s and
+    /// Within which time the command must be gone, with heartbeats of 2 s and
     /// 500 ms between TERM and KILL: before the broker frees the slot of a silent
-    /// holder, which takes it 2 s at least; otherwise as soon as TERM works.
+    /// holder, which takes it 4 s at least; otherwise as soon as TERM works, and
+    /// before the lock delay of 3 s has passed.
     fn bound(self) -> Duration {
         match self {
-            Self::Stopped | Self::Silent => Duration::from_secs(2),
-            Self::Killed | Self::Cut | Self::Closed | Self::Revoked => Duration::from_secs(1),
+            Self::Stopped | Self::Silent => Duration::from_secs(4),
+            Self::Killed | Self::Cut | Self::Closed | Self::Revoked => Duration::from_secs(2),
         }
     }
 }
@@ -67,13 +68,13 @@ async fn lose(loss: Loss, script: &str) {
 
 async fn lose_once(loss: Loss, script: &str) {
     let vhost = Vhost::create().await;
-    let delay = ["--slots", "1", "--lock-delay", "1s"];
+    let delay = ["--slots", "1", "--lock-delay", "3s"];
     succeed(&vhost, &[&["semaphore", "create", LOCK][..], &delay].concat()).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");
     let proxy = Proxy::start().await;
     let command = |url: &str| {
-        let options = ["--heartbeat", "1s", "--kill-after", "500ms", "--url", url];
+        let options = ["--heartbeat", "2s", "--kill-after", "500ms", "--url", url];
         let words = [&["exec", LOCK][..], &options, &["--", "sh", "-c", script, &file]].concat();
         lockkeeper(&vhost, &words)
     };
@@ -178,7 +179,7 @@ async fn closed(on_lost: &str, script: &str) -> (Scratch, Running) {
     create(&vhost, 1).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");
-    let options = ["exec", LOCK, "--heartbeat", "1s", "--kill-after", "10s", "--on-lost", on_lost];
+    let options = ["exec", LOCK, "--heartbeat", "2s", "--kill-after", "10s", "--on-lost", on_lost];
     let words = [&options[..], &["--", "sh", "-c", script, &file]].concat();
     let mut exec = Running::start(&scratch, "exec", lockkeeper(&vhost, &words));
     scratch.next_holder(&[]).await;
@@ -248,7 +249,7 @@ async fn restart_once(broker: &OwnServer, lock: &str) {
         command.env("AMQP_URL", &address).env_remove("RABBITMQ_MANAGEMENT_URL");
         Running::start(&scratch, name, command)
     };
-    let create = ["semaphore", "create", lock, "--slots", "1", "--lock-delay", "1s"];
+    let create = ["semaphore", "create", lock, "--slots", "1", "--lock-delay", "3s"];
     assert_eq!(start("create", &create).code().await, Some(0));
     let exec = ["exec", lock, "--kill-after", "500ms", "--", "sh", "-c", WRITE, &file];
     let mut first = start("first", &exec);

@@ -32,7 +32,7 @@ async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
         (&["ci.unknown", "--no-wait", "--", "true"], 75, "has no slots"),
     ];
     for (arguments, code, says) in table {
-        let arguments: Vec<&str> = ["exec"].iter().chain(*arguments).copied().collect();
+        let arguments: Vec<&str> = ["exec", "--quiet"].iter().chain(*arguments).copied().collect();
         let outcome = run(&vhost, &arguments).await;
         assert_eq!(outcome.code, Some(*code), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.contains(says), "{arguments:?}: {outcome:?}");
