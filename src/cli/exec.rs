@@ -111,7 +111,7 @@ async fn exec(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Says something on standard error. A reader that has stopped reading must not
 /// delay what is to be done: it is waited for only a moment.
-async fn say(text: &str) {
+async fn say(text: String) {
     let line = format!("lockkeeper: {text}\n");
     let (done, said) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {

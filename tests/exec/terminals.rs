@@ -32,7 +32,7 @@ async fn the_command_reads_the_keyboard_and_gives_it_back() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let scratch = Scratch::new();
-    let ask = "sh -c 'echo ask; read a; echo inner-$a'";
+    let ask = "sh -c 'echo a\"\"sk; read a; echo inner-$a'";
     let line = format!("lockkeeper exec {LOCK} -- {ask}; echo code-$?; read b; echo outer-$b");
     let mut terminal = at_a_terminal(&vhost, &scratch, &line);
     let mut keyboard = terminal.stdin.take().unwrap();
@@ -42,6 +42,24 @@ async fn the_command_reads_the_keyboard_and_gives_it_back() {
     eventually("the command has read", async || shown("inner-one") && shown("code-0")).await;
     keyboard.write_all(b"two\n").await.unwrap();
     eventually("the shell has read", async || shown("outer-two")).await;
+    assert!(terminal.wait().await.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_in_the_background_reads_the_keyboard_once_it_is_brought_to_the_front() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let scratch = Scratch::new();
+    let ask = "sh -c 'echo a\"\"sk; read a; echo inner-$a'";
+    let line = format!("set -m; lockkeeper exec {LOCK} -- {ask} & read x; fg; echo code-$?");
+    let mut terminal = at_a_terminal(&vhost, &scratch, &line);
+    let mut keyboard = terminal.stdin.take().unwrap();
+    let shown = |text: &str| scratch.read("shown").contains(text);
+    eventually("it asks", async || shown("ask")).await;
+    keyboard.write_all(b"for the shell\n").await.unwrap();
+    eventually("it is in front", async || scratch.read("shown").matches("-- sh -c").count() > 1).await;
+    keyboard.write_all(b"one\n").await.unwrap();
+    eventually("the command has read", async || shown("inner-one") && shown("code-0")).await;
     assert!(terminal.wait().await.unwrap().success());
 }
 

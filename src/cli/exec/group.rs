@@ -150,8 +150,13 @@ impl Ending {
         Some(Self { group, kill_at })
     }
 
-    /// Kills the group, its leader included, once it is time or nobody but the
-    /// leader is left. Cancel safe.
+    /// Kills the group, its leader included, when it is time. Cancel safe.
+    pub async fn kill_in_time(self) {
+        self.kill_at.reached().await;
+        self.group.signal(Signal::SIGKILL);
+    }
+
+    /// The same, but at once when nobody except the leader is left. Cancel safe.
     pub async fn kill(self) {
         while !self.kill_at.left().is_zero() && self.group.has_followers() {
             tokio::time::sleep(LOOK.min(self.kill_at.left())).await;
@@ -159,9 +164,12 @@ impl Ending {
         self.group.signal(Signal::SIGKILL);
     }
 
-    /// Kills the group when it is time, and returns when nobody but its leader
-    /// is alive. `false` if somebody still was, seconds after KILL. Cancel safe.
+    /// After the leader has ended: waits for the others, and kills them when it is
+    /// time. `false` if one is still alive seconds after KILL. Cancel safe.
     pub async fn finish(self) -> bool {
+        if !self.group.has_followers() {
+            return true;
+        }
         self.kill().await;
         let killed = Moment::now();
         while self.group.has_followers() {

@@ -109,14 +109,17 @@ async fn guard(arguments: &Arguments) -> Result<u8, Failure> {
                     why = Some("lockkeeper exec does not answer");
                 }
             }
-            // A stopped command would keep the lock, and nobody would be told.
-            _ = stopping.next() => group.signal(Signal::SIGCONT),
+            // A command stopped by Ctrl-Z would keep the lock, and the shell would not
+            // be told. One that is not to use the terminal stays stopped until it may.
+            signal = stopping.next() => if signal == Signal::SIGTSTP {
+                group.signal(Signal::SIGCONT);
+            },
         }
         let Some(why) = why.filter(|_| !done) else { continue };
         // If it still answers, the command has been asked to end.
         let how = if exec_ends && !control.is_gone { OnLost::Kill } else { arguments.on_lost };
         let ending = Ending::begin(group, how, kill_after, valid_until - MARGIN + LATER);
-        say(&format!("{why}: the lock is lost, and so the command {}", how.in_words())).await;
+        say(format!("{why}: the lock is lost, and so the command {}", how.in_words())).await;
         match ending {
             Some(ending) => ending.kill().await,
             None => done = true,

@@ -8,6 +8,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 
 use super::group::{Ending, Group, OnLost};
@@ -37,8 +38,8 @@ pub(super) async fn run(
         Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
     })?;
     let group = guardian.group;
-    let terminal = Lent::to(group);
     let mut running = Running {
+        terminal: Lent::to(group),
         arguments,
         found,
         permit: &permit,
@@ -48,18 +49,18 @@ pub(super) async fn run(
         lost: None,
     };
     let status = running.until_it_ends(signals).await;
+    let Running { mut ending, lost, terminal, .. } = running;
     drop(terminal);
-    let Running { mut ending, lost, .. } = running;
     let unguarded = ending.is_none() && status.as_ref().is_ok_and(|s| s.signal().is_some());
     if unguarded || status.is_err() {
         ending = Ending::begin(group, OnLost::Kill, Duration::ZERO, Moment::now());
     }
     match ending {
         Some(ending) if !ending.finish().await => {
-            say("a process of the command survives KILL; the lock goes all the same").await;
+            say("a process of the command survives KILL; the lock goes all the same".into()).await;
         }
         None if group.has_followers() => {
-            say("the command left processes behind: they run on without the lock").await;
+            say("the command left processes behind: they run on without the lock".into()).await;
         }
         _ => {}
     }
@@ -87,6 +88,7 @@ async fn reason(permit: &Permit) -> LostReason {
 }
 
 struct Running<'a> {
+    terminal: Option<Lent>,
     arguments: &'a Arguments,
     found: &'a Found,
     permit: &'a Permit,
@@ -112,50 +114,60 @@ impl Running<'_> {
             let ending = self.ending;
             let kill = async {
                 match ending {
-                    Some(ending) => ending.kill().await,
+                    Some(ending) => ending.kill_in_time().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 status = self.guardian.process.wait() => return status,
-                signal = signals.next() => self.guardian.group.signal(signal),
+                signal = signals.next() => self.pass_on(signal),
                 () = permit.proved_after(told), if watched => {
                     told = permit.valid_until();
                     self.guardian.tell_valid(told);
                 }
-                reason = permit.lost(), if watched => self.lose(reason).await,
+                reason = permit.lost(), if watched => self.lose(reason),
                 () = until(act_at), if watched => {
                     if act_at.left().is_zero() {
-                        self.lose(LostReason::HeartbeatMissed).await;
+                        self.lose(LostReason::HeartbeatMissed);
                     }
                 }
                 () = permit.draining(), if !draining => {
                     draining = true;
-                    self.drain().await;
+                    self.drain();
                 }
                 () = kill, if !killed => killed = true,
             }
         }
     }
 
+    fn pass_on(&mut self, signal: Signal) {
+        if signal == Signal::SIGCONT && self.terminal.is_none() {
+            // Brought to the foreground, perhaps.
+            self.terminal = Lent::to(self.guardian.group);
+        }
+        self.guardian.group.signal(signal);
+    }
+
     /// What was guarded isn't any more, or won't be when it is too late to act.
-    async fn lose(&mut self, reason: LostReason) {
+    fn lose(&mut self, reason: LostReason) {
         let latest = self.permit.valid_until() - MARGIN;
         let how = self.arguments.fate.on_lost;
         self.end(how, latest);
         let what = self.found.what(self.permit.slot());
-        say(&format!("{what} was lost: {reason}; the command {}", how.in_words())).await;
+        // Nothing here waits for whoever reads it.
+        let text = format!("{what} was lost: {reason}; the command {}", how.in_words());
+        tokio::spawn(say(text));
         self.lost = Some(reason);
     }
 
-    async fn drain(&mut self) {
+    fn drain(&mut self) {
         let stop = self.arguments.fate.on_drain == OnDrain::Stop && self.lost.is_none();
         if stop {
             // Should the lock be lost meanwhile, the guardian kills in time.
             self.end(OnLost::Terminate, Moment::now() + self.kill_after);
         }
         let then = if stop { "the command is ended" } else { "the command may finish" };
-        say(&format!("{}; {then}", self.found.draining(self.permit.slot()))).await;
+        tokio::spawn(say(format!("{}; {then}", self.found.draining(self.permit.slot()))));
     }
 
     fn end(&mut self, how: OnLost, latest: Moment) {
