@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test up down lint generate bench foreign
+.PHONY: help demo test soak up down lint generate bench foreign
 
 # Arguments for the script behind a target: make test ARGS='--test client'
 ARGS ?=
@@ -17,6 +17,9 @@ demo: ## Show Lockkeeper at work on real servers (needs nothing running)
 
 test: ## Lint, build, start fresh servers, run every test (ARGS go to cargo test)
 	@dev/test $(ARGS)
+
+soak: ## What takes too long for every run: locks fought over and lost, ten to twenty times as often
+	@LOCKKEEPER_SOAK=1 dev/test --test client --test exec -- processes:: losing::
 
 up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
 	@dev/build

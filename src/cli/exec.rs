@@ -40,6 +40,18 @@ pub struct Arguments {
     #[command(flatten)]
     acquire: Acquire,
 
+    #[command(flatten)]
+    fate: Fate,
+
+    /// The command and its arguments; no shell reads them
+    #[arg(last = true, required = true, value_name = "COMMAND", help_heading = None)]
+    command: Vec<OsString>,
+}
+
+/// What becomes of the command.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "What becomes of the command")]
+struct Fate {
     /// The time between TERM and KILL; at most a third of the time that a proof of the lock lasts
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     kill_after: Duration,
@@ -52,10 +64,6 @@ pub struct Arguments {
     /// another), or warn
     #[arg(long, value_name = "WHAT", default_value_t = OnLost::Terminate)]
     on_lost: OnLost,
-
-    /// The command and its arguments; no shell reads them
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
 }
 
 /// What to do when the held slot was removed.

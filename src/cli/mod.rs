@@ -4,10 +4,14 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "the text of --help is no Markdown")]
 
 mod acquire;
+mod completion;
 mod crds;
 mod exec;
 mod hold;
+mod man;
 mod operator;
+mod output;
+mod semaphore;
 mod target;
 mod telemetry;
 mod waiting;
@@ -35,6 +39,12 @@ enum Verb {
     Exec(exec::Arguments),
     /// Take a lock and hold it until a signal comes
     Hold(hold::Arguments),
+    /// Administer a semaphore on a broker, or look at one, without Kubernetes
+    Semaphore(semaphore::Arguments),
+    /// Print what a shell needs to complete these arguments
+    Completion(completion::Arguments),
+    /// Print the manual page, or write one for each verb
+    Man(man::Arguments),
     /// Started by exec
     #[command(hide = true)]
     Guardian(exec::GuardianArguments),
@@ -101,6 +111,9 @@ pub fn main() -> ExitCode {
         Verb::Crds(arguments) => crds::run(&arguments),
         Verb::Exec(arguments) => exec::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
+        Verb::Semaphore(arguments) => semaphore::run(arguments),
+        Verb::Completion(arguments) => completion::run(&arguments),
+        Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),
     };
     match result {

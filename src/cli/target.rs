@@ -94,6 +94,8 @@ pub(super) struct Found {
     pub is_mutex: bool,
     /// The resource's; absent, what the lock itself says counts.
     pub lock_delay: Option<Duration>,
+    /// How many slots the resource asks for.
+    pub slots: Option<u32>,
 }
 
 impl Found {
@@ -159,7 +161,7 @@ impl Place {
             ProfileName::AmqpLocksPython => Profile::AmqpLocksPython,
         };
         let name = LockName::new(name).map_err(|error| usage(&error))?.with_profile(profile);
-        Ok(Found { settings, name, is_mutex: false, lock_delay: None })
+        Ok(Found { settings, name, is_mutex: false, lock_delay: None, slots: None })
     }
 
     /// The broker of the arguments and the environment.
@@ -216,7 +218,13 @@ impl Place {
                 settings
             }
         };
-        Ok(Found { settings, name: valid.lock, is_mutex: false, lock_delay: None })
+        Ok(Found {
+            settings,
+            name: valid.lock,
+            is_mutex: false,
+            lock_delay: valid.wish.records,
+            slots: Some(valid.wish.slots),
+        })
     }
 }
 

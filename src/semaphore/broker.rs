@@ -266,7 +266,7 @@ impl Inner {
 
     pub async fn wake(&self, lock: &LockName, count: u32) -> Result<(), BrokerError> {
         match lock.wait_queue() {
-            Some(queue) if count > 0 => self.publisher().await?.wake(&queue, count).await,
+            Some(queue) if count > 0 => self.publisher().await?.wake(&queue, count, None).await,
             _ => Ok(()),
         }
     }

@@ -150,14 +150,22 @@ impl Change {
             )
             .await?;
             let result = work(&mut self, &mut mutex.lane).await;
-            let lost = !mutex.lane.conn().is_usable();
+            let conn = Arc::clone(mutex.lane.conn());
+            let lost = !conn.is_usable();
             mutex.release().await;
             if lost && result.is_err() {
                 broker.set_disturbed(&self.lock);
             }
             match result {
                 Err(BrokerError::ConnectionLost { why }) if lost => {
-                    Err(BrokerError::MutexLost { why })
+                    // Of several operations that failed together, some only
+                    // found the connection gone; another was told why.
+                    Err(BrokerError::MutexLost {
+                        why: match conn.failure() {
+                            Some(BrokerError::ConnectionLost { why }) => why,
+                            _ => why,
+                        },
+                    })
                 }
                 result => result,
             }

@@ -3,6 +3,7 @@
 //! Kubernetes; what should happen is decided in [`crate::plan`].
 
 mod broker;
+mod check;
 mod client;
 mod connect;
 mod converge;
@@ -18,6 +19,7 @@ mod probe;
 mod resize;
 
 pub use broker::{Broker, BrokerOptions};
+pub use check::Fault;
 pub use client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Moment, Permit,
     RunError, Start, Verdict,

@@ -20,6 +20,7 @@ mod world;
 mod around;
 mod deletion;
 mod drift;
+mod exec;
 mod holders;
 mod idle;
 mod kinds;

@@ -1,4 +1,4 @@
-//! Where the real servers are, and names that no other test has.
+//! Where the real servers are, names that no other test has, and signals.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
@@ -16,4 +16,12 @@ pub fn variable(name: &str) -> String {
 /// Some letters and digits.
 pub fn random() -> String {
     format!("{:08x}", rand::random::<u32>())
+}
+
+/// Sends a signal to a process of ours.
+pub fn signal(pid: u32, name: &str) {
+    let _ = std::process::Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .stderr(std::process::Stdio::null())
+        .status();
 }

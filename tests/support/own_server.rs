@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::environment::{random, variable};
+use super::environment::{random, signal, variable};
 
 /// One server in a directory of its own.
 pub struct OwnServer {
@@ -51,6 +51,7 @@ impl OwnServer {
 
     /// Sets off a RabbitMQ's memory alarm, or ends it: meanwhile it takes nothing
     /// more from whoever publishes.
+    #[allow(dead_code, reason = "not every test binary needs an alarm")]
     pub async fn block(&self, blocked: bool) {
         let mut command = self.script(if blocked { "block" } else { "unblock" });
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
@@ -87,10 +88,6 @@ impl OwnServer {
         command.arg(verb).arg(&self.directory);
         command
     }
-}
-
-fn signal(pid: u32, name: &str) {
-    let _ = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }
 
 impl Drop for OwnServer {

@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
 
+pub use crate::environment::signal;
 use crate::environment::{random, variable};
 
 /// What a test may use.
@@ -378,14 +379,6 @@ impl Operator {
         signal(self.child.id().unwrap(), "TERM");
         tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap().unwrap()
     }
-}
-
-/// Sends a signal to a process of ours.
-pub fn signal(pid: u32, name: &str) {
-    let _ = std::process::Command::new("kill")
-        .args([format!("-{name}"), pid.to_string()])
-        .stderr(Stdio::null())
-        .status();
 }
 
 /// A kind of ours.

@@ -32,7 +32,7 @@ pub(super) async fn run(
 ) -> Result<u8, Failure> {
     let what = found.what(permit.slot());
     // More would mean to end the command although the next proof is not overdue.
-    let kill_after = arguments.kill_after.min(permit.valid_until().left() / 3);
+    let kill_after = arguments.fate.kill_after.min(permit.valid_until().left() / 3);
     let guardian = Guardian::start(arguments, found, &permit, kill_after).map_err(|error| {
         Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
     })?;
@@ -141,7 +141,7 @@ impl Running<'_> {
     /// What was guarded isn't any more, or won't be when it is too late to act.
     async fn lose(&mut self, reason: LostReason) {
         let latest = self.permit.valid_until() - MARGIN;
-        let how = self.arguments.on_lost;
+        let how = self.arguments.fate.on_lost;
         self.end(how, latest);
         let what = self.found.what(self.permit.slot());
         say(&format!("{what} was lost: {reason}; the command {}", how.in_words())).await;
@@ -149,7 +149,7 @@ impl Running<'_> {
     }
 
     async fn drain(&mut self) {
-        let stop = self.arguments.on_drain == OnDrain::Stop && self.lost.is_none();
+        let stop = self.arguments.fate.on_drain == OnDrain::Stop && self.lost.is_none();
         if stop {
             // Should the lock be lost meanwhile, the guardian kills in time.
             self.end(OnLost::Terminate, Moment::now() + self.kill_after);
@@ -193,7 +193,7 @@ impl Guardian {
             .arg("guardian")
             .arg(format!("--control={}", theirs.as_raw_fd()))
             .arg(format!("--kill-after={}ms", kill_after.as_millis()))
-            .arg(format!("--on-lost={}", arguments.on_lost))
+            .arg(format!("--on-lost={}", arguments.fate.on_lost))
             .arg("--")
             .args(&arguments.command)
             .env("LOCK_NAME", found.name.as_str())

@@ -186,6 +186,25 @@ pub enum RunError {
 /// A client of one virtual host of one broker, as one user. Cheap to clone; all
 /// clones share a connection that probes, waits and publishes, and a pool of
 /// connections that hold, one for each permit.
+///
+/// ```no_run
+/// # async fn work() {}
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkeeper::plan::connection::RabbitmqSettings;
+/// use lockkeeper::plan::naming::LockName;
+/// use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
+///
+/// let settings = RabbitmqSettings::from_urls("amqp://app:secret@rabbitmq:5672/prod", None)?;
+/// let client = Client::new(settings, ClientOptions::default());
+/// let deploy = client.semaphore(LockName::new("ci.deploy")?);
+/// let permit = deploy.acquire(&AcquireOptions::default()).await?;
+/// tokio::select! {
+///     () = work() => permit.release().await?,
+///     reason = permit.lost() => return Err(reason.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Client(Arc<Shared>);
 

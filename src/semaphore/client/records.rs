@@ -24,19 +24,17 @@ const TRIES: u32 = 4;
 pub(super) struct Publisher {
     link: Arc<Link>,
     confirming: Mutex<Option<(Arc<Conn>, Channel)>>,
-    /// For what nobody waits for: the library would keep each unread confirm.
-    plain: Mutex<Option<(Arc<Conn>, Channel)>>,
 }
 
 impl Publisher {
     /// Publishes over `link`.
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, confirming: Mutex::default(), plain: Mutex::default() }
+        Self { link, confirming: Mutex::default() }
     }
 
     /// Publishes a record; `false` if the queue already has one.
     async fn publish(&self, queue: &str, body: &[u8]) -> Result<bool, BrokerError> {
-        let (conn, channel) = self.channel(&self.confirming, true).await?;
+        let (conn, channel) = self.channel().await?;
         let publish = async {
             let options = BasicPublishOptions::default();
             let persistent = BasicProperties::default().with_delivery_mode(2);
@@ -65,29 +63,15 @@ impl Publisher {
     }
 
     async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
-        let (conn, channel) = self.channel(&self.plain, false).await?;
+        let conn = self.link.get().await?;
         if conn.is_blocked() {
             return Err(BrokerError::Blocked);
         }
-        let options = BasicPublishOptions::default();
-        let mut expiring = BasicProperties::default().with_expiration("1000".into());
-        if let Some(slot) = slot {
-            expiring = expiring.with_correlation_id(slot.to_string().as_str().into());
-        }
-        let name = short(wait_queue)?;
-        channel
-            .basic_publish(ShortString::default(), name, options, &[], expiring)
-            .await
-            .map(drop)
-            .map_err(|error| BrokerError::operating(&error, wait_queue))
+        Lane::take(&conn).await?.wake(wait_queue, 1, slot).await
     }
 
-    async fn channel(
-        &self,
-        kept: &Mutex<Option<(Arc<Conn>, Channel)>>,
-        confirm: bool,
-    ) -> Result<(Arc<Conn>, Channel), BrokerError> {
-        let mut kept = kept.lock().await;
+    async fn channel(&self) -> Result<(Arc<Conn>, Channel), BrokerError> {
+        let mut kept = self.confirming.lock().await;
         if let Some((conn, channel)) = &*kept
             && conn.is_usable()
             && channel.status().connected()
@@ -98,9 +82,7 @@ impl Publisher {
         let limit = conn.operation_timeout;
         let opening = async {
             let channel = conn.lapin().create_channel().await?;
-            if confirm {
-                channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            }
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(channel)
         };
         let channel = match tokio::time::timeout(limit, opening).await {

@@ -39,14 +39,24 @@ impl Lane {
         }
     }
 
-    /// Sends `count` wake-ups to the wait queue `name`. They are lost without a
-    /// word if it is missing: waiters look for themselves from time to time.
-    pub async fn wake(&mut self, name: &str, count: u32) -> Result<(), BrokerError> {
+    /// Sends `count` wake-ups to the wait queue `name`, which may name the `slot`
+    /// that became free. They are lost without a word if it is missing: waiters
+    /// look for themselves from time to time.
+    pub async fn wake(
+        &mut self,
+        name: &str,
+        count: u32,
+        slot: Option<u32>,
+    ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         let name = short(name)?;
+        let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
+        if let Some(slot) = slot {
+            properties = properties.with_correlation_id(slot.to_string().as_str().into());
+        }
         let publishing = async {
             for _ in 0..count {
-                let properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
+                let properties = properties.clone();
                 let options = BasicPublishOptions::default();
                 let exchange = ShortString::default();
                 channel.basic_publish(exchange, name.clone(), options, &[], properties).await?;

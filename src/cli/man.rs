@@ -1,0 +1,48 @@
+//! `lockkeeper man`: the manual pages.
+
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+
+use super::{Cli, Failure};
+
+/// Arguments of `lockkeeper man`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Write a page for each verb into this directory instead of printing the main one
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut command = Cli::command();
+    command.build();
+    match &arguments.output {
+        None => stdout().write_all(&page(&command)?).map_err(|error| failed("the page", &error)),
+        Some(directory) => write_all(&command, "lockkeeper", directory),
+    }
+}
+
+/// One page for a command and one for each of its verbs: `lockkeeper-exec.1`.
+fn write_all(command: &Command, name: &str, directory: &std::path::Path) -> Result<(), Failure> {
+    let file = directory.join(format!("{name}.1"));
+    std::fs::write(&file, page(command)?)
+        .map_err(|error| failed(&file.display().to_string(), &error))?;
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    for verb in verbs.filter(|verb| verb.get_name() != "help") {
+        write_all(verb, &format!("{name}-{}", verb.get_name()), directory)?;
+    }
+    Ok(())
+}
+
+fn page(command: &Command) -> Result<Vec<u8>, Failure> {
+    let mut page = Vec::new();
+    Man::new(command.clone()).render(&mut page).map_err(|error| failed("the page", &error))?;
+    Ok(page)
+}
+
+fn failed(what: &str, error: &std::io::Error) -> Failure {
+    Failure::new(Failure::CANT_CREATE, format!("could not write {what}: {error}"))
+}

@@ -1,0 +1,62 @@
+//! `lockkeeper semaphore count`: how many slots there are, are held and are free.
+
+use serde::Serialize;
+
+use super::{Failure, Form, Target, Which, failed, slots};
+use crate::cli::output::{self, or_dash};
+use crate::plan::semaphore::SlotsSeen;
+
+/// Arguments of `lockkeeper semaphore count`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Serialize)]
+struct Counted<'a> {
+    name: &'a str,
+    slots: u32,
+    held: u32,
+    free: u32,
+    draining: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<u32>,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let target = arguments.which.find().await?;
+    let seen = target.look().await?;
+    print(&arguments.form, &target, &seen).await
+}
+
+/// Prints what was seen; what a change has come to is shown the same way.
+pub(super) async fn print(form: &Form, target: &Target, seen: &SlotsSeen) -> Result<(), Failure> {
+    let name = &target.found.name;
+    let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
+    let slots = slots(seen);
+    let counts = seen.counts(slots);
+    let counted = Counted {
+        name: name.as_str(),
+        slots,
+        held: counts.held,
+        free: counts.free,
+        draining: counts.draining,
+        waiting,
+    };
+    let columns = [
+        ("NAME", false),
+        ("SLOTS", false),
+        ("HELD", false),
+        ("FREE", false),
+        ("DRAINING", true),
+        ("WAITING", true),
+    ];
+    let numbers =
+        [counted.slots, counted.held, counted.free, counted.draining].map(|n| n.to_string());
+    let row = [vec![counted.name.to_owned()], numbers.to_vec(), vec![or_dash(waiting)]].concat();
+    output::print(form.output, &counted, &columns, &[row])
+}

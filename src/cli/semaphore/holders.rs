@@ -1,0 +1,108 @@
+//! `lockkeeper semaphore holders`: who holds which slot.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::{Failure, Form, Which, slots};
+use crate::cli::output::{self, or_dash};
+use crate::plan::semaphore::Holder;
+
+/// How long the management API may take to know everything. It learns of a
+/// connection only after some seconds.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often it is asked until then.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Arguments of `lockkeeper semaphore holders`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    identity: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connection: Option<&'a str>,
+    draining: bool,
+}
+
+impl<'a> From<&'a Holder> for Shown<'a> {
+    fn from(holder: &'a Holder) -> Self {
+        Self {
+            id: &holder.id,
+            slot: holder.slot,
+            identity: holder.identity.as_deref(),
+            reason: holder.reason.as_deref(),
+            url: holder.url.as_deref(),
+            since: holder.since.as_deref(),
+            connection: holder.connection.as_deref(),
+            draining: holder.draining,
+        }
+    }
+}
+
+impl Shown<'_> {
+    fn row(&self) -> Vec<String> {
+        let draining = if self.draining { "yes" } else { "-" };
+        vec![
+            or_dash(self.slot),
+            or_dash(self.identity),
+            or_dash(self.since),
+            or_dash(self.reason),
+            draining.to_owned(),
+            or_dash(self.url),
+            self.id.to_owned(),
+            or_dash(self.connection),
+        ]
+    }
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let target = arguments.which.find().await?;
+    let seen = target.look().await?;
+    let slots = slots(&seen);
+    let name = &target.found.name;
+    let started = Instant::now();
+    let holders = loop {
+        let holders = target.broker.holders(name, &seen, slots, usize::MAX).await;
+        if !holders.incomplete || started.elapsed() > PATIENCE {
+            break holders;
+        }
+        tokio::time::sleep(PAUSE).await;
+    };
+    if let Some(error) = &holders.management_error {
+        super::say(format!("who the holders are is not known: {error}"));
+    } else if !target.broker.has_management() && !holders.list.is_empty() {
+        super::say("who the holders are, only the management API tells: give --management-url");
+    }
+    let shown: Vec<Shown> = holders.list.iter().map(Shown::from).collect();
+    let rows: Vec<Vec<String>> = shown.iter().map(Shown::row).collect();
+    let columns = [
+        ("SLOT", false),
+        ("IDENTITY", false),
+        ("SINCE", false),
+        ("REASON", false),
+        ("DRAINING", true),
+        ("URL", true),
+        ("ID", true),
+        ("CONNECTION", true),
+    ];
+    output::print(arguments.form.output, &shown, &columns, &rows)
+}

@@ -1,0 +1,22 @@
+//! `lockkeeper semaphore shrink`: fewer slots.
+
+use super::{Failure, Form, Records, ResizeTo, Which, resize};
+
+/// Arguments of `lockkeeper semaphore shrink`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// How many to remove, the highest first
+    #[arg(value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    by: u32,
+
+    #[command(flatten)]
+    form: Form,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let to = ResizeTo::Shrink(arguments.by);
+    resize(&arguments.which, &arguments.form, to, &Records::default()).await
+}

@@ -1,0 +1,128 @@
+//! What commands write while they hold a lock, and which of them are alive: a
+//! file to which each process of a command appends its lock's holder.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+
+use crate::environment::{random, signal};
+use crate::support::rabbitmq::eventually;
+
+/// Writes the holder into the file `$0` until it is ended, in two processes.
+pub const WRITE: &str = r#"
+write() { while :; do echo "$LOCK_HOLDER_ID" >>"$0"; sleep 0.01; done; }
+write & write"#;
+
+/// A directory of a test's own, removed at the end.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exec-{}", random()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// What is in a file; nothing if it is not there.
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
+    }
+
+    /// The holders in the register, in the order in which they wrote, each once
+    /// for each uninterrupted time.
+    pub fn holders(&self) -> Vec<String> {
+        let mut holders: Vec<String> = self.read("register").lines().map(str::to_owned).collect();
+        holders.dedup();
+        holders
+    }
+
+    /// Waits until somebody other than those `known` writes; returns who.
+    pub async fn next_holder(&self, known: &[&str]) -> String {
+        let new = || self.holders().into_iter().find(|id| !known.contains(&id.as_str()));
+        eventually("somebody new holds the lock", async || new().is_some()).await;
+        new().unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that runs, and what it says on standard error.
+pub struct Running {
+    pub process: Child,
+    stderr: PathBuf,
+}
+
+impl Running {
+    /// Starts it; `name` is its file's.
+    pub fn start(scratch: &Scratch, name: &str, mut command: Command) -> Self {
+        let stderr = PathBuf::from(scratch.file(name));
+        let file = std::fs::File::create(&stderr).unwrap();
+        let process = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
+        Self { process, stderr }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id().expect("it runs")
+    }
+
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// Waits until it has said this.
+    pub async fn until_it_says(&self, text: &str) {
+        let heard = async || self.said().contains(text);
+        eventually(&format!("it says {text:?}"), heard).await;
+    }
+
+    /// Its exit code, waited for.
+    pub async fn code(&mut self) -> Option<i32> {
+        let end = tokio::time::timeout(Duration::from_secs(15), self.process.wait()).await;
+        end.unwrap_or_else(|_| panic!("it goes on and on: {}", self.said())).unwrap().code()
+    }
+}
+
+/// The living processes that have this text in `/proc/<pid>/<file>`.
+fn processes(file: &str, holds: impl Fn(&str) -> bool) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap();
+    pids.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = stat.rsplit_once(')').map_or("Z", |(_, rest)| rest).trim();
+            let content = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            !state.starts_with('Z') && holds(&String::from_utf8_lossy(&content))
+        })
+        .collect()
+}
+
+/// The processes that were started under this acquisition, guardian included.
+pub fn alive(holder: &str) -> Vec<u32> {
+    let variable = format!("LOCK_HOLDER_ID={holder}");
+    processes("environ", |environment| environment.split('\0').any(|v| v == variable))
+}
+
+/// The only process that this one has started.
+pub fn child_of(pid: u32) -> u32 {
+    let is_child = |stat: &str| {
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        fields.split_whitespace().nth(1) == Some(&pid.to_string())
+    };
+    let children = processes("stat", is_child);
+    assert_eq!(children.len(), 1, "the children of {pid}: {children:?}");
+    children[0]
+}

@@ -1,0 +1,129 @@
+//! What a command gets, and which exit code comes of what.
+
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+
+use crate::support::rabbitmq::Vhost;
+use crate::{LOCK, create, lockkeeper, outcome, run, succeed};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let nobody = "amqp://guest:guest@127.0.0.1:1";
+    let table: &[(&[&str], i32, &str)] = &[
+        (&[LOCK, "--", "true"], 0, ""),
+        (&["--semaphore", LOCK, "--", "sh", "-c", "exit 7"], 7, ""),
+        (&["--mutex", "ci.one", "--", "sh", "-c", "exit 255"], 255, ""),
+        (&[LOCK, "--", "sh", "-c", "kill -TERM $$"], 143, ""),
+        (&[LOCK, "--", "sh", "-c", "kill -KILL $$"], 137, ""),
+        (&[LOCK, "--", "no-such-program-here"], 127, "not found"),
+        (&[LOCK, "--", "/etc/passwd"], 126, "Permission denied"),
+        (&["--", "true"], 64, "<LOCK>"),
+        (&[LOCK, "--mutex", "other", "--", "true"], 64, "cannot be used with"),
+        (&[LOCK, "true"], 64, "unexpected argument"),
+        (&[LOCK], 64, "COMMAND"),
+        (&[LOCK, "--heartbeat", "10ms", "--", "true"], 64, "a heartbeat is from"),
+        (&["a-1-A", "--", "true"], 64, "can't be used"),
+        (&[LOCK, "-n", "demo", "--", "true"], 64, "sem/NAME"),
+        (&[LOCK, "--url", nobody, "--", "true"], 69, "can't be reached"),
+        (&[LOCK, "--vhost", "no-such-vhost", "--", "true"], 69, "no virtual host"),
+        (&["ci.unknown", "--no-wait", "--", "true"], 75, "has no slots"),
+    ];
+    for (arguments, code, says) in table {
+        let arguments: Vec<&str> = ["exec"].iter().chain(*arguments).copied().collect();
+        let outcome = run(&vhost, &arguments).await;
+        assert_eq!(outcome.code, Some(*code), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(says), "{arguments:?}: {outcome:?}");
+        assert_eq!((outcome.stdout.as_str(), says.is_empty()), ("", outcome.stderr.is_empty()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_held_is_waited_for_as_long_as_asked() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let inside = env!("CARGO_BIN_EXE_lockkeeper");
+    for wait in [&["--no-wait"][..], &["--timeout", "300ms"]] {
+        let before = ["exec", LOCK, "--", inside, "exec", LOCK];
+        let arguments: Vec<&str> =
+            before.iter().chain(wait).chain(&["--", "true"]).copied().collect();
+        let outcome = run(&vhost, &arguments).await;
+        assert_eq!(outcome.code, Some(75), "{outcome:?}");
+        assert!(outcome.stderr.contains("every slot"), "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_finds_its_lock_in_the_environment_and_no_other() {
+    let vhost = Vhost::create().await;
+    succeed(&vhost, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
+    let show = "env | grep ^LOCK_ | sort; echo $AMQP_URL";
+    let of = |text: &str, name: &str| {
+        let prefix = format!("{name}=");
+        text.lines().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
+    };
+    let first = succeed(&vhost, &["exec", LOCK, "--", "sh", "-c", show]).await;
+    let second = succeed(&vhost, &["exec", LOCK, "--", "sh", "-c", show]).await;
+    assert_eq!(of(&first, "LOCK_NAME").as_deref(), Some(LOCK));
+    assert_eq!(of(&first, "LOCK_SLOT").as_deref(), Some("1"));
+    assert_ne!(of(&first, "LOCK_HOLDER_ID"), of(&second, "LOCK_HOLDER_ID"));
+    let token = |text: &str| of(text, "LOCK_TOKEN").unwrap().parse::<u64>().unwrap();
+    assert!(token(&second) > token(&first), "{first} {second}");
+
+    // A mutex within the semaphore: what the semaphore gave must not be seen.
+    let inside = env!("CARGO_BIN_EXE_lockkeeper");
+    let nested = ["exec", LOCK, "--", inside, "exec", "--mutex", "m", "--", "sh", "-c", show];
+    let mut command = lockkeeper(&vhost, &nested);
+    command.env("LOCK_SLOT", "77");
+    let inner = outcome(command).await.stdout;
+    assert_eq!(of(&inner, "LOCK_NAME").as_deref(), Some("m"));
+    assert_eq!((of(&inner, "LOCK_SLOT"), of(&inner, "LOCK_TOKEN")), (None, None), "{inner}");
+
+    // The broker's password is not ours to pass on.
+    let url = vhost.url();
+    let arguments = ["exec", LOCK, "--url", &url, "--", "sh", "-c", show];
+    let mut command = lockkeeper(&vhost, &arguments);
+    command.env_remove("AMQP_URL");
+    let without = outcome(command).await;
+    assert_eq!(without.stdout.lines().last(), Some(""), "{without:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_is_run_as_written_and_reads_our_input() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let strange = "$HOME *; exit 3 'x";
+    let said = succeed(&vhost, &["exec", LOCK, "--", "printf", "%s|", strange, "--", "-x"]).await;
+    assert_eq!(said, format!("{strange}|--|-x|"));
+
+    let mut command = lockkeeper(&vhost, &["exec", LOCK, "--", "cat"]);
+    let mut cat = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = cat.stdin.take().unwrap();
+    let write = async move { input.write_all(&vec![b'x'; 300_000]).await.unwrap() };
+    let ((), output) = tokio::join!(write, cat.wait_with_output());
+    assert!(output.unwrap().stdout == vec![b'x'; 300_000], "all of it, and nothing else");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_ours_is_left_at_the_broker_afterwards() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let before = vhost.queues().await;
+    for _ in 0..3 {
+        succeed(&vhost, &["exec", LOCK, "--", "true"]).await;
+        succeed(&vhost, &["exec", "--mutex", "ci.one", "--", "true"]).await;
+    }
+    assert_eq!(vhost.queues().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_inherits_no_descriptor_of_ours() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let list = ["ls", "/proc/self/fd"];
+    let bare = tokio::process::Command::new(list[0]).arg(list[1]).output().await.unwrap().stdout;
+    let under = succeed(&vhost, &[&["exec", LOCK, "--"], &list[..]].concat()).await;
+    assert_eq!(under, String::from_utf8(bare).unwrap());
+}
