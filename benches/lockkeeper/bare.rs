@@ -13,6 +13,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
 
 use crate::Result;
+use crate::place::Place;
 
 /// What a slot queue of the guideline is declared with.
 fn slot_arguments() -> FieldTable {
@@ -93,6 +94,55 @@ pub async fn probe_all(
         }
     }
     Ok((start.elapsed(), missing.len()))
+}
+
+/// A client that takes a lock by declaring one exclusive queue and gives it back by
+/// deleting it: less than any protocol can do.
+pub struct Holder {
+    queue: String,
+    channel: Channel,
+    // Open as long as this.
+    _connection: Connection,
+}
+
+impl Holder {
+    /// Several, with a connection and a queue each.
+    pub async fn several(place: &Place, name: &str, count: usize) -> Result<Vec<Self>> {
+        try_join_all((0..count).map(async |number| {
+            let connection = place.amqp().await?;
+            let channel = connection.create_channel().await?;
+            Ok(Self { queue: format!("{name}-{number}"), channel, _connection: connection })
+        }))
+        .await
+    }
+
+    /// Declares the queue.
+    pub async fn take(&self) -> Result<()> {
+        let exclusive = QueueDeclareOptions::exclusive();
+        self.channel
+            .queue_declare(self.queue.as_str().into(), exclusive, mutex_arguments())
+            .await?;
+        Ok(())
+    }
+
+    /// Declares and deletes it.
+    pub async fn take_and_give_back(&self) -> Result<()> {
+        self.take().await?;
+        let options = QueueDeleteOptions::default();
+        self.channel.queue_delete(self.queue.as_str().into(), options).await?;
+        Ok(())
+    }
+
+    /// Looks at it and at another queue, both asked at once.
+    pub async fn look_twice(&self, other: &str) -> Result<()> {
+        let look = |queue: &str| {
+            let passive = QueueDeclareOptions::default().passive();
+            self.channel.queue_declare(queue.into(), passive, FieldTable::default())
+        };
+        let (own, other) = futures::join!(look(&self.queue), look(other));
+        (own?, other?);
+        Ok(())
+    }
 }
 
 /// Opens channels.

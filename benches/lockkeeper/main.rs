@@ -3,6 +3,7 @@
 //! `dev/bench` starts.
 
 mod bare;
+mod client;
 mod objects;
 mod observe;
 mod place;
@@ -47,7 +48,7 @@ struct Options {
     #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     rest: Option<Duration>,
     /// Measure this alone
-    #[arg(long, value_parser = ["resize", "observe", "objects"])]
+    #[arg(long, value_parser = ["resize", "observe", "client", "objects"])]
     only: Option<String>,
     /// Given by cargo bench
     #[arg(long, hide = true)]
@@ -70,6 +71,9 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted("observe") {
         observe::run(&place, &options, &mut table).await?;
+    }
+    if wanted("client") {
+        client::run(&place, &options, &mut table).await?;
     }
     if wanted("objects") {
         objects::run(&place, &options, &mut table).await?;

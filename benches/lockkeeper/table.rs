@@ -30,6 +30,17 @@ pub const OF_THE_NEIGHBOUR: Goal = Goal::AtMost(0.5);
 /// add-on may cost that runs on every cluster.
 pub const MEMORY_MIB: Goal = Goal::AtMost(32.0);
 
+/// Acquiring and releasing, as speed: the declare and the delete of one exclusive
+/// queue are what the broker takes its time for; the rest is sent along with them.
+pub const ACQUIRE: Goal = Goal::AtLeast(0.85);
+
+/// Verifying, as speed: it is the two passive declares that it is compared to.
+pub const VERIFY: Goal = Goal::AtLeast(0.9);
+
+/// From one holder to the next who waits, in milliseconds at the median: a delete, a
+/// wake-up, a declare.
+pub const HAND_OVER_MS: Goal = Goal::AtMost(5.0);
+
 /// What a figure should be.
 #[derive(Clone, Copy)]
 pub enum Goal {

@@ -88,7 +88,8 @@ async fn a_lost_race_costs_one_channel_and_no_connection() {
     let proxy = Proxy::start().await;
     let lock = warm(&proxy, &vhost).await;
     let late = proxy.hold_at(When::Before, about("queue.declare", "-1-B"));
-    let acquiring = tokio::spawn(async move { lock.try_acquire(&first()).await });
+    let racing = lock.clone();
+    let acquiring = tokio::spawn(async move { racing.try_acquire(&first()).await });
     late.wait().await;
     let faster = crate::lock(&vhost).try_acquire(&first()).await.unwrap();
     assert_eq!(faster.slot(), Some(1));

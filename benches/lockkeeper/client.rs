@@ -1,0 +1,226 @@
+//! The lock client: acquire and release, verify, and how fast a slot goes from one
+//! holder to the next, beside the bare operations that each can't do without.
+
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::semaphore::{
+    AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start, Verdict,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::place::Place;
+use crate::table::{ACQUIRE, Goal, HAND_OVER_MS, Pair, Table, VERIFY, median};
+use crate::{Options, Result, bare};
+
+/// Clients at once; each acquires and releases, or verifies, so often a round.
+const CLIENTS: [(usize, u32); 2] = [(1, 200), (64, 8)];
+
+/// Slots, and how many of a hundred are held by others all the time.
+const LOCKS: [(u32, u32); 6] = [(1, 0), (10, 0), (10, 50), (100, 0), (100, 50), (100, 99)];
+
+/// Hand-overs in a round.
+const HAND_OVERS: usize = 20;
+
+/// Measures everything in several rounds.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let broker = place.broker()?;
+    for (clients, times) in CLIENTS {
+        for (slots, held) in LOCKS {
+            let lock = LockName::new(format!("{}.c{clients}-s{slots}-h{held}", place.name))?;
+            resize(&broker, &lock, slots).await?;
+            let taken = slots * held / 100;
+            let others = hold_first(&settings(place)?, &lock, taken).await?;
+            let pairs = acquire(place, options, &lock, clients, times).await?;
+            // With fewer free slots than clients it is waiting that is measured.
+            let enough = (slots - taken) as usize >= clients;
+            let goal = enough.then_some(ACQUIRE);
+            let what = format!("acquire + release: {clients} × {slots} slots, {held} % held");
+            table.speed(&what, &pairs, goal);
+            try_join_all(others.into_iter().map(Permit::release)).await?;
+            destroy(&broker, &lock, slots).await?;
+        }
+        let lock = LockName::new(format!("{}.verify-{clients}", place.name))?;
+        let slots = u32::try_from(clients)?;
+        resize(&broker, &lock, slots).await?;
+        let pairs = verify(place, options, &lock, clients, 5 * times).await?;
+        table.speed(&format!("verify: {clients} holders"), &pairs, Some(VERIFY));
+        destroy(&broker, &lock, slots).await?;
+    }
+    hand_over(place, options, &broker, table, HAND_OVER_MS).await
+}
+
+fn settings(place: &Place) -> Result<RabbitmqSettings> {
+    Ok(RabbitmqSettings::from_urls(&place.amqp_url, None)?)
+}
+
+/// The lock, by a client of its own.
+fn client(settings: &RabbitmqSettings, lock: &LockName) -> Lock {
+    let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+    Client::new(settings.clone(), options).semaphore(lock.clone())
+}
+
+async fn resize(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
+    let wish = SlotWish::new(slots);
+    broker.converge(lock, wish, sweep_to(wish, 0), false, &CancellationToken::new()).await?;
+    Ok(())
+}
+
+async fn destroy(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
+    let wish = SlotWish::new(0);
+    broker.destroy(lock, wish, Some(slots), &CancellationToken::new()).await?;
+    Ok(())
+}
+
+/// Holds the first slots, which a search from 1 then passes.
+async fn hold_first(
+    settings: &RabbitmqSettings,
+    lock: &LockName,
+    slots: u32,
+) -> Result<Vec<Permit>> {
+    let client = client(settings, lock);
+    let mut permits = Vec::new();
+    for slot in 1..=slots {
+        let options = AcquireOptions { start: Start::At(slot), ..AcquireOptions::default() };
+        permits.push(client.try_acquire(&options).await?);
+    }
+    Ok(permits)
+}
+
+/// Runs `one` for each of the clients at once, `times` times each.
+async fn all<T>(
+    clients: &[T],
+    times: u32,
+    one: impl AsyncFn(&T) -> Result<()>,
+) -> Result<Duration> {
+    let start = Instant::now();
+    try_join_all(clients.iter().map(async |client| {
+        for _ in 0..times {
+            one(client).await?;
+        }
+        Result::<()>::Ok(())
+    }))
+    .await?;
+    Ok(start.elapsed())
+}
+
+/// Bare before and after ours, in each round but the first, which opens
+/// connections and channels.
+async fn rounds(
+    rounds: usize,
+    bare: impl AsyncFn() -> Result<Duration>,
+    ours: impl AsyncFn() -> Result<Duration>,
+) -> Result<Vec<Pair>> {
+    let mut pairs = Vec::new();
+    for round in 0..=rounds {
+        let (before, ours, after) = (bare().await?, ours().await?, bare().await?);
+        if round > 0 {
+            pairs.push(Pair { bare: (before + after) / 2, ours });
+        }
+    }
+    Ok(pairs)
+}
+
+async fn acquire(
+    place: &Place,
+    options: &Options,
+    lock: &LockName,
+    clients: usize,
+    times: u32,
+) -> Result<Vec<Pair>> {
+    let settings = settings(place)?;
+    let ours: Vec<Lock> = (0..clients).map(|_| client(&settings, lock)).collect();
+    let bare = bare::Holder::several(place, &format!("{lock}.bare"), clients).await?;
+    rounds(
+        options.rounds,
+        async || all(&bare, times, async |holder| holder.take_and_give_back().await).await,
+        async || {
+            all(&ours, times, async |lock| {
+                let permit = lock.acquire(&AcquireOptions::default()).await?;
+                Ok(permit.release().await?)
+            })
+            .await
+        },
+    )
+    .await
+}
+
+async fn verify(
+    place: &Place,
+    options: &Options,
+    lock: &LockName,
+    clients: usize,
+    times: u32,
+) -> Result<Vec<Pair>> {
+    let permits = hold_first(&settings(place)?, lock, u32::try_from(clients)?).await?;
+    let bare = bare::Holder::several(place, &format!("{lock}.bare"), clients).await?;
+    for holder in &bare {
+        holder.take().await?;
+    }
+    let slot = lock.slot_queue(1);
+    let pairs = rounds(
+        options.rounds,
+        async || all(&bare, times, async |holder| holder.look_twice(&slot).await).await,
+        async || {
+            all(&permits, times, async |permit| match permit.verify().await? {
+                Verdict::Held => Ok(()),
+                verdict => Err(format!("a held slot is {verdict:?}").into()),
+            })
+            .await
+        },
+    );
+    let pairs = pairs.await?;
+    try_join_all(permits.into_iter().map(Permit::release)).await?;
+    Ok(pairs)
+}
+
+/// From the beginning of a release to the return of the acquire that waits.
+async fn hand_over(
+    place: &Place,
+    options: &Options,
+    broker: &Broker,
+    table: &mut Table,
+    goal: Goal,
+) -> Result<()> {
+    let (settings, lock) = (settings(place)?, LockName::new(format!("{}.hand-over", place.name))?);
+    resize(broker, &lock, 1).await?;
+    let any = AcquireOptions::default();
+    let watcher = place.amqp().await?.create_channel().await?;
+    let wait_queue = lock.wait_queue().ok_or("no wait queue")?;
+    let waiting = async || {
+        let options = QueueDeclareOptions::default().passive();
+        let looking =
+            watcher.queue_declare(wait_queue.as_str().into(), options, FieldTable::default());
+        Result::<u32>::Ok(looking.await?.consumer_count())
+    };
+    let clients = [client(&settings, &lock), client(&settings, &lock)];
+    let mut permit = clients[0].acquire(&any).await?;
+    let mut took = Vec::new();
+    for turn in 1..=HAND_OVERS * options.rounds {
+        let (next, any) = (clients[turn % 2].clone(), any.clone());
+        let acquiring =
+            tokio::spawn(async move { next.acquire(&any).await.map(|p| (p, Instant::now())) });
+        while waiting().await? == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // It looks once more after it has joined.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let start = Instant::now();
+        permit.release().await?;
+        let (next, at) = acquiring.await??;
+        took.push((at - start).as_secs_f64() * 1e3);
+        permit = next;
+    }
+    permit.release().await?;
+    destroy(broker, &lock, 1).await?;
+    let middle = median(took.iter().copied());
+    let most = took.iter().copied().fold(0.0, f64::max);
+    let text = format!("{middle:.1} ms, at most {most:.1} ms");
+    table.figure("hand-over, ms at the median", text, middle, Some(goal));
+    Ok(())
+}
