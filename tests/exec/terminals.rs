@@ -6,7 +6,8 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-use crate::commands::{Running, Scratch, WRITE};
+use crate::commands::{Running, Scratch, WRITE, alive};
+use crate::environment::signal;
 use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{LOCK, create, lockkeeper};
 
@@ -50,14 +51,18 @@ async fn a_command_in_the_background_reads_the_keyboard_once_it_is_brought_to_th
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let scratch = Scratch::new();
-    let ask = "sh -c 'echo a\"\"sk; read a; echo inner-$a'";
-    let line = format!("set -m; lockkeeper exec {LOCK} -- {ask} & read x; fg; echo code-$?");
+    let script = scratch.file("script");
+    let exec = format!("{} exec {LOCK}", env!("CARGO_BIN_EXE_lockkeeper"));
+    let ask = "sh -c 'echo ask; read a; echo inner-$a'";
+    std::fs::write(&script, format!("set -m\n{exec} -- {ask} &\nread x\nfg\necho code-$?"))
+        .unwrap();
+    let line = format!("bash {script}");
     let mut terminal = at_a_terminal(&vhost, &scratch, &line);
     let mut keyboard = terminal.stdin.take().unwrap();
     let shown = |text: &str| scratch.read("shown").contains(text);
     eventually("it asks", async || shown("ask")).await;
     keyboard.write_all(b"for the shell\n").await.unwrap();
-    eventually("it is in front", async || scratch.read("shown").matches("-- sh -c").count() > 1).await;
+    eventually("it is in front", async || shown("-- sh -c")).await;
     keyboard.write_all(b"one\n").await.unwrap();
     eventually("the command has read", async || shown("inner-one") && shown("code-0")).await;
     assert!(terminal.wait().await.unwrap().success());
@@ -81,6 +86,10 @@ async fn control_c_ends_the_command_and_control_z_does_not_stop_it() {
     eventually("it goes on", async || scratch.read("register").lines().count() > lines + 20).await;
     keyboard.write_all(b"\x03").await.unwrap();
     assert_eq!(terminal.wait().await.unwrap().code(), Some(130), "{}", scratch.read("shown"));
+    // What a shell starts in the background ignores the key.
+    for pid in alive(&scratch.holders()[0]) {
+        signal(pid, "KILL");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

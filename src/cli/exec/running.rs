@@ -120,13 +120,14 @@ impl Running<'_> {
             };
             tokio::select! {
                 status = self.guardian.process.wait() => return status,
-                signal = signals.next() => self.pass_on(signal),
+                signal = signals.next() => self.guardian.group.signal(signal),
                 () = permit.proved_after(told), if watched => {
                     told = permit.valid_until();
                     self.guardian.tell_valid(told);
                 }
                 reason = permit.lost(), if watched => self.lose(reason),
                 () = until(act_at), if watched => {
+                    self.look_at_terminal();
                     if act_at.left().is_zero() {
                         self.lose(LostReason::HeartbeatMissed);
                     }
@@ -140,12 +141,15 @@ impl Running<'_> {
         }
     }
 
-    fn pass_on(&mut self, signal: Signal) {
-        if signal == Signal::SIGCONT && self.terminal.is_none() {
-            // Brought to the foreground, perhaps.
+    /// A job that is brought to the foreground is not told of it; the command may
+    /// be stopped because it wanted to read.
+    fn look_at_terminal(&mut self) {
+        if self.terminal.is_none() {
             self.terminal = Lent::to(self.guardian.group);
+            if self.terminal.is_some() {
+                self.guardian.group.signal(Signal::SIGCONT);
+            }
         }
-        self.guardian.group.signal(signal);
     }
 
     /// What was guarded isn't any more, or won't be when it is too late to act.

@@ -2,6 +2,7 @@
 //! the one that may read and that Ctrl-C goes to.
 
 use std::io::{IsTerminal, stdin};
+use std::os::unix::fs::FileTypeExt;
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{tcgetpgrp, tcsetpgrp};
@@ -35,7 +36,10 @@ impl Lent {
     /// to give: a job in the background has none.
     pub fn to(group: Group) -> Option<Self> {
         let own = Group::own();
-        let ours = stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(own.id());
+        // Whoever reads our output may be a pager, which wants the keyboard too.
+        let is_piped =
+            std::fs::metadata("/proc/self/fd/1").is_ok_and(|file| file.file_type().is_fifo());
+        let ours = !is_piped && stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(own.id());
         (ours && tcsetpgrp(stdin(), group.id()).is_ok()).then_some(Self(own))
     }
 }
