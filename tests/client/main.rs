@@ -14,6 +14,7 @@ mod fencing;
 mod foreign;
 mod guideline;
 mod holding;
+mod permissions;
 mod processes;
 mod recording;
 mod waiting;

@@ -83,29 +83,6 @@ async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn who_waits_asks_the_broker_nothing_until_it_is_called() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let holder = lock(&vhost).try_acquire(&any()).await.unwrap();
-    let proxy = Proxy::start().await;
-    let waiter = through(&proxy, &vhost, LONG);
-    let waiting = tokio::spawn(async move { waiter.acquire(&any()).await });
-    eventually("it waits", async || proxy.count("basic.consume-ok") == 1).await;
-    eventually("it has tried once more after it joined", async || {
-        proxy.reset();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        sent(&proxy).is_empty()
-    })
-    .await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(sent(&proxy), Vec::<String>::new());
-    holder.release().await.unwrap();
-    let permit = waiting.await.unwrap().unwrap();
-    assert_eq!(permit.slot(), Some(1));
-    permit.release().await.unwrap();
-}
-
 /// Hazard A7.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_race_costs_one_channel_and_no_connection() {

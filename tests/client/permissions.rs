@@ -1,0 +1,61 @@
+//! A client whose user may do no more than docs/permissions.md says.
+
+use std::time::Duration;
+
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, broker, name, quick, resize};
+
+async fn lock_of(vhost: &Vhost, read: &str) -> Lock {
+    let (username, password) = vhost.user(Some([r"^ci\.", r"^amq\.default$", read])).await;
+    let settings = RabbitmqSettings { username, password: password.into(), ..vhost.settings() };
+    Client::new(settings, quick()).semaphore(name())
+}
+
+async fn waits(vhost: &Vhost) -> u64 {
+    let queue = vhost.queue(&name().wait_queue().unwrap()).await.unwrap();
+    queue["consumers"].as_u64().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_permissions_let_a_client_wait_and_have_tokens() {
+    let vhost = Vhost::create().await;
+    let wish = SlotWish { records: Some(Duration::ZERO), ..SlotWish::new(1) };
+    let cancel = CancellationToken::new();
+    let made = broker(&vhost).converge(&name(), wish, sweep_to(wish, 0), false, &cancel).await;
+    made.unwrap();
+    let lock = lock_of(&vhost, r"^ci\.").await;
+    let permit = lock.acquire(&any()).await.unwrap();
+    let first = permit.fence().unwrap();
+    let other = lock_of(&vhost, r"^ci\.").await;
+    let waiting = tokio::spawn(async move { other.acquire(&any()).await });
+    eventually("it waits", async || waits(&vhost).await == 1).await;
+    permit.release().await.unwrap();
+    let permit = waiting.await.unwrap().unwrap();
+    assert_eq!(permit.fence(), Some(first + 1));
+    permit.release().await.unwrap();
+
+    // A slot with a record can't be had by who may not read it: there would be no
+    // token.
+    let error = lock_of(&vhost, "^$").await.acquire(&any()).await.unwrap_err();
+    assert!(matches!(&error, AcquireError::Broker(BrokerError::AccessRefused { .. })), "{error:?}");
+    lock.acquire(&any()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_read_the_wait_queue_waits_by_looking() {
+    let vhost = Vhost::create().await;
+    resize(&vhost, 1).await;
+    let permit = lock_of(&vhost, "^$").await.acquire(&any()).await.unwrap();
+    let other = lock_of(&vhost, "^$").await;
+    let waiting = tokio::spawn(async move { other.acquire(&any()).await });
+    eventually("it is there", async || vhost.connections("hold").await.len() >= 2).await;
+    permit.release().await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    let permit = next.expect("it looks again").unwrap().unwrap();
+    assert_eq!(permit.slot(), Some(1));
+}
