@@ -140,7 +140,8 @@ impl Holder {
             self.channel.queue_declare(queue.into(), passive, FieldTable::default())
         };
         let (own, other) = futures::join!(look(&self.queue), look(other));
-        (own?, other?);
+        own?;
+        other?;
         Ok(())
     }
 }

@@ -130,16 +130,16 @@ async fn a_delay_applies_to_the_direction_it_was_asked_for() {
     let proxy = Proxy::start().await;
     let channel = connect(&proxy, &vhost).await.create_channel().await.unwrap();
     for sender in [Sender::Client, Sender::Broker] {
-        proxy.delay(sender, Duration::from_millis(150));
+        proxy.delay(sender, Duration::from_secs(1));
         let start = Instant::now();
         declare(&channel, "jobs", false).await.unwrap();
         let took = start.elapsed();
-        assert!((150..300).contains(&took.as_millis()), "{sender:?}: {took:?}");
+        assert!((1_000..2_000).contains(&took.as_millis()), "{sender:?}: {took:?}");
         proxy.delay(sender, Duration::ZERO);
     }
     let start = Instant::now();
     declare(&channel, "jobs", false).await.unwrap();
-    assert!(start.elapsed() < Duration::from_millis(100));
+    assert!(start.elapsed() < Duration::from_secs(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

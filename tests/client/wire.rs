@@ -17,13 +17,16 @@ use crate::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
 use crate::support::rabbitmq::{Vhost, eventually};
 use crate::{any, held, lock, name, resize};
 
+/// Longer than any answer takes that is not held back.
+const LONG: Duration = Duration::from_secs(15);
+
 /// The lock by way of the proxy, with nothing that goes on by itself meanwhile.
-fn through(proxy: &Proxy, vhost: &Vhost) -> Lock {
+fn through(proxy: &Proxy, vhost: &Vhost, operation_timeout: Duration) -> Lock {
     let quiet = Duration::from_mins(1);
     let options = ClientOptions {
         heartbeat: quiet,
         verify_interval: quiet,
-        operation_timeout: Duration::from_secs(1),
+        operation_timeout,
         warm: 0,
         ..ClientOptions::default()
     };
@@ -31,8 +34,8 @@ fn through(proxy: &Proxy, vhost: &Vhost) -> Lock {
 }
 
 /// The same after one acquisition: connected, with its channels open.
-async fn warm(proxy: &Proxy, vhost: &Vhost) -> Lock {
-    let lock = through(proxy, vhost);
+async fn warm(proxy: &Proxy, vhost: &Vhost, operation_timeout: Duration) -> Lock {
+    let lock = through(proxy, vhost, operation_timeout);
     lock.try_acquire(&any()).await.unwrap().release().await.unwrap();
     proxy.reset();
     lock
@@ -58,7 +61,7 @@ async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing() {
     let vhost = Vhost::create().await;
     resize(&vhost, 3).await;
     let proxy = Proxy::start().await;
-    let lock = warm(&proxy, &vhost).await;
+    let lock = warm(&proxy, &vhost, LONG).await;
     for (options, most) in [(any(), 4), (first(), 5)] {
         proxy.reset();
         let permit = lock.try_acquire(&options).await.unwrap();
@@ -86,7 +89,7 @@ async fn a_lost_race_costs_one_channel_and_no_connection() {
     let vhost = Vhost::create().await;
     resize(&vhost, 2).await;
     let proxy = Proxy::start().await;
-    let lock = warm(&proxy, &vhost).await;
+    let lock = warm(&proxy, &vhost, LONG).await;
     let late = proxy.hold_at(When::Before, about("queue.declare", "-1-B"));
     let racing = lock.clone();
     let acquiring = tokio::spawn(async move { racing.try_acquire(&first()).await });
@@ -108,7 +111,7 @@ async fn a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired() {
     for options in [any(), first()] {
         resize(&vhost, 1).await;
         let proxy = Proxy::start().await;
-        let lock = warm(&proxy, &vhost).await;
+        let lock = warm(&proxy, &vhost, LONG).await;
         let late = proxy.hold_at(When::Before, about("queue.declare", "-1-B"));
         let acquiring = tokio::spawn(async move { lock.try_acquire(&options).await });
         late.wait().await;
@@ -127,7 +130,7 @@ async fn a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection(
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
     let proxy = Proxy::start().await;
-    let lock = warm(&proxy, &vhost).await;
+    let lock = warm(&proxy, &vhost, Duration::from_secs(3)).await;
     for when in [When::Before, When::After] {
         // The connection dies with the delete, or with its answer.
         let permit = lock.try_acquire(&any()).await.unwrap();
@@ -156,7 +159,7 @@ async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken() {
     for when in [When::Before, When::After] {
         for method in 1..=8 {
             let proxy = Proxy::start().await;
-            let lock = warm(&proxy, &vhost).await;
+            let lock = warm(&proxy, &vhost, LONG).await;
             drop(proxy.cut_at(when, nth(method)));
             match lock.try_acquire(&first()).await {
                 Ok(permit) => {
@@ -179,8 +182,7 @@ async fn what_an_administrator_sent_before_it_lost_its_mutex_does_not_land_after
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
     let proxy = Proxy::start().await;
-    let options =
-        BrokerOptions { operation_timeout: Duration::from_secs(2), ..BrokerOptions::default() };
+    let options = BrokerOptions { operation_timeout: LONG, ..BrokerOptions::default() };
     let slow = Broker::new(proxy.settings(vhost.settings()), options);
     let late = proxy.hold_at(When::Before, about("queue.declare", "-12-A"));
     let wish = SlotWish::new(40);
