@@ -129,10 +129,11 @@ async fn lose_once(loss: Loss, script: &str) {
     assert!(first.said().contains(loss.reason()), "{loss:?}: {}", first.said());
     let lines = scratch.read("register").lines().count();
     eventually("it goes on", async || scratch.read("register").lines().count() > lines + 20).await;
-    assert_eq!(scratch.holders(), [one, two], "one after the other");
+    assert_eq!(scratch.holders(), [one, two.clone()], "one after the other");
     // It may be deaf.
     second.signal("KILL");
     second.code().await;
+    eventually("nothing is left", async || alive(&two).is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -261,6 +262,7 @@ async fn restart_once(broker: &OwnServer, lock: &str) {
     broker.start().await;
     let second = start("second", &exec);
     let two = scratch.next_holder(&[&one]).await;
-    assert_eq!(scratch.holders(), [one, two], "one after the other");
+    assert_eq!(scratch.holders(), [one, two.clone()], "one after the other");
     second.signal("KILL");
+    eventually("nothing is left", async || alive(&two).is_empty()).await;
 }
