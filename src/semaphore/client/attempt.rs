@@ -42,8 +42,14 @@ pub(super) enum Place {
     Any,
     /// Wherever a look finds a free slot. We wait for a call otherwise.
     Search,
-    /// This slot only, which we were called for.
-    Slot(u32),
+    /// This slot only, which we were called for: the first time without looking,
+    /// because nobody is likely to be faster.
+    Slot {
+        /// The slot.
+        slot: u32,
+        /// We have been called before, and somebody was faster.
+        again: bool,
+    },
 }
 
 /// A slot that was found.
@@ -73,13 +79,17 @@ impl Lock {
         loop {
             let choice = match (guess.take(), place) {
                 (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Slot(slot)) => self.choose_slot(slot).await?,
+                (None, Place::Slot { slot, again: true }) => self.choose_slot(slot).await?,
+                (None, Place::Slot { slot, again: false }) => {
+                    Choice { slot, looked: false, more: false }
+                }
                 _ => self.choose(options, races).await?,
             };
             let (claimed, has_record, sent) = self.claim(&mut hold, &choice, options, id).await?;
             if claimed == Claimed::Yes {
                 self.remember(|memory| {
-                    memory.calm = races == 0;
+                    // Where others were free too, this one will be ours again.
+                    memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
                 let permit =
@@ -188,6 +198,8 @@ impl Lock {
             Claimed::SlotWent => lane.delete(&holder_queue).await?,
             Claimed::NoSlot | Claimed::Locked => {}
         }
+        // The refusal closed the channel: who wants one next is not to wait for it.
+        lane.channel().await?;
         hold.settle();
         Ok((claimed, false, sent))
     }

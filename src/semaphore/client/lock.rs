@@ -165,7 +165,11 @@ impl Lock {
                     tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
                 }
                 Some(joined) => match joined.wait(until).await {
-                    Woken::Called(slot) => place = slot.map_or(Place::Search, Place::Slot),
+                    Woken::Called(slot) => {
+                        let again = matches!(place, Place::Slot { .. });
+                        let slot = slot.map(|slot| Place::Slot { slot, again });
+                        place = slot.unwrap_or(Place::Search);
+                    }
                     Woken::Uncalled => place = Place::Search,
                     // Destroyed, or its connection went: that shows at once.
                     Woken::Ended => (waiter, may_join, place) = (None, true, Place::Search),
