@@ -182,7 +182,9 @@ impl Grip {
     /// Proves the slot at least every `interval` until it is lost.
     pub async fn keep(self: Arc<Self>, interval: Duration) {
         let mut events = Box::pin(self.conn.lapin().events_listener());
-        let mut ticks = tokio::time::interval(interval.min(self.valid_for / 4));
+        // Not zero, which would be no interval.
+        let interval = interval.min(self.valid_for / 4).max(Duration::from_millis(10));
+        let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The claim was a proof itself.
         ticks.tick().await;

@@ -48,7 +48,7 @@ pub struct ClientOptions {
     /// Limit on connecting.
     pub connect_timeout: Duration,
     /// How often a held slot is proved at least, and a removed one noticed; a
-    /// quarter of its validity if that is shorter.
+    /// quarter of its validity if that is shorter, and 10 ms at least.
     pub verify_interval: Duration,
     /// Connections that are kept ready beyond those in use, so that acquiring
     /// needs no connecting.
