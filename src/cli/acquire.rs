@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::target::Found;
+use super::target::{Found, Target};
 use super::waiting::Waiting;
 use super::{Failure, duration};
 use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Permit};
@@ -54,8 +54,16 @@ fn heartbeat(text: &str) -> Result<Duration, String> {
 }
 
 impl Acquire {
+    /// Finds the lock and takes it. Cancel safe: nothing is held then.
+    pub async fn take(&self, target: &Target) -> Result<(Found, Client, Permit), Failure> {
+        let found = target.find().await?;
+        let client = self.client(&found);
+        let permit = self.acquire(&client, &found).await?;
+        Ok((found, client, permit))
+    }
+
     /// A client of the lock's broker. Connects nothing.
-    pub fn client(&self, found: &Found) -> Client {
+    fn client(&self, found: &Found) -> Client {
         let options = ClientOptions {
             heartbeat: self.heartbeat,
             // One lock is all that this process wants.
@@ -65,8 +73,7 @@ impl Acquire {
         Client::new(found.settings.clone(), options)
     }
 
-    /// Takes the lock. Cancel safe: nothing is held then.
-    pub async fn acquire(&self, client: &Client, found: &Found) -> Result<Permit, Failure> {
+    async fn acquire(&self, client: &Client, found: &Found) -> Result<Permit, Failure> {
         let lock = found.lock(client);
         let options = AcquireOptions {
             identity: self.identity.clone().or_else(default_identity),

@@ -91,14 +91,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 async fn exec(arguments: &Arguments) -> Result<(), Failure> {
     let mut signals = Signals::listen(&FORWARDED)
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
-    let acquire = async {
-        let found = arguments.target.find().await?;
-        let client = arguments.acquire.client(&found);
-        let permit = arguments.acquire.acquire(&client, &found).await?;
-        Ok((found, client, permit))
-    };
     let (found, client, permit) = tokio::select! {
-        acquired = acquire => acquired?,
+        acquired = arguments.acquire.take(&arguments.target) => acquired?,
         signal = signals.next_to_end() => {
             let message = format!("stopped by {signal} while waiting for the lock");
             return Err(Failure::new(Failure::signalled(signal as i32), message));

@@ -24,14 +24,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime.block_on(async {
         let signal = signalled();
         tokio::pin!(signal);
-        let acquire = async {
-            let found = arguments.target.find().await?;
-            let client = arguments.acquire.client(&found);
-            let permit = arguments.acquire.acquire(&client, &found).await?;
-            Ok((found, client, permit))
-        };
         let (found, client, permit) = tokio::select! {
-            acquired = acquire => acquired?,
+            acquired = arguments.acquire.take(&arguments.target) => acquired?,
             _ = &mut signal => {
                 let message = "stopped while waiting for the lock";
                 return Err(Failure::new(Failure::NOT_ACQUIRED, message));

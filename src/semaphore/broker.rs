@@ -276,14 +276,9 @@ impl Inner {
         Ok(self.probes.exist(names).await?.contains(&true))
     }
 
-    /// A channel of the connection that may publish. Under an alarm nothing goes
-    /// over it, so nothing is asked.
+    /// A channel of the connection that may publish.
     pub async fn publisher(&self) -> Result<Lane, BrokerError> {
-        let conn = self.probe_link.get().await?;
-        if conn.is_blocked() {
-            return Err(BrokerError::Blocked);
-        }
-        Lane::take(&conn).await
+        self.probe_link.publisher().await
     }
 
     pub fn set_disturbed(&self, lock: &LockName) {

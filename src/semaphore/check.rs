@@ -101,6 +101,7 @@ impl Change {
         }
         Ok(faults)
     }
+
     async fn has_record(&self, lane: &mut Lane, slot: u32) -> Result<bool, BrokerError> {
         match self.lock.record_queue(slot) {
             Some(record) => lane.all_exist(&[record]).await,

@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 
 use super::connect::{Conn, Endpoint};
 use super::error::BrokerError;
+use super::lane::Lane;
 
 /// How long a failed attempt is the answer to everyone who asks: when a broker
 /// is down, a thousand objects must not make a thousand attempts.
@@ -62,6 +63,16 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// A channel to publish on. Under an alarm the broker takes nothing from who
+    /// publishes, so nothing is begun.
+    pub async fn publisher(&self) -> Result<Lane, BrokerError> {
+        let conn = self.get().await?;
+        if conn.is_blocked() {
+            return Err(BrokerError::Blocked);
+        }
+        Lane::take(&conn).await
     }
 
     /// Closes the connection, if there is one, by protocol.

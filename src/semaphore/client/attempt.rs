@@ -74,16 +74,17 @@ impl Lock {
         if self.kind() == Kind::Mutex {
             return Ok((self.attempt_mutex(hold, options, id).await?, false));
         }
-        let mut guess = if place == Place::Any { self.guess(options) } else { None };
+        let mut guess = match place {
+            Place::Any => self.guess(options),
+            Place::Slot { slot, again: false } => Some(slot),
+            Place::Slot { .. } | Place::Search => None,
+        };
         let mut races = 0;
         loop {
             let choice = match (guess.take(), place) {
                 (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Slot { slot, again: true }) => self.choose_slot(slot).await?,
-                (None, Place::Slot { slot, again: false }) => {
-                    Choice { slot, looked: false, more: false }
-                }
-                _ => self.choose(options, races).await?,
+                (None, Place::Slot { slot, .. }) => self.choose_slot(slot).await?,
+                (None, _) => self.choose(options, races).await?,
             };
             let (claimed, has_record, sent) = self.claim(&mut hold, &choice, options, id).await?;
             if claimed == Claimed::Yes {
@@ -120,7 +121,10 @@ impl Lock {
     fn guess(&self, options: &AcquireOptions) -> Option<u32> {
         match options.start {
             Start::At(slot) => Some(slot.max(1)),
-            Start::Last => self.recall().last.filter(|_| self.recall().calm),
+            Start::Last => {
+                let memory = self.recall();
+                memory.last.filter(|_| memory.calm)
+            }
             Start::First | Start::Random => None,
         }
     }

@@ -63,11 +63,7 @@ impl Publisher {
     }
 
     async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
-        let conn = self.link.get().await?;
-        if conn.is_blocked() {
-            return Err(BrokerError::Blocked);
-        }
-        Lane::take(&conn).await?.wake(wait_queue, 1, slot).await
+        self.link.publisher().await?.wake(wait_queue, 1, slot).await
     }
 
     async fn channel(&self) -> Result<(Arc<Conn>, Channel), BrokerError> {
