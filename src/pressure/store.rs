@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Script};
+use redis::Script;
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -103,11 +102,9 @@ impl Store {
     pub async fn identity(&self) -> Result<StoreIdentity, StoreError> {
         let info = redis::cmd("INFO");
         let info = &info;
-        let answer = self
-            .read(|mut connection| async move { info.query_async::<String>(&mut connection).await })
-            .await;
-        match answer {
-            Ok(info) => Ok(StoreIdentity::from_info(&info)),
+        let send = |mut connection| async move { info.query_async(&mut connection).await };
+        match self.0.link.run(None, true, send).await {
+            Ok::<String, _>(info) => Ok(StoreIdentity::from_info(&info)),
             Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
                 Ok(StoreIdentity::default())
             }
@@ -121,9 +118,8 @@ impl Store {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
         let call = &call;
-        let reply: Observation = self
-            .read(|mut connection| async move { call.invoke_async(&mut connection).await })
-            .await?;
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        let reply: Observation = self.0.link.run(Some(queue), true, send).await?;
         queue_seen(reply)
     }
 
@@ -245,41 +241,9 @@ impl Store {
     ) -> Result<Verdict, StoreError> {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
-        let mut lease = self.0.link.lease().await?;
-        let answer = call.invoke_async(&mut lease.connection).await;
-        self.settle(&lease, answer)
-    }
-
-    /// Runs what only reads; once more if a connection that was open before
-    /// turns out to be broken.
-    async fn read<T, F>(&self, run: impl Fn(MultiplexedConnection) -> F) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let lease = self.0.link.lease().await?;
-        let answer = run(lease.connection.clone()).await;
-        match self.settle(&lease, answer) {
-            Err(StoreError::Unreachable { .. }) if !lease.is_new => {
-                let lease = self.0.link.lease().await?;
-                let answer = run(lease.connection.clone()).await;
-                self.settle(&lease, answer)
-            }
-            other => other,
-        }
-    }
-
-    fn settle<T>(
-        &self,
-        lease: &super::connection::Lease,
-        answer: Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        answer.map_err(|err| {
-            let err = StoreError::from(err);
-            if err.spoils_connection() {
-                self.0.link.retire(lease);
-            }
-            err
-        })
+        let call = &call;
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), false, send).await
     }
 }
 
