@@ -8,7 +8,9 @@ mod pressure_text;
 #[path = "../support/redis.rs"]
 mod redis_support;
 
+mod abandoning;
 mod operations;
+mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};
 use pressure_text::TextQueue;

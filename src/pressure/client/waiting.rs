@@ -31,6 +31,10 @@ const SETTLED: Duration = Duration::from_millis(50);
 /// soon unless its holder is dead.
 const CLOSED_LOOK: Duration = Duration::from_secs(1);
 
+/// Broken connections in a row while the server answers otherwise, after which a
+/// wait is given up. An outage breaks the two of one wait.
+const MAX_FAILURES: u8 = 4;
+
 /// What one try of an operation came to.
 pub(super) enum Attempt<T> {
     /// It was done.
@@ -81,7 +85,7 @@ impl Waiting {
             Wait::No | Wait::Forever => None,
         };
         let first = first.filter(|_| wait != Wait::No && self.closed.is_settled());
-        Pace { waiting: self, wait, deadline, first, has_failed: false }
+        Pace { waiting: self, wait, deadline, first, failures: 0 }
     }
 
     /// Returns when it is worthwhile to try again: the awaited list has an
@@ -122,8 +126,8 @@ pub(super) struct Pace<'a> {
     wait: Wait,
     deadline: Option<Instant>,
     first: Option<Awaited>,
-    /// The last wait ended with a broken connection.
-    has_failed: bool,
+    /// So many waits in a row ended with a broken connection.
+    failures: u8,
 }
 
 impl Pace<'_> {
@@ -155,9 +159,11 @@ impl Pace<'_> {
             },
         };
         match woken {
-            Ok(()) => self.has_failed = false,
+            Ok(()) => self.failures = 0,
             // The next try tells whether the server is there.
-            Err(error) if error.spoils_connection() && !self.has_failed => self.has_failed = true,
+            Err(error) if error.spoils_connection() && self.failures < MAX_FAILURES => {
+                self.failures += 1;
+            }
             Err(error) => return Err(error.into()),
         }
         Ok(())
