@@ -158,19 +158,25 @@ impl Link {
     /// Cancel safe: a dropped attempt leaves no trace, the next caller makes its
     /// own.
     pub(super) async fn lease(&self, queue: Option<&QueueName>) -> Result<Lease, StoreError> {
-        self.reach(queue, Purpose::Commands).await
+        self.reach(queue, Purpose::Shared).await
     }
 
-    /// A new connection to the server that has the queue, for a command that
-    /// waits there: it has no response timeout, and its keepalive finds out if
-    /// the server has gone. Not shared; it ends when it is dropped. When the
-    /// queue moves to another node, the waiting command fails, and
-    /// [`Self::after`] says so.
+    /// The number of the attempt that made the connection that is shared to the
+    /// server of this queue, if there is one. No two attempts have the same.
+    pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
+        self.nodes.of(Some(queue)).ok()?.attempt()
+    }
+
+    /// A connection of the caller's own to the server that has the queue, which
+    /// waits for answers so long; its keepalive finds out if the server has gone.
     ///
     /// Cancel safe.
-    #[allow(dead_code, reason = "for the client's queues")]
-    pub(super) async fn open_waiting(&self, queue: &QueueName) -> Result<Lease, StoreError> {
-        self.reach(Some(queue), Purpose::Waiting).await
+    pub(super) async fn open(
+        &self,
+        queue: &QueueName,
+        patience: Duration,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        Ok(self.reach(Some(queue), Purpose::Own(patience)).await?.connection)
     }
 
     /// What a failed command comes to. A connection that is broken or leads to
@@ -230,11 +236,18 @@ impl Link {
         };
         match purpose {
             // No attempt has this number.
-            Purpose::Waiting => Ok(lease(open().await?, 0, true)),
-            Purpose::Commands => {
+            Purpose::Own(_) => Ok(lease(open().await?, 0, true)),
+            Purpose::Shared => {
                 let (connection, attempt, is_new) = node.share(open).await?;
                 Ok(lease(connection, attempt, is_new))
             }
         }
     }
+}
+
+/// Whether a cluster's node refused a command because the queue's slot is on
+/// another node, or on its way there.
+pub(super) fn is_elsewhere(err: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, Moved, TryAgain};
+    matches!(err.kind(), ErrorKind::Server(Moved | Ask | TryAgain))
 }

@@ -1,8 +1,7 @@
 //! How Redis is touched: the queues of the source document "pressure 0.15". One
 //! [`Store`] is one database of one server. What should happen to a queue is
 //! decided in [`crate::plan::pressure_queue`]; here it is only read and carried
-//! out. The administration side (create, change the bound, close, delete) is
-//! here; putting and getting is a room of its own beside it.
+//! out. [`Queue`] is one queue as programs use it: put, get, close, delete.
 //!
 //! Every change is one Lua script (`scripts/*.lua`), so no crash and no foreign
 //! client falls between two halves of it, and every script may be sent again
@@ -15,12 +14,17 @@
 //! `SELECT` for another database than 0 and `ROLE` where sentinels name the
 //! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed.
 
+mod client;
 mod connection;
 mod error;
 mod reply;
 mod scripts;
 mod store;
 
+pub use client::{
+    Awaited, EnvironmentError, GiveBackError, Limit, PutBatchError, Queue, QueueError,
+    QueueOptions, QueueRole, QueueSink, Taken, Wait,
+};
 pub use connection::StoreOptions;
 pub use error::StoreError;
 pub use reply::StoreIdentity;

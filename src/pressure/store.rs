@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use redis::Script;
+use redis::aio::MultiplexedConnection;
+use redis::{Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -168,9 +170,9 @@ impl Store {
     /// counts as gone once it was seen so for
     /// [`StoreOptions::nameless_role_grace`].
     ///
-    /// `force` removes every key at once, whoever works on the queue: for roles
-    /// whose holders are dead. A living one would leave keys behind (call
-    /// again), or sleep on a key that is gone.
+    /// `force` wakes who waits, and removes every key at once, whoever works on
+    /// the queue: for roles whose holders are dead. A living one would leave keys
+    /// behind (call again), or sleep on a key that is gone.
     ///
     /// What no deletion can help: a client that checked `:bound` just before and
     /// starts to wait for a role just after the last step sleeps, and wakes in
@@ -230,6 +232,37 @@ impl Store {
         }
     }
 
+    /// Where the store is.
+    pub(super) fn settings(&self) -> &RedisSettings {
+        self.0.link.settings()
+    }
+
+    /// The number of the attempt that made the connection that is open, if any.
+    pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
+        self.0.link.attempt(queue)
+    }
+
+    /// Another connection to the queue's server, for commands that are answered
+    /// after `patience` at the latest.
+    pub(super) async fn open_waiting(
+        &self,
+        queue: &QueueName,
+        patience: Duration,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        self.0.link.open(queue, patience).await
+    }
+
+    /// Runs a queue's script, once: whether it happened is unknown after a failure
+    /// of the connection.
+    pub(super) async fn ask(
+        &self,
+        queue: &QueueName,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), false, send).await
+    }
+
     /// Runs a script that changes something, once: whether it happened is
     /// unknown after a failure of the connection, and the caller, who reports
     /// what was done, observes again.
@@ -241,9 +274,7 @@ impl Store {
     ) -> Result<Verdict, StoreError> {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
-        let call = &call;
-        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
-        self.0.link.run(Some(queue), false, send).await
+        self.ask(queue, &call).await
     }
 }
 

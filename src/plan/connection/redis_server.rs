@@ -136,18 +136,17 @@ impl RedisSettings {
         let settings = if let Some(url) = get("REDIS_URL") {
             Self::parse(&url, "REDIS_URL")?
         } else {
-            let bad = |key, why| move |_| SettingsError::BadValue { key, why };
-            let port = get("REDIS_PORT").map(|port| port.parse()).transpose();
-            let database = get("REDIS_DB").map(|database| database.parse()).transpose();
+            let bad = |key, why| SettingsError::BadValue { key, why };
+            let port = get("REDIS_PORT").map_or(Some(PLAIN_PORT), |port| port.parse().ok());
+            let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
                 get("REDIS_SERVER").unwrap_or_else(|| "127.0.0.1".to_owned()),
-                port.map_err(bad("REDIS_PORT", "a port is a number from 1 to 65535"))?
-                    .unwrap_or(PLAIN_PORT),
+                port.filter(|port| *port > 0)
+                    .ok_or_else(|| bad("REDIS_PORT", "a port is a number from 1 to 65535"))?,
             );
             settings.database = database
-                .map_err(bad("REDIS_DB", "a database is a number from 0"))?
-                .filter(|database: &i64| *database >= 0)
-                .unwrap_or(0);
+                .filter(|database| *database >= 0)
+                .ok_or_else(|| bad("REDIS_DB", "a database is a number from 0"))?;
             settings
         };
         settings.with_tls_files(

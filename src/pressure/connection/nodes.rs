@@ -3,6 +3,7 @@
 //! Which one to use for a queue is decided here; opening is not done here.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::RedisError;
@@ -29,6 +30,9 @@ pub(super) struct Node {
     /// one attempt, not a hundred.
     flight: tokio::sync::Mutex<()>,
 }
+
+/// The number of the last attempt that made a shared connection.
+static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
 /// The connection, if there is one, and the number of the attempt that made it,
 /// from 1.
@@ -70,7 +74,7 @@ impl Node {
         let mut shared = self.shared();
         match result {
             Ok(connection) => {
-                shared.attempt += 1;
+                shared.attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1;
                 shared.open = Some(connection.clone());
                 shared.failed = None;
                 Ok((connection, shared.attempt, true))
@@ -80,6 +84,11 @@ impl Node {
                 Err(err)
             }
         }
+    }
+
+    /// The number of the attempt that made the open connection, if there is one.
+    pub(super) fn attempt(&self) -> Option<u64> {
+        Some(self.present()?.1)
     }
 
     /// Gives the connection of this attempt up, unless another has taken its

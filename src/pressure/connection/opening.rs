@@ -28,11 +28,10 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Commands that are answered at once.
-    Commands,
-    /// Commands that wait on the server.
-    #[allow(dead_code, reason = "for the client's queues")]
-    Waiting,
+    /// Commands of everybody, which are answered at once.
+    Shared,
+    /// Commands of one caller, which waits for answers so long.
+    Own(Duration),
 }
 
 /// Opens connections as the settings say.
@@ -105,7 +104,7 @@ impl Opener {
         port: u16,
         master: &str,
     ) -> Result<Address, StoreError> {
-        let mut connection = self.dial(host, port, Purpose::Commands).await?;
+        let mut connection = self.dial(host, port, Purpose::Shared).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
         let ask = async |connection: &mut MultiplexedConnection| {
@@ -170,12 +169,12 @@ impl Opener {
             .set_tcp_settings(TcpSettings::default().set_nodelay(true).set_keepalive(keepalive))
             .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
         let response_timeout = match purpose {
-            Purpose::Commands => Some(self.options.response_timeout),
-            Purpose::Waiting => None,
+            Purpose::Shared => self.options.response_timeout,
+            Purpose::Own(patience) => patience,
         };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(response_timeout);
+            .set_response_timeout(Some(response_timeout));
         let client = match &self.settings.tls {
             None => Client::open(info)?,
             Some(tls) => {

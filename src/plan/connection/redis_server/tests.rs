@@ -95,7 +95,13 @@ fn the_environment_of_a_pressure_client_has_the_protocol_s_defaults() {
     assert_eq!(format!("{:?}", from_variables(&set).unwrap()), "redis://default@h:7/3");
     let url = [("REDIS_URL", "redis://u:hush@o:1/2"), ("REDIS_SERVER", "h"), ("REDIS_DB", "")];
     assert_eq!(format!("{:?}", from_variables(&url).unwrap()), "redis://u@o:1/2");
-    for wrong in [("REDIS_PORT", "x"), ("REDIS_DB", "x"), ("REDIS_URL", "http://h")] {
+    for wrong in [
+        ("REDIS_PORT", "x"),
+        ("REDIS_PORT", "0"),
+        ("REDIS_DB", "x"),
+        ("REDIS_DB", "-1"),
+        ("REDIS_URL", "http://h"),
+    ] {
         let err = from_variables(&[wrong]).unwrap_err();
         assert!(err.to_string().contains(wrong.0), "{err}");
     }
