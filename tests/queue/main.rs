@@ -10,6 +10,7 @@ mod redis_support;
 
 mod abandoning;
 mod operations;
+mod servers;
 mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};
