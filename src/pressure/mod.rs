@@ -11,8 +11,8 @@
 //!
 //! The ACL user needs the key pattern `<prefix>:*` and the commands `EVALSHA
 //! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and
-//! `SELECT` for another database than 0. `INFO` and `CLIENT|SETNAME` are used
-//! where they are allowed.
+//! `SELECT` for another database than 0 and `ROLE` where sentinels name the
+//! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed.
 
 mod client;
 mod connection;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Script, ScriptInvocation};
+use redis::{Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -104,11 +104,9 @@ impl Store {
     pub async fn identity(&self) -> Result<StoreIdentity, StoreError> {
         let info = redis::cmd("INFO");
         let info = &info;
-        let answer = self
-            .read(|mut connection| async move { info.query_async::<String>(&mut connection).await })
-            .await;
-        match answer {
-            Ok(info) => Ok(StoreIdentity::from_info(&info)),
+        let send = |mut connection| async move { info.query_async(&mut connection).await };
+        match self.0.link.run(None, true, send).await {
+            Ok::<String, _>(info) => Ok(StoreIdentity::from_info(&info)),
             Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
                 Ok(StoreIdentity::default())
             }
@@ -122,9 +120,8 @@ impl Store {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
         let call = &call;
-        let reply: Observation = self
-            .read(|mut connection| async move { call.invoke_async(&mut connection).await })
-            .await?;
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        let reply: Observation = self.0.link.run(Some(queue), true, send).await?;
         queue_seen(reply)
     }
 
@@ -241,30 +238,29 @@ impl Store {
     }
 
     /// The number of the attempt that made the connection that is open, if any.
-    pub(super) fn attempt(&self, _queue: &QueueName) -> Option<u64> {
-        self.0.link.attempt()
+    pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
+        self.0.link.attempt(queue)
     }
 
     /// Another connection to the queue's server, for commands that are answered
     /// after `patience` at the latest.
     pub(super) async fn open_waiting(
         &self,
-        _queue: &QueueName,
+        queue: &QueueName,
         patience: Duration,
     ) -> Result<MultiplexedConnection, StoreError> {
-        self.0.link.open(patience).await
+        self.0.link.open(queue, patience).await
     }
 
     /// Runs a queue's script, once: whether it happened is unknown after a failure
     /// of the connection.
     pub(super) async fn ask(
         &self,
-        _queue: &QueueName,
+        queue: &QueueName,
         call: &ScriptInvocation<'_>,
     ) -> Result<Verdict, StoreError> {
-        let mut lease = self.0.link.lease().await?;
-        let answer = call.invoke_async(&mut lease.connection).await;
-        self.settle(&lease, answer)
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), false, send).await
     }
 
     /// Runs a script that changes something, once: whether it happened is
@@ -279,38 +275,6 @@ impl Store {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
         self.ask(queue, &call).await
-    }
-
-    /// Runs what only reads; once more if a connection that was open before
-    /// turns out to be broken.
-    async fn read<T, F>(&self, run: impl Fn(MultiplexedConnection) -> F) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let lease = self.0.link.lease().await?;
-        let answer = run(lease.connection.clone()).await;
-        match self.settle(&lease, answer) {
-            Err(StoreError::Unreachable { .. }) if !lease.is_new => {
-                let lease = self.0.link.lease().await?;
-                let answer = run(lease.connection.clone()).await;
-                self.settle(&lease, answer)
-            }
-            other => other,
-        }
-    }
-
-    fn settle<T>(
-        &self,
-        lease: &super::connection::Lease,
-        answer: Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        answer.map_err(|err| {
-            let err = StoreError::from(err);
-            if err.spoils_connection() {
-                self.0.link.retire(lease);
-            }
-            err
-        })
     }
 }
 

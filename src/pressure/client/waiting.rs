@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Awaited, QueueError, QueueOptions, QueueRole, Wait};
 use crate::plan::naming::QueueName;
+use crate::pressure::connection::is_elsewhere;
 use crate::pressure::{Store, StoreError};
 
 /// A BLMOVE on `:closed` that has stood so long is known to the server. Before
@@ -254,6 +255,8 @@ impl Lane {
             let _ = sent.set(Instant::now());
             match blmove.query_async::<redis::Value>(&mut connection).await {
                 Ok(_) => (Ok(()), Some(connection)),
+                // The next try finds out where the queue is now.
+                Err(error) if is_elsewhere(&error) => (Ok(()), None),
                 Err(error) => (Err(error.into()), None),
             }
         }
