@@ -9,6 +9,7 @@ mod pressure_text;
 mod redis_support;
 
 mod abandoning;
+mod limits;
 mod operations;
 mod servers;
 mod waiting;

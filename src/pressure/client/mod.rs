@@ -139,7 +139,7 @@ impl Queue {
             ..StoreOptions::new(options.client_id.clone())
         };
         let store = Store::new(settings, store);
-        let waiting = Waiting::new(store.clone(), &name, &options);
+        let waiting = Waiting::new(&store, &name, &options);
         Self(Arc::new(Inner {
             keys: scripts::keys(&name),
             name,

@@ -177,6 +177,6 @@ mod tests {
     fn a_chunk_has_at_least_one_element_and_is_bounded_in_number_and_bytes() {
         assert_eq!(chunk_length(&[vec![0; 5 * CHUNK_BYTES], vec![0]]), 1);
         assert_eq!(chunk_length(&vec![[0u8; 1]; 5000]), CHUNK_ELEMENTS);
-        assert_eq!(chunk_length(&vec![[0u8; CHUNK_BYTES / 4]; 9]), 4);
+        assert_eq!(chunk_length(&vec![vec![0; CHUNK_BYTES / 4]; 9]), 4);
     }
 }

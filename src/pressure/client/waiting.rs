@@ -58,7 +58,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn new(store: Store, queue: &QueueName, options: &QueueOptions) -> Self {
+    pub(super) fn new(store: &Store, queue: &QueueName, options: &QueueOptions) -> Self {
         let data = queue.data();
         let lane = |suffix: &str| Lane {
             key: format!("{data}{suffix}"),
