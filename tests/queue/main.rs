@@ -11,7 +11,6 @@ mod redis_support;
 mod abandoning;
 mod limits;
 mod operations;
-mod servers;
 mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};
