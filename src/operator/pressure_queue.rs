@@ -20,6 +20,7 @@ use crate::api::pressure_queue::RoleStatus;
 use crate::api::validate::{self, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::plan::naming::DEFAULT_PREFIX;
+use crate::plan::pressure_queue::doctor::needs_second_look;
 use crate::plan::pressure_queue::{
     Past, QueueEffect, QueuePlan, QueueSeen, Remark, Role, WantedState, plan,
 };
@@ -161,10 +162,10 @@ async fn steps(
     }
 
     // What is true for an instant of every client's work is believed when seen twice.
-    let (believed, suspected): (Vec<_>, Vec<_>) = remarks.into_iter().partition(|remark| {
-        !needs_confirmation(remark) || memory.detail.suspected.contains(remark)
-    });
-    let confirmed = believed.iter().filter(|r| needs_confirmation(r));
+    let (believed, suspected): (Vec<_>, Vec<_>) = remarks
+        .into_iter()
+        .partition(|remark| !needs_second_look(remark) || memory.detail.suspected.contains(remark));
+    let confirmed = believed.iter().filter(|r| needs_second_look(r));
     memory.detail.suspected = suspected.iter().chain(confirmed).cloned().collect();
     found.unconfirmed = suspected;
     found.remarks = believed;
@@ -242,22 +243,6 @@ fn list(effects: &[QueueEffect]) -> String {
     effects.iter().map(one).collect::<Vec<_>>().join(" and ")
 }
 
-fn needs_confirmation(remark: &Remark) -> bool {
-    match remark {
-        Remark::HalfCreated { .. }
-        | Remark::Residue { .. }
-        | Remark::SurplusToken { .. }
-        | Remark::LostToken => true,
-        Remark::Recreated
-        | Remark::Completed
-        | Remark::Overfilled { .. }
-        | Remark::WaitingForProducer { .. }
-        | Remark::ClosedByClient
-        | Remark::Reopened
-        | Remark::WrongType { .. } => false,
-    }
-}
-
 /// The remark that decides what Ready says; the others only add to its message.
 fn outcome(found: &Findings) -> Outcome {
     for remark in &found.remarks {
@@ -282,8 +267,10 @@ fn outcome(found: &Findings) -> Outcome {
             | Remark::Overfilled { .. }
             | Remark::ClosedByClient
             | Remark::Reopened
+            | Remark::RoleStuck { .. }
             | Remark::LostToken
-            | Remark::SurplusToken { .. } => {}
+            | Remark::SurplusToken { .. }
+            | Remark::CounterDrift { .. } => {}
         }
     }
     if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {

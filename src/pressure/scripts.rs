@@ -26,6 +26,7 @@ pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
 pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
 pub(super) static CLOSE: LazyLock<Script> = script!("close.lua");
 pub(super) static DELETE: LazyLock<Script> = script!("delete.lua");
+pub(super) static REPAIR: LazyLock<Script> = script!("repair.lua");
 
 /// The twelve keys in the order that every script expects: the data list, then
 /// the others as the source document lists them.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Script};
+use redis::{RedisError, Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -118,13 +118,15 @@ impl Store {
     /// Reads all of a queue at one moment. Changes nothing; a key of a wrong
     /// type is part of the answer, not an error.
     pub async fn observe(&self, queue: &QueueName) -> Result<QueueSeen, StoreError> {
+        queue_seen(self.observation(queue).await?)
+    }
+
+    /// What `observe.lua` replies, as it came.
+    pub(super) async fn observation(&self, queue: &QueueName) -> Result<Observation, StoreError> {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
         let call = &call;
-        let reply: Observation = self
-            .read(|mut connection| async move { call.invoke_async(&mut connection).await })
-            .await?;
-        queue_seen(reply)
+        self.read(|mut connection| async move { call.invoke_async(&mut connection).await }).await
     }
 
     /// Carries one effect out, in one script; see [`Applied`] for what can come
@@ -245,6 +247,16 @@ impl Store {
     ) -> Result<Verdict, StoreError> {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
+        self.ask(queue, &call).await
+    }
+
+    /// Runs a queue's script, once: whether it happened is unknown after a failure
+    /// of the connection.
+    pub(super) async fn ask(
+        &self,
+        _queue: &QueueName,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Verdict, StoreError> {
         let mut lease = self.0.link.lease().await?;
         let answer = call.invoke_async(&mut lease.connection).await;
         self.settle(&lease, answer)
@@ -252,7 +264,10 @@ impl Store {
 
     /// Runs what only reads; once more if a connection that was open before
     /// turns out to be broken.
-    async fn read<T, F>(&self, run: impl Fn(MultiplexedConnection) -> F) -> Result<T, StoreError>
+    pub(super) async fn read<T, F>(
+        &self,
+        run: impl Fn(MultiplexedConnection) -> F,
+    ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
