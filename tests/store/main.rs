@@ -12,6 +12,7 @@ mod bound;
 mod close;
 mod create;
 mod delete;
+mod doctor;
 mod errors;
 mod schedules;
 mod servers;
