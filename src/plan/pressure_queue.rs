@@ -42,12 +42,12 @@ pub struct Role {
     pub busy: bool,
 }
 
-/// Which of a queue's two roles.
+/// One of a queue's two roles, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueRole {
-    /// Whoever puts, and closes.
+    /// Who puts, or closes.
     Producer,
-    /// Whoever gets.
+    /// Who gets, or deletes.
     Consumer,
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo,
     RedisConnectionInfo, RedisError, ServerErrorKind,
@@ -21,12 +22,13 @@ use tokio::time::{Instant, timeout};
 use super::StoreError;
 use crate::plan::clean_text;
 use crate::plan::connection::RedisSettings;
+use crate::plan::pressure_queue::doctor::OWN_CONNECTIONS;
 
 /// How a store behaves.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Who we are: written into `:producer` when a queue is closed, and shown as
-    /// the connection's name in `CLIENT LIST`. Should be the same through the
+    /// the connection's name in `CLIENT LIST`, after `lockkeeper/`. Should be the same through the
     /// life of the process and different from every other client's.
     pub client_id: String,
     /// Longest time until a connection is open, login included. Default 3 s.
@@ -113,9 +115,7 @@ impl Link {
         {
             return Err(err.clone());
         }
-        let result = timeout(self.options.connect_timeout, self.connect())
-            .await
-            .unwrap_or(Err(StoreError::Timeout));
+        let result = self.open(self.options.response_timeout).await;
         let mut slot = self.slot();
         match result {
             Ok(connection) => {
@@ -130,6 +130,22 @@ impl Link {
                 Err(err)
             }
         }
+    }
+
+    /// The number of the attempt that made the connection that is open, if any.
+    pub(super) fn attempt(&self) -> Option<u64> {
+        let slot = self.slot();
+        slot.open.as_ref().map(|_| slot.attempt)
+    }
+
+    /// A connection of the caller's own, which waits for answers so long.
+    pub(super) async fn open(
+        &self,
+        patience: Duration,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        timeout(self.options.connect_timeout, self.connect(patience))
+            .await
+            .unwrap_or(Err(StoreError::Timeout))
     }
 
     /// Gives the connection up, unless another has taken its place already.
@@ -151,20 +167,21 @@ impl Link {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
+    async fn connect(&self, patience: Duration) -> Result<MultiplexedConnection, StoreError> {
         // Login and database are sent by ourselves, to see the server's own
         // refusals; CLIENT SETINFO is unknown to Redis before 7.2.
         let info = ConnectionAddr::Tcp(self.settings.host.clone(), self.settings.port)
             .into_connection_info()?
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
             .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(Some(self.options.response_timeout));
+            .set_response_timeout(Some(patience));
         let mut connection =
             Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await?;
         self.log_in(&mut connection).await?;
         self.select(&mut connection).await?;
-        let name: String = clean_text(&self.options.client_id, 200)
+        let name: String = format!("{OWN_CONNECTIONS}{}", clean_text(&self.options.client_id, 200))
             .chars()
             // All that CLIENT SETNAME takes.
             .map(|c| if c.is_ascii_graphic() { c } else { '-' })

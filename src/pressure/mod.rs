@@ -1,8 +1,7 @@
 //! How Redis is touched: the queues of the source document "pressure 0.15". One
 //! [`Store`] is one database of one server. What should happen to a queue is
 //! decided in [`crate::plan::pressure_queue`]; here it is only read and carried
-//! out. The administration side (create, change the bound, close, delete) is
-//! here; putting and getting is a room of its own beside it.
+//! out. [`Queue`] is one queue as programs use it: put, get, close, delete.
 //!
 //! Every change is one Lua script (`scripts/*.lua`), so no crash and no foreign
 //! client falls between two halves of it, and every script may be sent again
@@ -16,6 +15,7 @@
 //! where they are allowed; with `CLIENT|LIST` they let a dead client's role be
 //! told from one that is held.
 
+mod client;
 mod connection;
 mod doctor;
 mod error;
@@ -23,6 +23,10 @@ mod reply;
 mod scripts;
 mod store;
 
+pub use client::{
+    Awaited, EnvironmentError, GiveBackError, Limit, PutBatchError, Queue, QueueError,
+    QueueOptions, QueueRole, QueueSink, Taken, Wait,
+};
 pub use connection::StoreOptions;
 pub use doctor::{Deed, Repaired};
 pub use error::StoreError;

@@ -153,6 +153,17 @@ impl Verdict {
         }
     }
 
+    /// The elements from `index` after the word on.
+    pub(super) fn elements(self, index: usize) -> Vec<Vec<u8>> {
+        let elements = self.rest.into_iter().skip(index);
+        elements
+            .filter_map(|value| match value {
+                Value::BulkString(bytes) => Some(bytes),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// The error that this reply stands for where nothing else explains it.
     pub(super) fn into_error(self, data_key: &str) -> StoreError {
         let first = || self.labels().into_iter().next();

@@ -21,12 +21,33 @@ macro_rules! script {
     };
 }
 
+/// The same, run also at the memory limit: it frees memory. Servers before 7 don't
+/// know the first line.
+macro_rules! script_at_memory_limit {
+    ($file:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(
+                "#!lua flags=allow-oom\n",
+                include_str!("scripts/shared.lua"),
+                "\n",
+                include_str!(concat!("scripts/", $file))
+            ))
+        })
+    };
+}
+
 pub(super) static OBSERVE: LazyLock<Script> = script!("observe.lua");
 pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
 pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
 pub(super) static CLOSE: LazyLock<Script> = script!("close.lua");
 pub(super) static DELETE: LazyLock<Script> = script!("delete.lua");
 pub(super) static REPAIR: LazyLock<Script> = script!("repair.lua");
+pub(super) static LOOK: LazyLock<Script> = script!("look.lua");
+pub(super) static ALLOWED: LazyLock<Script> = script!("allowed.lua");
+pub(super) static PUT: LazyLock<Script> = script!("put.lua");
+pub(super) static GET: LazyLock<Script> = script!("get.lua");
+pub(super) static GET_AT_MEMORY_LIMIT: LazyLock<Script> = script_at_memory_limit!("get.lua");
+pub(super) static GIVE_BACK: LazyLock<Script> = script!("giveback.lua");
 
 /// The twelve keys in the order that every script expects: the data list, then
 /// the others as the source document lists them.

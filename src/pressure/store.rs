@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Script, ScriptInvocation};
@@ -174,9 +175,9 @@ impl Store {
     /// counts as gone once it was seen so for
     /// [`StoreOptions::nameless_role_grace`].
     ///
-    /// `force` removes every key at once, whoever works on the queue: for roles
-    /// whose holders are dead. A living one would leave keys behind (call
-    /// again), or sleep on a key that is gone.
+    /// `force` wakes who waits, and removes every key at once, whoever works on
+    /// the queue: for roles whose holders are dead. A living one would leave keys
+    /// behind (call again), or sleep on a key that is gone.
     ///
     /// What no deletion can help: a client that checked `:bound` just before and
     /// starts to wait for a role just after the last step sleeps, and wakes in
@@ -236,18 +237,24 @@ impl Store {
         }
     }
 
-    /// Runs a script that changes something, once: whether it happened is
-    /// unknown after a failure of the connection, and the caller, who reports
-    /// what was done, observes again.
-    async fn change(
+    /// Where the store is.
+    pub(super) fn settings(&self) -> &RedisSettings {
+        self.0.link.settings()
+    }
+
+    /// The number of the attempt that made the connection that is open, if any.
+    pub(super) fn attempt(&self, _queue: &QueueName) -> Option<u64> {
+        self.0.link.attempt()
+    }
+
+    /// Another connection to the queue's server, for commands that are answered
+    /// after `patience` at the latest.
+    pub(super) async fn open_waiting(
         &self,
-        script: &Script,
-        queue: &QueueName,
-        argument: &str,
-    ) -> Result<Verdict, StoreError> {
-        let mut call = script.prepare_invoke();
-        call.key(scripts::keys(queue)).arg(argument);
-        self.ask(queue, &call).await
+        _queue: &QueueName,
+        patience: Duration,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        self.0.link.open(patience).await
     }
 
     /// Runs a queue's script, once: whether it happened is unknown after a failure
@@ -260,6 +267,20 @@ impl Store {
         let mut lease = self.0.link.lease().await?;
         let answer = call.invoke_async(&mut lease.connection).await;
         self.settle(&lease, answer)
+    }
+
+    /// Runs a script that changes something, once: whether it happened is
+    /// unknown after a failure of the connection, and the caller, who reports
+    /// what was done, observes again.
+    async fn change(
+        &self,
+        script: &Script,
+        queue: &QueueName,
+        argument: &str,
+    ) -> Result<Verdict, StoreError> {
+        let mut call = script.prepare_invoke();
+        call.key(scripts::keys(queue)).arg(argument);
+        self.ask(queue, &call).await
     }
 
     /// Runs what only reads; once more if a connection that was open before

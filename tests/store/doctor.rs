@@ -41,7 +41,7 @@ impl Ward {
         let place = Place::at(&url).await;
         // The test's own look at the keys is no client.
         let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
-        let store = Store::new(place.settings(), StoreOptions::new("lockkeeper/doctor"));
+        let store = Store::new(place.settings(), StoreOptions::new("doctor"));
         let doctor = Doctor::new(IDLE, database);
         Self { place, store, doctor, now: Duration::ZERO }
     }

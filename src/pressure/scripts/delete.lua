@@ -8,7 +8,7 @@
 --   'if-empty': as ordinary, but do not begin while there are elements;
 --   'nameless': as ordinary, but a role that is not free and has no holder's id
 --     counts as removed already (another deletion does that, role by role);
---   'force': remove every key now, whoever works on the queue.
+--   'force': remove every key in the next step, whoever works on the queue.
 -- Reply: {'gone'} | {'begun'} | {'not-empty', length} | {'waiting', producer's
 --   state, its id or nil, consumer's state, its id or nil}, the states being
 --   'free', 'out' or 'nameless' | {'wrong', numbers}.
@@ -34,11 +34,6 @@ if refusal then
 end
 
 local mode = ARGV[1]
-if mode == 'force' then
-  redis.call('DEL', unpack(KEYS))
-  return {'gone'}
-end
-
 if redis.call('EXISTS', BOUND) == 1 then
   local length = redis.call('LLEN', DATA)
   if mode == 'if-empty' and length > 0 then
@@ -48,6 +43,10 @@ if redis.call('EXISTS', BOUND) == 1 then
   redis.call('LPUSH', NOT_FULL, '0')
   redis.call('LPUSH', CLOSED, '0', '0')
   return {'begun'}
+end
+if mode == 'force' then
+  redis.call('DEL', unpack(KEYS))
+  return {'gone'}
 end
 
 local function state(free, id)

@@ -86,7 +86,7 @@ async fn where_client_list_or_info_is_forbidden_nothing_is_given_back_and_that_i
         with_dead_producer(&ward).await;
         let user = AclUser::named_for(&ward.place);
         user.set(&ward.place, &["~*", "+@all", forbidden]).await;
-        let options = StoreOptions::new("lockkeeper/doctor");
+        let options = StoreOptions::new("doctor");
         ward.store = Store::new(user.settings.clone(), options);
         ward.look(IDLE).await;
         let diagnosis = ward.look(IDLE * 1000).await;
@@ -106,7 +106,7 @@ async fn the_documented_permissions_suffice_for_every_repair() {
                       +ltrim +del +select +info +client|list +client|setname";
     let rules: Vec<&str> = [keys.as_str()].into_iter().chain(documented.split(' ')).collect();
     user.set(&ward.place, &rules).await;
-    ward.store = Store::new(user.settings.clone(), StoreOptions::new("lockkeeper/doctor"));
+    ward.store = Store::new(user.settings.clone(), StoreOptions::new("doctor"));
     assert_eq!(ward.heal().await.len(), 1);
     ward.check_invariants().await;
     let () = ward.place.run(&["LPUSH", &ward.place.key(":not_full"), "1", "1"]).await;

@@ -1,0 +1,140 @@
+//! A queue as a stream of elements, and as a sink for them.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, Sink, Stream};
+
+use super::{PutBatchError, Queue, QueueError, Wait};
+
+/// Elements that a sink gathers before it puts them.
+const GATHERED: usize = 256;
+/// Bytes after which it gathers no more.
+const GATHERED_BYTES: usize = 256 * 1024;
+
+impl Queue {
+    /// The elements as they come, each taken when it is asked for; ends when the
+    /// queue is closed and empty. Another error is the stream's last item.
+    ///
+    /// Cancel safe: see [`Queue`].
+    pub fn stream(&self) -> impl Stream<Item = Result<Vec<u8>, QueueError>> + Send + use<> {
+        futures::stream::unfold(Some(self.clone()), async |queue| {
+            let queue = queue?;
+            match queue.get().await {
+                Ok(element) => Some((Ok(element), Some(queue))),
+                Err(QueueError::Closed) => None,
+                Err(error) => Some((Err(error), None)),
+            }
+        })
+    }
+
+    /// Puts what is sent into it, in batches: an element is in the queue for
+    /// certain once a flush has ended well. Closing the sink puts what is left and
+    /// closes the queue, so that its consumer's stream ends; `forward` does that
+    /// too. To leave the queue open, flush and drop it.
+    pub fn sink(&self) -> QueueSink {
+        QueueSink {
+            queue: self.clone(),
+            gathered: Vec::new(),
+            bytes: 0,
+            work: None,
+            is_closing: false,
+        }
+    }
+}
+
+type Work = BoxFuture<'static, (Vec<Vec<u8>>, Result<(), QueueError>)>;
+
+/// See [`Queue::sink`]. Dropped, it forgets what was not flushed.
+pub struct QueueSink {
+    queue: Queue,
+    gathered: Vec<Vec<u8>>,
+    bytes: usize,
+    /// A put or a close under way; yields what was not put.
+    work: Option<Work>,
+    is_closing: bool,
+}
+
+impl QueueSink {
+    /// The elements that are not in the queue yet: all, while none is being put.
+    /// After an error these can be sent elsewhere. (After a
+    /// [`QueueError::Store`] the first of them may be in the queue.)
+    pub fn into_unsent(self) -> Vec<Vec<u8>> {
+        self.gathered
+    }
+
+    fn put_gathered(&mut self) {
+        if self.work.is_some() || self.gathered.is_empty() {
+            return;
+        }
+        let (queue, mut elements) = (self.queue.clone(), std::mem::take(&mut self.gathered));
+        self.bytes = 0;
+        self.work = Some(
+            async move {
+                match queue.put_batch(&elements, Wait::Forever).await {
+                    Ok(()) => (Vec::new(), Ok(())),
+                    Err(PutBatchError { put, error }) => (elements.split_off(put), Err(error)),
+                }
+            }
+            .boxed(),
+        );
+    }
+
+    fn poll_work(&mut self, context: &mut Context<'_>) -> Poll<Result<(), QueueError>> {
+        let Some(work) = &mut self.work else { return Poll::Ready(Ok(())) };
+        let (mut unsent, result) = ready!(work.poll_unpin(context));
+        self.work = None;
+        unsent.append(&mut self.gathered);
+        self.gathered = unsent;
+        Poll::Ready(result)
+    }
+}
+
+impl Sink<Vec<u8>> for QueueSink {
+    type Error = QueueError;
+
+    fn poll_ready(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), QueueError>> {
+        if self.gathered.len() >= GATHERED || self.bytes >= GATHERED_BYTES {
+            self.put_gathered();
+            return self.poll_work(context);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, element: Vec<u8>) -> Result<(), QueueError> {
+        self.bytes += element.len();
+        self.gathered.push(element);
+        Ok(())
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), QueueError>> {
+        loop {
+            ready!(self.poll_work(context))?;
+            if self.gathered.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.put_gathered();
+        }
+    }
+
+    fn poll_close(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), QueueError>> {
+        if !self.is_closing {
+            ready!(self.as_mut().poll_flush(context))?;
+            let queue = self.queue.clone();
+            let close = async move { (Vec::new(), queue.close(Wait::Forever).await) };
+            self.work = Some(close.boxed());
+            self.is_closing = true;
+        }
+        self.poll_work(context)
+    }
+}

@@ -1,0 +1,32 @@
+-- Whether the user may do all that a client's scripts do: asked once for each
+-- connection, since a script that is stopped half way leaves half of its work.
+-- Changes nothing.
+-- Keys: see shared.lua. Arguments: 'put' or 'get'.
+-- Reply: {'allowed', the server's version as one number, 0 before 7} | {'wrong',
+--   numbers} | an error.
+
+local _, wrong = survey()
+if #wrong > 0 then
+  return wrong_reply(wrong)
+end
+local commands = {{'LPUSH', NOT_FULL, '1'}, {'LTRIM', NOT_FULL, '0', '0'}}
+if ARGV[1] == 'put' then
+  for _, command in ipairs({
+    {'SET', PRODUCER, 'x'}, {'LPUSH', DATA, 'x'}, {'DEL', NOT_FULL},
+    {'INCRBY', PRODUCED_MESSAGES, '1'}, {'INCRBY', PRODUCED_BYTES, '1'},
+  }) do
+    table.insert(commands, command)
+  end
+else
+  for _, command in ipairs({
+    {'SET', CONSUMER, 'x'}, {'RPOP', DATA},
+    {'INCRBY', CONSUMED_MESSAGES, '1'}, {'INCRBY', CONSUMED_BYTES, '1'},
+  }) do
+    table.insert(commands, command)
+  end
+end
+local refusal = forbidden(commands)
+if refusal then
+  return refusal
+end
+return {'allowed', redis.REDIS_VERSION_NUM or 0}

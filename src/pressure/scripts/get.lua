@@ -1,0 +1,59 @@
+-- Gets elements, all steps of the protocol's Get at once. A producer that waits
+-- for room wakes afterwards.
+-- Keys: see shared.lua. Arguments: our client id, the most elements (at least 1),
+--   the most bytes: no further element is taken once there are so many.
+-- Reply: {'got', elements ever got or nil, elements left, elements...},
+--   oldest first | {'absent'}
+--   | {'busy', who or nil, elements of :closed}: a consumer holds its role |
+--   {'empty'} | {'closed'}: and empty | {'wrong', 2}: the bound
+--   is no number.
+--
+-- The role is free from beginning to end, so its token need not be moved.
+
+local bound = redis.call('GET', BOUND)
+if not bound then
+  return {'absent'}
+end
+bound = tonumber(bound)
+if not bound then
+  return {'wrong', 2}
+end
+local closed = redis.call('LLEN', CLOSED)
+if redis.call('LLEN', CONSUMER_FREE) == 0 then
+  return {'busy', holder(CONSUMER), closed}
+end
+
+-- At the memory limit a server before 7 refuses this first write, and nothing has
+-- changed; a later one runs this script all the same, since it frees memory.
+redis.call('SET', CONSUMER, ARGV[1])
+local tokens = redis.call('LLEN', NOT_FULL)
+local most, most_bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
+local reply, count, bytes = {'got', false, 0}, 0, 0
+while count < most and (count == 0 or bytes < most_bytes) do
+  local element = redis.call('RPOP', DATA)
+  if not element then
+    break
+  end
+  count = count + 1
+  bytes = bytes + #element
+  reply[count + 3] = element
+end
+if count == 0 then
+  return {closed > 0 and 'closed' or 'empty'}
+end
+
+reply[3] = redis.call('LLEN', DATA)
+if bound == 0 or reply[3] < bound then
+  if tokens == 0 then
+    redis.call('LPUSH', NOT_FULL, '1')
+  elseif tokens > 1 then
+    redis.call('LTRIM', NOT_FULL, 0, 0)
+  end
+end
+-- A counter that is none must not cost the elements.
+local got = redis.pcall('INCRBY', CONSUMED_MESSAGES, count)
+if type(got) == 'number' then
+  reply[2] = got
+end
+redis.pcall('INCRBY', CONSUMED_BYTES, bytes)
+return reply
