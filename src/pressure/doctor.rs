@@ -48,6 +48,13 @@ impl fmt::Display for Deed {
 }
 
 impl Store {
+    /// A doctor for a queue of this store, who lets nothing be mended on account of
+    /// its client's death that was not seen unchanged for `idle`.
+    #[must_use]
+    pub fn doctor(&self, idle: Duration) -> Doctor {
+        Doctor::new(idle, self.settings().database)
+    }
+
     /// Who is connected to the server, this store's own connection included.
     /// [`Connections::Forbidden`] where the ACL does not allow `CLIENT LIST`.
     pub async fn connections(&self) -> Result<Connections, StoreError> {
