@@ -41,6 +41,7 @@ pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
 pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
 pub(super) static CLOSE: LazyLock<Script> = script!("close.lua");
 pub(super) static DELETE: LazyLock<Script> = script!("delete.lua");
+pub(super) static REPAIR: LazyLock<Script> = script!("repair.lua");
 pub(super) static LOOK: LazyLock<Script> = script!("look.lua");
 pub(super) static ALLOWED: LazyLock<Script> = script!("allowed.lua");
 pub(super) static PUT: LazyLock<Script> = script!("put.lua");
