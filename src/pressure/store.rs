@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue, Script, ScriptInvocation};
+use redis::{FromRedisValue, Pipeline, RedisError, Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -284,6 +284,19 @@ impl Store {
         self.0.link.run(Some(queue), false, send).await
     }
 
+    /// Runs a transaction on a queue whose last command is a script, once: whether
+    /// it happened is unknown after a failure of the connection.
+    pub(super) async fn transact(
+        &self,
+        queue: &QueueName,
+        transaction: &Pipeline,
+    ) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move {
+            transaction.query_async(&mut connection).await.map_err(first_refusal)
+        };
+        self.0.link.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
+    }
+
     /// Runs a script that changes something, once: whether it happened is
     /// unknown after a failure of the connection, and the caller, who reports
     /// what was done, observes again.
@@ -296,6 +309,16 @@ impl Store {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
         self.ask(queue, &call).await
+    }
+}
+
+/// Why a transaction was not carried out: what the server said to the first of its
+/// commands that it refused.
+fn first_refusal(error: RedisError) -> RedisError {
+    let refusals = error.clone().into_server_errors();
+    match refusals.as_deref().and_then(<[_]>::first) {
+        Some((_, refusal)) => refusal.clone().into(),
+        None => error,
     }
 }
 
