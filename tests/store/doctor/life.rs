@@ -87,14 +87,16 @@ async fn a_living_client_that_rests_after_any_of_its_commands_keeps_its_role() {
         let is_between_two = !is_put && commands == 7;
         let named = ward.look(AN_HOUR).await;
         // Where it could go on and does not, it is named, and so is its connection.
-        for finding in named.damage.iter().chain(&named.at_work) {
+        let all = [&named.damage, &named.at_work, &named.waiting];
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        for finding in &all {
             let Remark::RoleStuck { .. } = finding.remark else { continue };
             let Remedy::Wait(against @ Against::Connected(_)) = &finding.remedy else {
                 panic!("{finding:?}")
             };
             assert!(against.to_string().contains("127.0.0.1:"), "{against}");
         }
-        assert_eq!(named.damage.len() + named.at_work.len(), 1 + usize::from(is_between_two));
+        assert_eq!(all.len(), 1 + usize::from(is_between_two));
         task.abort();
         let _ = task.await;
         ward.until_gone(number).await;
