@@ -104,3 +104,24 @@ async fn a_living_client_that_rests_after_any_of_its_commands_keeps_its_role() {
         ward.check_invariants().await;
     }
 }
+
+#[tokio::test]
+async fn a_living_producer_wakes_when_a_dead_consumer_s_role_and_token_are_given_back() {
+    let server = server().await;
+    let mut ward = Ward::with_queue(&server, 1, 1).await;
+    ward.client("before").await.put("first").await.unwrap();
+    // Takes the element, and dies before it says that there is room.
+    let mut consumer = ward.client("dying").await.die_after(4);
+    let number = consumer.client;
+    consumer.get().await.unwrap_err();
+    drop(consumer);
+    ward.until_gone(number).await;
+    ward.look(AN_HOUR).await;
+    let producer = Worker::produce(&text_queue(&ward.place), "late", ["second".to_owned()]).await;
+    wait_until_blocked(&ward.place.raw, producer.client).await;
+    let diagnosis = ward.look(AN_HOUR).await;
+    assert_eq!(ward.mend(&diagnosis).await.len(), 2, "the role and the token: {diagnosis:?}");
+    assert!(producer.join().await.error.is_none());
+    assert_eq!(ward.client("next").await.get().await.unwrap(), "second");
+    ward.check_invariants().await;
+}
