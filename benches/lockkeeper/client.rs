@@ -111,7 +111,7 @@ async fn all<T>(
 
 /// Bare before and after ours, in each round but the first, which opens
 /// connections and channels.
-async fn rounds(
+pub async fn rounds(
     rounds: usize,
     bare: impl AsyncFn() -> Result<Duration>,
     ours: impl AsyncFn() -> Result<Duration>,

@@ -7,6 +7,7 @@ mod client;
 mod objects;
 mod observe;
 mod place;
+mod queue;
 mod resize;
 mod table;
 
@@ -48,8 +49,14 @@ struct Options {
     #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     rest: Option<Duration>,
     /// Measure this alone
-    #[arg(long, value_parser = ["resize", "observe", "client", "objects"])]
+    #[arg(long, value_parser = ["resize", "observe", "client", "queue", "objects"])]
     only: Option<String>,
+    /// Be the other process of a measurement
+    #[arg(long, hide = true, requires = "prefix")]
+    peer: Option<String>,
+    /// The other process's keys
+    #[arg(long, hide = true)]
+    prefix: Option<String>,
     /// Given by cargo bench
     #[arg(long, hide = true)]
     bench: bool,
@@ -58,6 +65,10 @@ struct Options {
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    if let (Some(peer), Some(prefix)) = (&options.peer, &options.prefix) {
+        queue::run_peer(peer, prefix).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let place = Place::new().await?;
     let cores = std::thread::available_parallelism()?;
     let servers = place.versions().await?;
@@ -74,6 +85,9 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted("client") {
         client::run(&place, &options, &mut table).await?;
+    }
+    if wanted("queue") {
+        queue::run(&place, &options, &mut table).await?;
     }
     if wanted("objects") {
         objects::run(&place, &options, &mut table).await?;

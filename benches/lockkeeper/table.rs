@@ -41,6 +41,19 @@ pub const VERIFY: Goal = Goal::AtLeast(0.9);
 /// wake-up, a declare.
 pub const HAND_OVER_MS: Goal = Goal::AtMost(5.0);
 
+/// Putting one element, as speed beside the bare LPUSH: a script that keeps all of
+/// the protocol's steps runs in the time that the network leaves.
+pub const PUT: Goal = Goal::AtLeast(0.7);
+
+/// Putting one element, as speed beside the same steps as 13 commands.
+pub const OF_THE_SEQUENCE: Goal = Goal::AtLeast(5.0);
+
+/// Batches, as speed beside one by one.
+pub const BATCH: Goal = Goal::AtLeast(10.0);
+
+/// Two processes that take turns through a bound of 1, as speed beside two lists.
+pub const PING_PONG: Goal = Goal::AtLeast(0.5);
+
 /// What a figure should be.
 #[derive(Clone, Copy)]
 pub enum Goal {

@@ -8,7 +8,10 @@ mod pressure_text;
 #[path = "../support/redis.rs"]
 mod redis_support;
 
+mod abandoning;
+mod limits;
 mod operations;
+mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};
 use pressure_text::TextQueue;

@@ -102,9 +102,13 @@ impl Queue {
             return Ok(Attempt::Done(kept.take(limit)));
         }
         self.check(Work::Get).await?;
-        let queue = self.clone();
-        let script = async move { queue.take(limit).await }.boxed();
-        let taking = TakingScript { script: Some(script), kept: Some(kept), is_sent: false };
+        let script = self.clone().take(limit).boxed();
+        let taking = TakingScript {
+            script: Some(script),
+            kept: Some(kept),
+            queue: self.clone(),
+            is_sent: false,
+        };
         let verdict = match taking.await {
             Ok(verdict) => verdict,
             Err(error) => return Err(self.explain(error, Work::Get).await),
@@ -197,6 +201,7 @@ fn taken(verdict: Verdict) -> Taken {
 struct TakingScript {
     script: Option<BoxFuture<'static, Result<Verdict, StoreError>>>,
     kept: Option<OwnedMutexGuard<Taken>>,
+    queue: Queue,
     is_sent: bool,
 }
 
@@ -221,6 +226,7 @@ impl Drop for TakingScript {
         };
         // Without a runtime the program is at its end.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let queue = self.queue.clone();
         runtime.spawn(async move {
             match script.await {
                 Ok(verdict) if verdict.word == "got" => *kept = taken(verdict),
@@ -229,6 +235,9 @@ impl Drop for TakingScript {
                     tracing::warn!(%error, "the answer to an abandoned get never came: an element may be lost");
                 }
             }
+            // In this order: the last clone gives back what is kept.
+            drop(kept);
+            drop(queue);
         });
     }
 }

@@ -23,10 +23,11 @@ use std::time::Duration;
 use redis::{Script, ScriptInvocation};
 
 pub use self::environment::EnvironmentError;
-pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, QueueRole, Wait};
+pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, Wait};
 pub use self::flow::QueueSink;
 pub use self::get::Limit;
 pub use self::taken::Taken;
+pub use crate::plan::pressure_queue::QueueRole;
 
 use self::get::Taking;
 use self::put::Putting;
@@ -139,7 +140,7 @@ impl Queue {
             ..StoreOptions::new(options.client_id.clone())
         };
         let store = Store::new(settings, store);
-        let waiting = Waiting::new(store.clone(), &name, &options);
+        let waiting = Waiting::new(&store, &name, &options);
         Self(Arc::new(Inner {
             keys: scripts::keys(&name),
             name,

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Awaited, QueueError, QueueOptions, QueueRole, Wait};
 use crate::plan::naming::QueueName;
+use crate::pressure::connection::is_elsewhere;
 use crate::pressure::{Store, StoreError};
 
 /// A BLMOVE on `:closed` that has stood so long is known to the server. Before
@@ -31,6 +32,10 @@ const SETTLED: Duration = Duration::from_millis(50);
 /// of a deletion then. Nobody waits with a role of a closed queue, so this passes
 /// soon unless its holder is dead.
 const CLOSED_LOOK: Duration = Duration::from_secs(1);
+
+/// Broken connections in a row while the server answers otherwise, after which a
+/// wait is given up. An outage breaks the two of one wait.
+const MAX_FAILURES: u8 = 4;
 
 /// What one try of an operation came to.
 pub(super) enum Attempt<T> {
@@ -56,7 +61,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn new(store: Store, queue: &QueueName, options: &QueueOptions) -> Self {
+    pub(super) fn new(store: &Store, queue: &QueueName, options: &QueueOptions) -> Self {
         let data = queue.data();
         let lane = |suffix: &str| Lane {
             key: format!("{data}{suffix}"),
@@ -85,7 +90,7 @@ impl Waiting {
             Wait::No | Wait::Forever => None,
         };
         let first = first.filter(|_| wait != Wait::No && self.closed.is_settled());
-        Pace { waiting: self, wait, deadline, first, has_failed: false }
+        Pace { waiting: self, wait, deadline, first, failures: 0 }
     }
 
     /// Returns when it is worthwhile to try again: the awaited list has an
@@ -126,8 +131,8 @@ pub(super) struct Pace<'a> {
     wait: Wait,
     deadline: Option<Instant>,
     first: Option<Awaited>,
-    /// The last wait ended with a broken connection.
-    has_failed: bool,
+    /// So many waits in a row ended with a broken connection.
+    failures: u8,
 }
 
 impl Pace<'_> {
@@ -164,9 +169,11 @@ impl Pace<'_> {
             },
         };
         match woken {
-            Ok(()) => self.has_failed = false,
+            Ok(()) => self.failures = 0,
             // The next try tells whether the server is there.
-            Err(error) if error.spoils_connection() && !self.has_failed => self.has_failed = true,
+            Err(error) if error.spoils_connection() && self.failures < MAX_FAILURES => {
+                self.failures += 1;
+            }
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -257,6 +264,8 @@ impl Lane {
             let _ = sent.set(Instant::now());
             match blmove.query_async::<redis::Value>(&mut connection).await {
                 Ok(_) => (Ok(()), Some(connection)),
+                // The next try finds out where the queue is now.
+                Err(error) if is_elsewhere(&error) => (Ok(()), None),
                 Err(error) => (Err(error.into()), None),
             }
         }

@@ -1,0 +1,450 @@
+//! The queue's client: put and get, alone, in batches, contended and bounded, beside
+//! the bare Redis operations that each can't do without, and beside the protocol's
+//! own sequence of commands.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use lockkeeper::plan::connection::RedisSettings;
+use lockkeeper::plan::naming::QueueName;
+use lockkeeper::pressure::{Limit, Queue, QueueOptions, Wait};
+use redis::aio::MultiplexedConnection;
+
+use crate::client::rounds;
+use crate::place::Place;
+use crate::table::{BATCH, OF_THE_SEQUENCE, PING_PONG, PUT, Table};
+use crate::{Options, Result};
+
+/// Bytes of an element, and how many go through in a round.
+const SIZES: [(usize, usize); 4] = [(10, 2000), (1000, 2000), (100_000, 300), (1_000_000, 60)];
+/// Elements of a batch.
+const BATCHED: usize = 500;
+/// Turns of two processes.
+const TURNS: usize = 3000;
+const BOUNDS: [u64; 4] = [1, 10, 100, 0];
+
+/// Where this run's queues are.
+struct Corner {
+    settings: RedisSettings,
+    url: String,
+    prefix: String,
+}
+
+impl Corner {
+    fn queue(&self, name: &str) -> Result<Queue> {
+        let name = QueueName::new(self.prefix.clone(), name)?;
+        Ok(Queue::new(self.settings.clone(), name, QueueOptions::default()))
+    }
+
+    async fn bare(&self) -> Result<MultiplexedConnection> {
+        bare(&self.url).await
+    }
+}
+
+/// A connection that is not the library's, without the pause that TCP makes of two
+/// small writes, and which waits as long as it takes.
+async fn bare(url: &str) -> Result<MultiplexedConnection> {
+    use redis::IntoConnectionInfo;
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let client = redis::Client::open(url.into_connection_info()?.set_tcp_settings(tcp))?;
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+}
+
+/// Measures everything in several rounds.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let url = std::env::var("REDIS_URL").map_err(|_| "REDIS_URL is not set: run make bench")?;
+    let settings = RedisSettings::from_url(&url)?;
+    let corner = Corner { settings, url, prefix: place.name.clone() };
+    for (bytes, count) in SIZES {
+        put_and_get(&corner, options, table, bytes, count).await?;
+    }
+    sequence(&corner, options, table).await?;
+    batches(&corner, options, table).await?;
+    contended(&corner, options, table).await?;
+    for bound in BOUNDS {
+        through(&corner, options, table, bound).await?;
+    }
+    ping_pong(&corner, options, table).await
+}
+
+/// How long this takes.
+async fn timed(work: impl Future<Output = Result<()>>) -> Result<Duration> {
+    let start = Instant::now();
+    work.await?;
+    Ok(start.elapsed())
+}
+
+async fn put_and_get(
+    corner: &Corner,
+    options: &Options,
+    table: &mut Table,
+    bytes: usize,
+    count: usize,
+) -> Result<()> {
+    let element = vec![b'x'; bytes];
+    let queue = corner.queue(&format!("single-{bytes}"))?;
+    queue.create(0).await?;
+    let (list, connection) = (format!("{}:bare-{bytes}", corner.prefix), corner.bare().await?);
+    let clear = async || -> Result<()> {
+        let mut connection = connection.clone();
+        let () = redis::cmd("DEL")
+            .arg(&list)
+            .arg(queue.name().data())
+            .query_async(&mut connection)
+            .await?;
+        Ok(())
+    };
+    let lpush = async || {
+        clear().await?;
+        timed(async {
+            let mut connection = connection.clone();
+            for _ in 0..count {
+                let () = redis::cmd("LPUSH")
+                    .arg(&list)
+                    .arg(&element)
+                    .query_async(&mut connection)
+                    .await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let put = async || {
+        clear().await?;
+        timed(async {
+            for _ in 0..count {
+                queue.put(&element).await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, lpush, put).await?;
+    table.speed(&format!("put, {bytes} bytes"), &pairs, Some(PUT));
+    let rpop = async || {
+        lpush().await?;
+        timed(async {
+            let mut connection = connection.clone();
+            for _ in 0..count {
+                let _: Vec<u8> = redis::cmd("RPOP").arg(&list).query_async(&mut connection).await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let get = async || {
+        put().await?;
+        timed(async {
+            for _ in 0..count {
+                queue.get().await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, rpop, get).await?;
+    table.speed(&format!("get, {bytes} bytes"), &pairs, None);
+    clear().await?;
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+/// One Put as the source document's text has it, command by command.
+async fn put_by_the_text(connection: &mut MultiplexedConnection, data: &str) -> Result<()> {
+    let key = |suffix: &str| format!("{data}{suffix}");
+    let run = async |words: &[&str]| -> Result<redis::Value> {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        Ok(command.query_async(&mut connection.clone()).await?)
+    };
+    run(&["EXISTS", &key(":bound")]).await?;
+    run(&["EXISTS", &key(":closed")]).await?;
+    run(&["BRPOP", &key(":producer_free"), "0"]).await?;
+    run(&["SET", &key(":producer"), "bench"]).await?;
+    run(&["BRPOP", &key(":not_full"), "0"]).await?;
+    run(&["LPUSH", data, "0123456789"]).await?;
+    run(&["INCR", &key(":stats:produced_messages")]).await?;
+    run(&["INCRBY", &key(":stats:produced_bytes"), "10"]).await?;
+    run(&["GET", &key(":bound")]).await?;
+    run(&["LLEN", data]).await?;
+    run(&["LPUSH", &key(":not_full"), "0"]).await?;
+    run(&["LTRIM", &key(":not_full"), "0", "0"]).await?;
+    run(&["LPUSH", &key(":producer_free"), "0"]).await?;
+    Ok(())
+}
+
+async fn sequence(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
+    let count = 500;
+    let queue = corner.queue("sequence")?;
+    queue.create(0).await?;
+    let (connection, data) = (corner.bare().await?, queue.name().data());
+    let by_the_text = async || {
+        timed(async {
+            for _ in 0..count {
+                put_by_the_text(&mut connection.clone(), &data).await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let ours = async || {
+        timed(async {
+            for _ in 0..count {
+                queue.put("0123456789").await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, by_the_text, ours).await?;
+    table.speed("put, beside the text's 13 commands", &pairs, Some(OF_THE_SEQUENCE));
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+/// Batches beside one at a time, both ours.
+async fn batches(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
+    let queue = corner.queue("batched")?;
+    queue.create(0).await?;
+    let elements = vec![b"0123456789"; 4 * BATCHED];
+    let fill = async || -> Result<()> { Ok(queue.put_batch(&elements, Wait::No).await?) };
+    let drain = async || -> Result<()> {
+        while queue.len().await? > 0 {
+            queue.get_batch(Limit { elements: BATCHED, bytes: usize::MAX }, Wait::No).await?;
+        }
+        Ok(())
+    };
+    let one_by_one = async || {
+        let took = timed(async {
+            for element in &elements {
+                queue.put(element).await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        drain().await?;
+        Ok(took)
+    };
+    let batched = async || {
+        let took = timed(async {
+            for batch in elements.chunks(BATCHED) {
+                queue.put_batch(batch, Wait::No).await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        drain().await?;
+        Ok(took)
+    };
+    let pairs = rounds(options.rounds, one_by_one, batched).await?;
+    table.speed(&format!("put {BATCHED} at once, beside one by one"), &pairs, Some(BATCH));
+    let one_by_one = async || {
+        fill().await?;
+        timed(async {
+            for _ in &elements {
+                queue.get().await?;
+            }
+            Ok(())
+        })
+        .await
+    };
+    let batched = async || {
+        fill().await?;
+        timed(async {
+            let mut left = elements.len();
+            while left > 0 {
+                let limit = Limit { elements: BATCHED, bytes: usize::MAX };
+                left -= queue.get_batch(limit, Wait::No).await?.len();
+            }
+            Ok(())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, one_by_one, batched).await?;
+    table.speed(&format!("get {BATCHED} at once, beside one by one"), &pairs, Some(BATCH));
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+/// Eight producers, each with a connection of its own, on one queue without bound.
+async fn contended(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
+    let (producers, count) = (8, 500);
+    let queue = corner.queue("contended")?;
+    queue.create(0).await?;
+    let list = format!("{}:bare-contended", corner.prefix);
+    let connections = try_join_all((0..producers).map(|_| corner.bare())).await?;
+    let queues = (0..producers).map(|_| corner.queue("contended")).collect::<Result<Vec<_>>>()?;
+    let lpush = async || {
+        timed(async {
+            let all = connections.iter().map(async |connection| -> Result<()> {
+                let mut connection = connection.clone();
+                for _ in 0..count {
+                    let () = redis::cmd("LPUSH")
+                        .arg(&list)
+                        .arg("0123456789")
+                        .query_async(&mut connection)
+                        .await?;
+                }
+                Ok(())
+            });
+            try_join_all(all).await.map(|_| ())
+        })
+        .await
+    };
+    let put = async || {
+        timed(async {
+            let all = queues.iter().map(async |queue| -> Result<()> {
+                for _ in 0..count {
+                    queue.put("0123456789").await?;
+                }
+                Ok(())
+            });
+            try_join_all(all).await.map(|_| ())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, lpush, put).await?;
+    table.speed(&format!("put, {producers} producers at once"), &pairs, None);
+    let () = redis::cmd("DEL").arg(&list).query_async(&mut corner.bare().await?).await?;
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+/// A producer and a consumer at once, element by element, beside LPUSH and BRPOP
+/// of a list that nothing bounds.
+async fn through(corner: &Corner, options: &Options, table: &mut Table, bound: u64) -> Result<()> {
+    let count = 2000;
+    let list = format!("{}:bare-through", corner.prefix);
+    let ends = [corner.bare().await?, corner.bare().await?];
+    let queues = [corner.queue("through")?, corner.queue("through")?];
+    queues[0].create(bound).await?;
+    let bare = async || {
+        timed(async {
+            let push = async {
+                for _ in 0..count {
+                    let () = redis::cmd("LPUSH")
+                        .arg(&list)
+                        .arg("0123456789")
+                        .query_async(&mut ends[0].clone())
+                        .await?;
+                }
+                Result::<()>::Ok(())
+            };
+            let pop = async {
+                for _ in 0..count {
+                    let _: redis::Value = redis::cmd("BRPOP")
+                        .arg(&list)
+                        .arg(0)
+                        .query_async(&mut ends[1].clone())
+                        .await?;
+                }
+                Result::<()>::Ok(())
+            };
+            tokio::try_join!(push, pop).map(|_| ())
+        })
+        .await
+    };
+    let ours = async || {
+        timed(async {
+            let put = async {
+                for _ in 0..count {
+                    queues[0].put("0123456789").await?;
+                }
+                Result::<()>::Ok(())
+            };
+            let get = async {
+                for _ in 0..count {
+                    queues[1].get().await?;
+                }
+                Result::<()>::Ok(())
+            };
+            tokio::try_join!(put, get).map(|_| ())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, bare, ours).await?;
+    let what = if bound == 0 { "no bound".to_owned() } else { format!("bound {bound}") };
+    table.speed(&format!("put and get at once, {what}, beside an unbounded list"), &pairs, None);
+    Ok(queues[0].delete(Wait::Forever).await?)
+}
+
+/// Two processes that take turns: through a queue of bound 1, beside two lists.
+async fn ping_pong(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
+    let queue = corner.queue("turns")?;
+    queue.create(1).await?;
+    let there = format!("{}:bare-there", corner.prefix);
+    let back = format!("{}:bare-back", corner.prefix);
+    let connection = corner.bare().await?;
+    let bare = async || {
+        let mut peer = peer(corner, "bare")?;
+        // The first turn waits for the other process.
+        turn(&connection, &there, &back).await?;
+        let took = timed(async {
+            for _ in 1..TURNS {
+                turn(&connection, &there, &back).await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        peer.wait().await?;
+        Ok(took)
+    };
+    let ours = async || {
+        let mut peer = peer(corner, "ours")?;
+        queue.put("0").await?;
+        queue.put("1").await?;
+        let took = timed(async {
+            for _ in 2..TURNS {
+                queue.put("0123456789").await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        peer.wait().await?;
+        Ok(took)
+    };
+    let pairs = rounds(options.rounds, bare, ours).await?;
+    table.speed("two processes through a bound of 1, beside two lists", &pairs, Some(PING_PONG));
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+async fn turn(connection: &MultiplexedConnection, push: &str, pop: &str) -> Result<()> {
+    let mut connection = connection.clone();
+    let () = redis::cmd("LPUSH").arg(push).arg("0123456789").query_async(&mut connection).await?;
+    let _: redis::Value = redis::cmd("BRPOP").arg(pop).arg(0).query_async(&mut connection).await?;
+    Ok(())
+}
+
+fn peer(corner: &Corner, how: &str) -> Result<tokio::process::Child> {
+    Ok(tokio::process::Command::new(std::env::current_exe()?)
+        .args(["--peer", how, "--prefix", &corner.prefix])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?)
+}
+
+/// What the other process does.
+pub async fn run_peer(how: &str, prefix: &str) -> Result<()> {
+    let url = std::env::var("REDIS_URL")?;
+    let corner =
+        Corner { settings: RedisSettings::from_url(&url)?, url, prefix: prefix.to_owned() };
+    if how == "ours" {
+        let queue = corner.queue("turns")?;
+        for _ in 0..TURNS {
+            queue.get().await?;
+        }
+        return Ok(());
+    }
+    let mut connection = corner.bare().await?;
+    for _ in 0..TURNS {
+        let _: redis::Value = redis::cmd("BRPOP")
+            .arg(format!("{prefix}:bare-there"))
+            .arg(0)
+            .query_async(&mut connection)
+            .await?;
+        let () = redis::cmd("LPUSH")
+            .arg(format!("{prefix}:bare-back"))
+            .arg("0123456789")
+            .query_async(&mut connection)
+            .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Users who may not do all, servers without memory: what is refused is refused
+//! before anything has changed.
+
+use lockkeeper::pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+
+use crate::ours;
+use crate::redis_support::{AclUser, Place, PrivateRedis};
+
+/// The rules for clients of docs/permissions.md.
+fn documented() -> Vec<String> {
+    let text = std::fs::read_to_string("docs/permissions.md").unwrap();
+    let line = text.lines().find(|line| line.starts_with("ACL SETUSER app ")).unwrap();
+    line.split_whitespace().filter(|word| word.starts_with('+')).map(ToOwned::to_owned).collect()
+}
+
+async fn limited(place: &Place, without: &str) -> (AclUser, Queue) {
+    let user = AclUser::named_for(place);
+    let keys = format!("~{}:*", place.queue.prefix());
+    let mut rules = vec![keys];
+    rules.extend(documented().into_iter().filter(|rule| rule != without));
+    let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+    user.set(place, &rules).await;
+    let options = QueueOptions { client_id: "me".to_owned(), ..QueueOptions::default() };
+    let queue = Queue::new(user.settings.clone(), place.queue.clone(), options);
+    (user, queue)
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_everything_that_a_client_does() {
+    let place = Place::new().await;
+    let (_user, queue) = limited(&place, "").await;
+    queue.create(1).await.unwrap();
+    queue.put("a").await.unwrap();
+    let waiting = tokio::spawn({
+        let queue = queue.clone();
+        async move { queue.put("b").await }
+    });
+    assert_eq!(queue.peek(1).await.unwrap(), [b"a"]);
+    let taken = queue.get_batch(Limit::ONE, Wait::No).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    queue.give_back(taken, Wait::No).await.unwrap();
+    queue.put_overfill(&["c".repeat(100_000)], Wait::No).await.unwrap();
+    assert_eq!(queue.len().await, Ok(3));
+    queue.stat().await.unwrap();
+    queue.close(Wait::No).await.unwrap();
+    queue.delete(Wait::No).await.unwrap();
+    assert!(place.present().await.is_empty());
+}
+
+#[tokio::test]
+async fn without_one_of_the_rights_a_refused_put_changes_nothing() {
+    let place = Place::new().await;
+    ours(&place, "the creator").create(1).await.unwrap();
+    ours(&place, "the creator").put("a").await.unwrap();
+    let before = place.dump().await;
+    let mut refused = 0;
+    for right in documented() {
+        let (_user, queue) = limited(&place, &right).await;
+        let put = queue.put_overfill(&["b"], Wait::No).await.map_err(|failed| failed.error);
+        if put.is_err() {
+            assert_eq!(place.dump().await, before, "{right}");
+        }
+        let got = queue.try_get().await.map(|_| ());
+        for error in [put, got].into_iter().filter_map(Result::err) {
+            let is_denied = matches!(error, QueueError::Store(StoreError::PermissionDenied { .. }));
+            assert!(is_denied, "{right}: {error}");
+            refused += 1;
+        }
+        // What could be done all the same is undone.
+        if place.dump().await != before {
+            let creator = ours(&place, "the creator");
+            creator.delete(Wait::No).await.unwrap();
+            creator.create(1).await.unwrap();
+            creator.put("a").await.unwrap();
+        }
+    }
+    assert!(refused >= 10, "{refused}");
+}
+
+/// The keys without the data, which is large.
+async fn small(place: &Place) -> Vec<(String, Vec<String>)> {
+    place.dump().await.into_iter().filter(|(suffix, _)| !suffix.is_empty()).collect()
+}
+
+#[tokio::test]
+async fn a_put_at_the_memory_limit_changes_nothing_and_a_get_frees_memory() {
+    let server = PrivateRedis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let place = Place::at(&server.url()).await;
+    let queue = ours(&place, "me");
+    queue.create(10).await.unwrap();
+    let large = vec![1_u8; 1_000_000];
+    let elements = vec![large.clone(); 10];
+    queue.put_batch(&elements, Wait::No).await.unwrap();
+    let () = place.run(&["CONFIG", "SET", "maxmemory", "5mb"]).await;
+    queue.try_get().await.unwrap();
+    let before = small(&place).await;
+    for element in [b"b".to_vec(), large] {
+        assert_eq!(queue.put(element).await, Err(QueueError::Store(StoreError::OutOfMemory)));
+    }
+    assert_eq!(small(&place).await, before);
+    for left in (0..9).rev() {
+        queue.try_get().await.unwrap();
+        assert_eq!((queue.len().await, place.length(":not_full").await), (Ok(left), 1));
+    }
+    queue.put("b").await.unwrap();
+}
