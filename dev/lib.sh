@@ -82,6 +82,11 @@ server_program() {
     fi
 }
 
+# The path of valkey-server: the machine's, else where dev/valkey puts it.
+valkey_server() {
+    command -v valkey-server || printf '%s/valkey/root/usr/bin/valkey-server' "$CACHE"
+}
+
 # ---------------------------------------------------------------- ports
 
 # Whether something listens on the port, on any address.

@@ -200,7 +200,7 @@ impl Connections {
                 settings
             }
         };
-        let backend = format!("{}:{}/{}", settings.host, settings.port, settings.database);
+        let backend = settings.address();
         let handle = self
             .stores
             .get(identity_of_store(&settings), || Store::new(settings, self.store_options.clone()));
@@ -282,5 +282,9 @@ fn identity_of_broker(s: &RabbitmqSettings) -> String {
 
 fn identity_of_store(s: &RedisSettings) -> String {
     let who = (&s.username, s.password.as_ref().map(ExposeSecret::expose_secret));
-    format!("{:?}", (&s.host, s.port, s.database, who))
+    let tls = s.tls.as_ref().map(|tls| {
+        let client = tls.client.as_ref().map(|client| (&client.chain, client.key.expose_secret()));
+        (&tls.authorities, client)
+    });
+    format!("{:?}", (s.address(), who, tls))
 }

@@ -252,6 +252,33 @@ impl QueueName {
     pub fn data(&self) -> String {
         format!("{}:{}", self.prefix, self.name)
     }
+
+    /// What a Redis Cluster hashes of every key of this queue alike: the text
+    /// between the first brace and the next closing one, unless it is empty.
+    /// Without it each key is hashed whole, and they lie on different nodes.
+    #[must_use]
+    pub fn hash_tag(&self) -> Option<String> {
+        let data = self.data();
+        let (_, after) = data.split_once('{')?;
+        let (tag, _) = after.split_once('}')?;
+        (!tag.is_empty()).then(|| tag.to_owned())
+    }
+
+    /// The cluster slot, from 0 to 16383, in which all keys of the queue lie;
+    /// none if they do not lie together.
+    #[must_use]
+    pub fn cluster_slot(&self) -> Option<u16> {
+        Some(crc16(self.hash_tag()?.as_bytes()) % 16384)
+    }
+}
+
+/// CRC-16/XMODEM, by which Redis Cluster spreads keys.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
 }
 
 impl fmt::Display for QueueName {
@@ -306,6 +333,21 @@ mod tests {
         assert!(QueueName::new("p:jobs", "closed").is_err());
         assert!(QueueName::new("p:jobs:stats", "produced_bytes").is_err());
         assert!(QueueName::new("p", "closed").is_ok());
+    }
+
+    #[test]
+    fn a_queue_s_keys_lie_together_where_prefix_or_name_has_a_hash_tag() {
+        let tag = |prefix: &str, name: &str| QueueName::new(prefix, name).unwrap().hash_tag();
+        assert_eq!(tag("p", "{jobs}").as_deref(), Some("jobs"));
+        assert_eq!(tag("{p}", "{jobs}").as_deref(), Some("p"));
+        assert_eq!(tag("p", "a{b{c}d}").as_deref(), Some("b{c"));
+        assert_eq!(tag("{p", "jobs}").as_deref(), Some("p:jobs"));
+        for (prefix, name) in [("p", "jobs"), ("p", "{}{jobs}"), ("p", "}jobs{"), ("p", "{jobs")] {
+            assert_eq!(tag(prefix, name), None, "{prefix}:{name}");
+            assert_eq!(QueueName::new(prefix, name).unwrap().cluster_slot(), None);
+        }
+        // The check value of the Redis Cluster specification.
+        assert_eq!(crc16(b"123456789"), 0x31C3);
     }
 
     proptest! {

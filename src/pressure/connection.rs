@@ -1,35 +1,43 @@
-//! One connection to one database, opened when it is first needed and opened
-//! again when it broke. Shared by everything that uses a store; what is sent
-//! over it is not decided here.
+//! The connections to one database: to a server, or to the nodes of a cluster,
+//! one each. Opened when they are first needed and opened again when they broke;
+//! shared by everything that uses a store. What is sent over them is not decided
+//! here, and how one is opened is in `opening.rs`.
 //!
 //! The redis crate's own `ConnectionManager` is not used: it keeps the failure
 //! of a refused login for ever, so a corrected password on the server would go
 //! unnoticed, and it reports every refusal during the login, "max number of
-//! clients" too, as a wrong password.
+//! clients" too, as a wrong password. Nor is its cluster client: a script on the
+//! keys of one slot needs nothing of what it splits, gathers and refreshes.
 
-use std::sync::{Mutex, PoisonError};
+mod nodes;
+mod opening;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, ServerErrorKind,
-};
-use secrecy::ExposeSecret;
-use tokio::time::{Instant, timeout};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::StoreError;
-use crate::plan::clean_text;
 use crate::plan::connection::RedisSettings;
-use crate::plan::pressure_queue::doctor::OWN_CONNECTIONS;
+use crate::plan::naming::QueueName;
+use nodes::{Node, Nodes};
+use opening::{Opener, Purpose};
+
+/// How often one operation is sent on to another node of a cluster.
+const MOST_HOPS: u32 = 4;
+/// First and longest pause before an operation is sent again while its slot
+/// moves to another node.
+const MOVING_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// How a store behaves.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Who we are: written into `:producer` when a queue is closed, and shown as
-    /// the connection's name in `CLIENT LIST`, after `lockkeeper/`. Should be the same through the
-    /// life of the process and different from every other client's.
+    /// the connection's name in `CLIENT LIST`, after `lockkeeper/`. Should be the
+    /// same through the life of the process and different from every other
+    /// client's.
     pub client_id: String,
     /// Longest time until a connection is open, login included. Default 3 s.
     pub connect_timeout: Duration,
@@ -55,187 +63,191 @@ impl StoreOptions {
     }
 }
 
-/// The connection, if there is one, and the number of the attempt that made it.
-#[derive(Default)]
-struct Slot {
-    attempt: u64,
-    open: Option<MultiplexedConnection>,
-    failed: Option<(Instant, StoreError)>,
-}
-
 /// A connection in use. Keeps its attempt's number, so that only this connection
 /// is given up when it turns out to be broken, never its successor.
 pub(super) struct Lease {
     pub(super) connection: MultiplexedConnection,
+    node: Arc<Node>,
     attempt: u64,
     /// Whether it was opened for this caller: a failure is then not that of an
     /// old connection that nobody noticed to be broken.
     pub(super) is_new: bool,
 }
 
-/// Opens, shares and replaces the connection.
+/// What a failed command comes to.
+pub(super) enum After {
+    /// It was not carried out, and which node would is known now: lease again
+    /// and send it again.
+    Moved,
+    /// It was not carried out because the queue's slot is moving to another
+    /// node: send it again a little later.
+    Moving(StoreError),
+    /// It failed.
+    Failed(StoreError),
+}
+
+/// Opens, shares and replaces the connections.
 pub(super) struct Link {
-    settings: RedisSettings,
-    options: StoreOptions,
-    slot: Mutex<Slot>,
-    /// Held while connecting: a hundred queues that find the server gone make
-    /// one attempt, not a hundred.
-    flight: tokio::sync::Mutex<()>,
+    opener: Opener,
+    nodes: Nodes,
 }
 
 impl Link {
     pub(super) fn new(settings: RedisSettings, options: StoreOptions) -> Self {
-        Self { settings, options, slot: Mutex::default(), flight: tokio::sync::Mutex::default() }
+        Self { opener: Opener { settings, options }, nodes: Nodes::default() }
     }
 
     pub(super) fn settings(&self) -> &RedisSettings {
-        &self.settings
+        &self.opener.settings
     }
 
     pub(super) fn options(&self) -> &StoreOptions {
-        &self.options
+        &self.opener.options
     }
 
-    /// The open connection, or a new one. Whoever waits for another's attempt
-    /// shares its outcome, good or bad.
+    /// Sends something to the server that has the queue (without a queue: to
+    /// any), and again where a cluster sends it on. After a failure of the
+    /// connection it is unknown whether it was carried out; it is sent once more
+    /// only if `may_repeat`, and if the connection had been open before.
+    ///
+    /// Cancel safe as [`Self::lease`] is; what was sent may have been carried
+    /// out or not.
+    pub(super) async fn run<T, F>(
+        &self,
+        queue: Option<&QueueName>,
+        mut may_repeat: bool,
+        send: impl Fn(MultiplexedConnection) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let started = Instant::now();
+        let (mut pause, longest) = MOVING_PAUSE;
+        let mut hops = 0;
+        loop {
+            let lease = self.lease(queue).await?;
+            let err = match send(lease.connection.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(err) => err,
+            };
+            match self.after(&lease, &err) {
+                After::Moved if hops < MOST_HOPS => hops += 1,
+                After::Moved => {
+                    let detail = "the cluster's nodes send us from one to the other".to_owned();
+                    return Err(StoreError::Unavailable { detail });
+                }
+                After::Moving(err) => {
+                    if started.elapsed() + pause > self.options().response_timeout {
+                        return Err(err);
+                    }
+                    sleep(pause).await;
+                    pause = longest.min(pause * 2);
+                }
+                After::Failed(StoreError::Unreachable { .. }) if may_repeat && !lease.is_new => {
+                    may_repeat = false;
+                }
+                After::Failed(err) => return Err(err),
+            }
+        }
+    }
+
+    /// The open connection to the server that has the queue (without a queue: to
+    /// any), or a new one. Whoever waits for another's attempt shares its
+    /// outcome, good or bad.
     ///
     /// Cancel safe: a dropped attempt leaves no trace, the next caller makes its
     /// own.
-    pub(super) async fn lease(&self) -> Result<Lease, StoreError> {
-        if let Some(lease) = self.present() {
-            return Ok(lease);
-        }
-        let asked = Instant::now();
-        let _flight = self.flight.lock().await;
-        if let Some(lease) = self.present() {
-            return Ok(lease);
-        }
-        if let Some((at, err)) = &self.slot().failed
-            && *at >= asked
-        {
-            return Err(err.clone());
-        }
-        let result = self.open(self.options.response_timeout).await;
-        let mut slot = self.slot();
-        match result {
-            Ok(connection) => {
-                slot.attempt += 1;
-                slot.open = Some(connection.clone());
-                slot.failed = None;
-                tracing::debug!(server = ?self.settings, "connected to Redis");
-                Ok(Lease { connection, attempt: slot.attempt, is_new: true })
-            }
-            Err(err) => {
-                slot.failed = Some((Instant::now(), err.clone()));
-                Err(err)
-            }
-        }
+    pub(super) async fn lease(&self, queue: Option<&QueueName>) -> Result<Lease, StoreError> {
+        self.reach(queue, Purpose::Shared).await
     }
 
-    /// The number of the attempt that made the connection that is open, if any.
-    pub(super) fn attempt(&self) -> Option<u64> {
-        let slot = self.slot();
-        slot.open.as_ref().map(|_| slot.attempt)
+    /// The number of the attempt that made the connection that is shared to the
+    /// server of this queue, if there is one. No two attempts have the same.
+    pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
+        self.nodes.of(Some(queue)).ok()?.attempt()
     }
 
-    /// A connection of the caller's own, which waits for answers so long.
+    /// A connection of the caller's own to the server that has the queue, which
+    /// waits for answers so long; its keepalive finds out if the server has gone.
+    ///
+    /// Cancel safe.
     pub(super) async fn open(
         &self,
+        queue: &QueueName,
         patience: Duration,
     ) -> Result<MultiplexedConnection, StoreError> {
-        timeout(self.options.connect_timeout, self.connect(patience))
-            .await
-            .unwrap_or(Err(StoreError::Timeout))
+        Ok(self.reach(Some(queue), Purpose::Own(patience)).await?.connection)
     }
 
-    /// Gives the connection up, unless another has taken its place already.
-    pub(super) fn retire(&self, lease: &Lease) {
-        let mut slot = self.slot();
-        if slot.attempt == lease.attempt {
-            slot.open = None;
-        }
-    }
-
-    fn present(&self) -> Option<Lease> {
-        let slot = self.slot();
-        let connection = slot.open.clone()?;
-        Some(Lease { connection, attempt: slot.attempt, is_new: false })
-    }
-
-    fn slot(&self) -> std::sync::MutexGuard<'_, Slot> {
-        // Nothing in here is left half-changed by a panic.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn connect(&self, patience: Duration) -> Result<MultiplexedConnection, StoreError> {
-        // Login and database are sent by ourselves, to see the server's own
-        // refusals; CLIENT SETINFO is unknown to Redis before 7.2.
-        let info = ConnectionAddr::Tcp(self.settings.host.clone(), self.settings.port)
-            .into_connection_info()?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
-            .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(Some(patience));
-        let mut connection =
-            Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await?;
-        self.log_in(&mut connection).await?;
-        self.select(&mut connection).await?;
-        let name: String = format!("{OWN_CONNECTIONS}{}", clean_text(&self.options.client_id, 200))
-            .chars()
-            // All that CLIENT SETNAME takes.
-            .map(|c| if c.is_ascii_graphic() { c } else { '-' })
-            .collect();
-        let named: Result<(), RedisError> =
-            redis::cmd("CLIENT").arg("SETNAME").arg(name).query_async(&mut connection).await;
-        // A name is a kindness to whoever reads CLIENT LIST, and an ACL may forbid
-        // it; but a server that wants a login, or has no place for one more client,
-        // says so here first.
-        if let Err(
-            err @ (StoreError::AuthenticationFailed { .. }
-            | StoreError::Unreachable { .. }
-            | StoreError::Unavailable { .. }
-            | StoreError::Timeout),
-        ) = named.map_err(StoreError::from)
-        {
-            return Err(err);
-        }
-        Ok(connection)
-    }
-
-    async fn log_in(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
-        let password = self.settings.password.as_ref().map(ExposeSecret::expose_secret);
-        let mut auth = redis::cmd("AUTH");
-        match (&self.settings.username, password) {
-            (None, None) => return Ok(()),
-            (None, Some(password)) => auth.arg(password),
-            // A user with `nopass` is logged in by any password.
-            (Some(username), password) => auth.arg(username).arg(password.unwrap_or_default()),
-        };
-        let answer: Result<(), RedisError> = auth.query_async(connection).await;
-        answer.map_err(|err| match err.kind() {
-            // "AUTH called without any password configured" and its like.
-            ErrorKind::Server(ServerErrorKind::ResponseError)
-                if !err.detail().unwrap_or_default().contains("max number of clients") =>
+    /// What a failed command comes to. A connection that is broken or leads to
+    /// the wrong server is given up.
+    pub(super) fn after(&self, lease: &Lease, err: &RedisError) -> After {
+        match err.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved)
+                if self.nodes.learn(&lease.node, &self.settings().host, err) =>
             {
-                let detail = clean_text(err.detail().unwrap_or_default(), 256);
-                StoreError::AuthenticationFailed { detail }
+                return After::Moved;
             }
-            _ => err.into(),
-        })
+            // A script's keys may be on two nodes while their slot moves, so
+            // following ASK leads to TRYAGAIN there.
+            ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain) => {
+                let detail = "the queue's slot is moving to another node".to_owned();
+                return After::Moving(StoreError::Unavailable { detail });
+            }
+            _ => {}
+        }
+        let err = StoreError::from(err.clone());
+        if err.spoils_connection() {
+            lease.node.retire(lease.attempt);
+        }
+        After::Failed(err)
     }
 
-    async fn select(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
-        let database = self.settings.database;
-        if database == 0 {
-            return Ok(());
+    async fn reach(
+        &self,
+        queue: Option<&QueueName>,
+        purpose: Purpose,
+    ) -> Result<Lease, StoreError> {
+        let node = self.nodes.of(queue)?;
+        let first = self.reach_node(&node, purpose).await;
+        if !matches!(first, Err(StoreError::Unreachable { .. } | StoreError::Timeout)) {
+            return first;
         }
-        let answer: Result<(), RedisError> =
-            redis::cmd("SELECT").arg(database).query_async(connection).await;
-        answer.map_err(|err| match StoreError::from(err) {
-            // "DB index is out of range", "invalid DB index".
-            StoreError::Protocol { .. } => StoreError::DatabaseOutOfRange { database },
-            other => other,
-        })
+        // Any other node of a cluster knows which one took the place of this.
+        for other in self.nodes.others_than(&node) {
+            if let Ok(lease) = self.reach_node(&other, purpose).await {
+                return Ok(lease);
+            }
+        }
+        first
     }
+
+    async fn reach_node(&self, node: &Arc<Node>, purpose: Purpose) -> Result<Lease, StoreError> {
+        let open = || async {
+            timeout(self.options().connect_timeout, self.opener.open(node.address(), purpose))
+                .await
+                .unwrap_or(Err(StoreError::Timeout))
+        };
+        let lease = |connection, attempt, is_new| Lease {
+            connection,
+            node: Arc::clone(node),
+            attempt,
+            is_new,
+        };
+        match purpose {
+            // No attempt has this number.
+            Purpose::Own(_) => Ok(lease(open().await?, 0, true)),
+            Purpose::Shared => {
+                let (connection, attempt, is_new) = node.share(open).await?;
+                Ok(lease(connection, attempt, is_new))
+            }
+        }
+    }
+}
+
+/// Whether a cluster's node refused a command because the queue's slot is on
+/// another node, or on its way there.
+pub(super) fn is_elsewhere(err: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, Moved, TryAgain};
+    matches!(err.kind(), ErrorKind::Server(Moved | Ask | TryAgain))
 }

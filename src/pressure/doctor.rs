@@ -55,15 +55,13 @@ impl Store {
         Doctor::new(idle, self.settings().database)
     }
 
-    /// Who is connected to the server, this store's own connection included.
-    /// [`Connections::Forbidden`] where the ACL does not allow `CLIENT LIST`.
-    pub async fn connections(&self) -> Result<Connections, StoreError> {
+    /// Who is connected to the server that has the queue, this store's own
+    /// connection included. [`Connections::Forbidden`] where the ACL does not allow
+    /// `CLIENT LIST`.
+    pub async fn connections(&self, queue: &QueueName) -> Result<Connections, StoreError> {
         let mut command = redis::cmd("CLIENT");
         command.arg("LIST");
-        let command = &command;
-        let answer: Result<Vec<u8>, _> = self
-            .read(|mut connection| async move { command.query_async(&mut connection).await })
-            .await;
+        let answer: Result<Vec<u8>, _> = self.command(Some(queue), command).await;
         match answer {
             Ok(list) => Ok(Connections::Listed(
                 String::from_utf8_lossy(&list).lines().filter_map(connection).collect(),
@@ -80,6 +78,7 @@ impl Store {
     /// `in_full`.
     pub async fn look_around(
         &self,
+        queue: &QueueName,
         doctor: &Doctor,
         seen: QueueSeen,
         at: Duration,
@@ -90,8 +89,8 @@ impl Store {
             // In this order: a holder at the moment of the observation is listed
             // unless it is gone by now, and the list is not of an earlier start of
             // the server than the run id.
-            run_id = self.identity().await?.run_id;
-            connections = self.connections().await?;
+            run_id = self.identity_of(Some(queue)).await?.run_id;
+            connections = self.connections(queue).await?;
         }
         Ok(Look { at, time: Timestamp::now(), run_id, seen, connections })
     }

@@ -29,6 +29,15 @@ pub enum StoreError {
         /// What the server said.
         detail: String,
     },
+    /// The encrypted connection came to nothing: one side does not trust the
+    /// other's certificate, or the server speaks no TLS.
+    #[error(
+        "the encrypted connection to Redis was refused ({detail}): check ca.crt, tls.crt and tls.key, that the server's certificate names the host, and that the port speaks TLS"
+    )]
+    CertificateRefused {
+        /// What was wrong.
+        detail: String,
+    },
     /// The ACL user may not run a command or touch a key.
     #[error(
         "the Redis user lacks a permission ({detail}): extend its ACL by the commands that the docs list, on the queue's prefix"
@@ -52,9 +61,9 @@ pub enum StoreError {
         key: String,
     },
     /// The server is a cluster's node, and the queue's keys lie in different
-    /// slots or on another node.
+    /// slots.
     #[error(
-        "this Redis is part of a cluster ({detail}): write the queue's name in braces, {{name}}, so that its keys stay together, use database 0, and connect to the node that has them"
+        "this Redis is part of a cluster ({detail}): write the queue's name in braces, {{name}}, so that its keys stay together, and use database 0"
     )]
     ClusterUnsafe {
         /// What the server said.
@@ -100,6 +109,7 @@ impl StoreError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::AuthenticationFailed { .. }
+            | Self::CertificateRefused { .. }
             | Self::PermissionDenied { .. }
             | Self::DatabaseOutOfRange { .. }
             | Self::WrongType { .. }
@@ -120,6 +130,7 @@ impl StoreError {
         match self {
             Self::Unreachable { .. } => "StoreUnreachable",
             Self::AuthenticationFailed { .. } => "StoreAuthenticationFailed",
+            Self::CertificateRefused { .. } => "StoreCertificateRefused",
             Self::PermissionDenied { .. } => "StorePermissionDenied",
             Self::DatabaseOutOfRange { .. } => "StoreDatabaseOutOfRange",
             Self::WrongType { .. } => "WrongType",
@@ -160,6 +171,11 @@ impl From<RedisError> for StoreError {
         let text = err.detail().map_or_else(|| err.to_string(), ToOwned::to_owned);
         let detail = clean_text(&text, DETAIL_BYTES);
         match err.kind() {
+            ErrorKind::Io if is_about_tls(&err.to_string()) => {
+                Self::CertificateRefused { detail: clean_text(&err.to_string(), DETAIL_BYTES) }
+            }
+            // Certificates that can't be read, or a key that is not theirs.
+            ErrorKind::InvalidClientConfig => Self::CertificateRefused { detail },
             ErrorKind::Io => Self::Unreachable { detail: clean_text(&err.to_string(), 256) },
             ErrorKind::AuthenticationFailed => Self::AuthenticationFailed { detail },
             ErrorKind::Server(kind) => from_server(kind, detail),
@@ -175,10 +191,10 @@ fn from_server(kind: ServerErrorKind, detail: String) -> StoreError {
         ServerErrorKind::NoPerm => StoreError::PermissionDenied { detail },
         ServerErrorKind::BusyLoading => StoreError::Loading,
         ServerErrorKind::ReadOnly => StoreError::ReadOnly { detail },
-        ServerErrorKind::CrossSlot | ServerErrorKind::Moved | ServerErrorKind::Ask => {
-            StoreError::ClusterUnsafe { detail }
-        }
-        ServerErrorKind::TryAgain
+        ServerErrorKind::CrossSlot => StoreError::ClusterUnsafe { detail },
+        ServerErrorKind::Moved
+        | ServerErrorKind::Ask
+        | ServerErrorKind::TryAgain
         | ServerErrorKind::ClusterDown
         | ServerErrorKind::MasterDown
         | ServerErrorKind::NotBusy => StoreError::Unavailable { detail },
@@ -190,9 +206,18 @@ fn from_code(code: &str, detail: String) -> StoreError {
     match code {
         "WRONGPASS" | "NOAUTH" => StoreError::AuthenticationFailed { detail },
         "OOM" => StoreError::OutOfMemory,
+        // Who waits on a master that becomes a replica.
+        "UNBLOCKED" => StoreError::ReadOnly { detail },
         "BUSY" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE" => StoreError::Unavailable { detail },
         _ => from_text(detail),
     }
+}
+
+/// What the TLS library says of a handshake that failed, on either side.
+fn is_about_tls(text: &str) -> bool {
+    ["invalid peer certificate", "received fatal alert", "received corrupt message", " PEM"]
+        .iter()
+        .any(|part| text.contains(part))
 }
 
 /// Servers before 7 wrap the error of a command inside a script into a general

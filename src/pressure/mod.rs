@@ -11,9 +11,9 @@
 //!
 //! The ACL user needs the key pattern `<prefix>:*` and the commands `EVALSHA
 //! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and
-//! `SELECT` for another database than 0. `INFO` and `CLIENT|SETNAME` are used
-//! where they are allowed; with `CLIENT|LIST` they let a dead client's role be
-//! told from one that is held.
+//! `SELECT` for another database than 0 and `ROLE` where sentinels name the
+//! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed; with
+//! `CLIENT|LIST` they let a dead client's role be told from one that is held.
 
 mod client;
 mod connection;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Script, ScriptInvocation};
+use redis::{FromRedisValue, Pipeline, RedisError, Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -102,18 +102,33 @@ impl Store {
     /// Which server this is. Where the ACL forbids `INFO` the identity is empty,
     /// and that is no error.
     pub async fn identity(&self) -> Result<StoreIdentity, StoreError> {
-        let info = redis::cmd("INFO");
-        let info = &info;
-        let answer = self
-            .read(|mut connection| async move { info.query_async::<String>(&mut connection).await })
-            .await;
-        match answer {
-            Ok(info) => Ok(StoreIdentity::from_info(&info)),
+        self.identity_of(None).await
+    }
+
+    /// Which server has the queue; without a queue, any of a cluster.
+    pub(super) async fn identity_of(
+        &self,
+        queue: Option<&QueueName>,
+    ) -> Result<StoreIdentity, StoreError> {
+        match self.command(queue, redis::cmd("INFO")).await {
+            Ok::<String, _>(info) => Ok(StoreIdentity::from_info(&info)),
             Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
                 Ok(StoreIdentity::default())
             }
             Err(err) => Err(err),
         }
+    }
+
+    /// Runs a command that only reads, on the server that has the queue; without a
+    /// queue, on any of a cluster.
+    pub(super) async fn command<T: FromRedisValue>(
+        &self,
+        queue: Option<&QueueName>,
+        command: redis::Cmd,
+    ) -> Result<T, StoreError> {
+        let command = &command;
+        let send = |mut connection| async move { command.query_async(&mut connection).await };
+        self.0.link.run(queue, true, send).await
     }
 
     /// Reads all of a queue at one moment. Changes nothing; a key of a wrong
@@ -127,7 +142,8 @@ impl Store {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
         let call = &call;
-        self.read(|mut connection| async move { call.invoke_async(&mut connection).await }).await
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), true, send).await
     }
 
     /// Carries one effect out, in one script; see [`Applied`] for what can come
@@ -243,30 +259,42 @@ impl Store {
     }
 
     /// The number of the attempt that made the connection that is open, if any.
-    pub(super) fn attempt(&self, _queue: &QueueName) -> Option<u64> {
-        self.0.link.attempt()
+    pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
+        self.0.link.attempt(queue)
     }
 
     /// Another connection to the queue's server, for commands that are answered
     /// after `patience` at the latest.
     pub(super) async fn open_waiting(
         &self,
-        _queue: &QueueName,
+        queue: &QueueName,
         patience: Duration,
     ) -> Result<MultiplexedConnection, StoreError> {
-        self.0.link.open(patience).await
+        self.0.link.open(queue, patience).await
     }
 
     /// Runs a queue's script, once: whether it happened is unknown after a failure
     /// of the connection.
     pub(super) async fn ask(
         &self,
-        _queue: &QueueName,
+        queue: &QueueName,
         call: &ScriptInvocation<'_>,
     ) -> Result<Verdict, StoreError> {
-        let mut lease = self.0.link.lease().await?;
-        let answer = call.invoke_async(&mut lease.connection).await;
-        self.settle(&lease, answer)
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), false, send).await
+    }
+
+    /// Runs a transaction on a queue whose last command is a script, once: whether
+    /// it happened is unknown after a failure of the connection.
+    pub(super) async fn transact(
+        &self,
+        queue: &QueueName,
+        transaction: &Pipeline,
+    ) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move {
+            transaction.query_async(&mut connection).await.map_err(first_refusal)
+        };
+        self.0.link.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
     }
 
     /// Runs a script that changes something, once: whether it happened is
@@ -282,40 +310,15 @@ impl Store {
         call.key(scripts::keys(queue)).arg(argument);
         self.ask(queue, &call).await
     }
+}
 
-    /// Runs what only reads; once more if a connection that was open before
-    /// turns out to be broken.
-    pub(super) async fn read<T, F>(
-        &self,
-        run: impl Fn(MultiplexedConnection) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let lease = self.0.link.lease().await?;
-        let answer = run(lease.connection.clone()).await;
-        match self.settle(&lease, answer) {
-            Err(StoreError::Unreachable { .. }) if !lease.is_new => {
-                let lease = self.0.link.lease().await?;
-                let answer = run(lease.connection.clone()).await;
-                self.settle(&lease, answer)
-            }
-            other => other,
-        }
-    }
-
-    fn settle<T>(
-        &self,
-        lease: &super::connection::Lease,
-        answer: Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        answer.map_err(|err| {
-            let err = StoreError::from(err);
-            if err.spoils_connection() {
-                self.0.link.retire(lease);
-            }
-            err
-        })
+/// Why a transaction was not carried out: what the server said to the first of its
+/// commands that it refused.
+fn first_refusal(error: RedisError) -> RedisError {
+    let refusals = error.clone().into_server_errors();
+    match refusals.as_deref().and_then(<[_]>::first) {
+        Some((_, refusal)) => refusal.clone().into(),
+        None => error,
     }
 }
 

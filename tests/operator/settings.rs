@@ -103,9 +103,9 @@ fn redis_mistakes(world: &World) -> Vec<Mistake> {
         mistake("no-host", &[("password", &password)], "SecretKeyMissing", "add the key host"),
         mistake(
             "tls",
-            &[("uri", &good.replacen("redis:", "rediss:", 1))],
+            &[("uri", good.as_str()), ("tls", "maybe")],
             "SecretInvalid",
-            "TLS is not supported yet: use a redis:// address",
+            "the connection's tls is not valid: expected true or false",
         ),
         mistake(
             "wrong-password",

@@ -177,6 +177,35 @@ async fn thousands_of_elements_go_through_in_batches_of_any_size() {
 }
 
 #[tokio::test]
+async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    let large = vec![1_u8; 100_000];
+    assert_eq!(queue.put(&large).await, Err(QueueError::DoesNotExist));
+    assert!(place.present().await.is_empty());
+    queue.create(2).await.unwrap();
+    queue.put("small").await.unwrap();
+    queue.put(&large).await.unwrap();
+    assert_eq!(queue.try_put(&large).await, Err(QueueError::Full));
+    assert_eq!(place.length(":not_full").await, 0);
+    queue.put_overfill(&[&large], Wait::No).await.unwrap();
+    assert_eq!((queue.len().await, queue.get().await.unwrap()), (Ok(3), b"small".to_vec()));
+    let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
+    assert_eq!(queue.try_put(&large).await, Err(busy_with(QueueRole::Producer, "me")));
+    let () = place.run(&["LPUSH", &place.key(":producer_free"), "1"]).await;
+    queue.close(Wait::No).await.unwrap();
+    assert_eq!(queue.put(&large).await, Err(QueueError::Closed));
+    let seen = queue.stat().await.unwrap();
+    assert_eq!((seen.length, seen.produced_messages, seen.produced_bytes), (2, 3, 200_005));
+    // A key of another type, noticed in the middle of the script.
+    let () = place.run(&["DEL", &place.key(":closed")]).await;
+    let () = place.run(&["SET", &place.key(":closed"), "foreign"]).await;
+    let wrong = StoreError::WrongType { key: place.key(":closed") };
+    assert_eq!(queue.put(&large).await, Err(wrong.into()));
+    assert_eq!(place.length("").await, 2);
+}
+
+#[tokio::test]
 async fn what_was_got_and_not_used_goes_back_to_its_place() {
     let place = Place::new().await;
     let queue = ours(&place, "me");

@@ -66,7 +66,8 @@ impl Ward {
     pub async fn look(&mut self, after: Duration) -> Diagnosis {
         self.now += after;
         let seen = self.seen().await;
-        let look = self.store.look_around(&self.doctor, seen, self.now, true).await.unwrap();
+        let (queue, now) = (&self.place.queue, self.now);
+        let look = self.store.look_around(queue, &self.doctor, seen, now, true).await.unwrap();
         assert!(look.time <= Timestamp::now());
         self.doctor.look(look)
     }

@@ -72,7 +72,9 @@ async fn limited(place: &Place, rules: &[&str]) -> (AclUser, Store) {
     (user, store)
 }
 
-const DOCUMENTED: [&str; 15] = [
+/// What an administrator's user needs, and nothing that is used only where it is
+/// allowed.
+pub const DOCUMENTED: [&str; 15] = [
     "+evalsha",
     "+script|load",
     "+type",

@@ -10,12 +10,16 @@ mod redis_support;
 
 mod bound;
 mod close;
+mod cluster;
 mod create;
 mod delete;
 mod doctor;
 mod errors;
 mod schedules;
+mod sentinel;
 mod servers;
+mod tls;
+mod valkey;
 
 use pressure_text::TextQueue;
 use redis_support::Place;

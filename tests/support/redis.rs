@@ -38,10 +38,20 @@ pub async fn connect(url: &str) -> MultiplexedConnection {
 }
 
 /// Waits until `condition` holds, and fails the test after [`SOON`].
-pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
+pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    until(SOON, what, condition).await;
+}
+
+/// As [`eventually`], for what several servers must agree on first: half a
+/// minute.
+pub async fn in_time(what: &str, condition: impl AsyncFnMut() -> bool) {
+    until(Duration::from_secs(30), what, condition).await;
+}
+
+async fn until(limit: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + limit;
     while !condition().await {
-        assert!(Instant::now() < deadline, "still not so after {SOON:?}: {what}");
+        assert!(Instant::now() < deadline, "still not so after {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -211,6 +221,7 @@ impl Drop for AclUser {
 /// this value.
 pub struct PrivateRedis {
     child: Child,
+    program: String,
     port: u16,
     arguments: Vec<String>,
     directory: std::path::PathBuf,
@@ -219,12 +230,17 @@ pub struct PrivateRedis {
 impl PrivateRedis {
     /// Starts a server with these further arguments and waits until it answers.
     pub async fn start(arguments: &[&str]) -> Self {
+        Self::start_program("redis-server", arguments).await
+    }
+
+    /// As [`Self::start`], another program that takes the same arguments.
+    pub async fn start_program(program: &str, arguments: &[&str]) -> Self {
         let port = free_port();
         let directory = std::env::temp_dir().join(format!("lockkeeper-test-{}", random_word()));
         std::fs::create_dir(&directory).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|&arg| arg.to_owned()).collect();
-        let child = spawn(port, &arguments, &directory);
-        let server = Self { child, port, arguments, directory };
+        let child = spawn(program, port, &arguments, &directory);
+        let server = Self { child, program: program.to_owned(), port, arguments, directory };
         server.wait_until_up().await;
         server
     }
@@ -232,6 +248,11 @@ impl PrivateRedis {
     /// The server's address.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// The server's port.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Kills the server, at once and without saving.
@@ -242,12 +263,13 @@ impl PrivateRedis {
 
     /// Starts the killed server again, empty, on the same port.
     pub async fn restart(&mut self) {
-        self.child = spawn(self.port, &self.arguments, &self.directory);
+        self.child = spawn(&self.program, self.port, &self.arguments, &self.directory);
         self.wait_until_up().await;
     }
 
     async fn wait_until_up(&self) {
-        eventually("the private Redis answers (is redis-server installed?)", async || {
+        let what = format!("the private {} answers (is it installed?)", self.program);
+        eventually(&what, async || {
             let client = redis::Client::open(self.url()).unwrap();
             client.get_multiplexed_async_connection().await.is_ok()
         })
@@ -258,23 +280,29 @@ impl PrivateRedis {
 /// A free port below those that connections leave from (while a killed server is
 /// down, none of them takes its port), and so is the port 10,000 above it, which
 /// a cluster's node listens on too.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     std::iter::repeat_with(|| rand::random_range(12_000..22_000))
         .find(|port| is_free(*port) && is_free(*port + 10_000))
         .expect("a free port")
 }
 
-/// The server runs until our end of its input closes: so it also ends with a
+fn spawn(program: &str, port: u16, arguments: &[String], directory: &std::path::Path) -> Child {
+    let (port, directory) = (port.to_string(), directory.to_string_lossy());
+    let mut command = vec![program, "--port", &port, "--bind", "127.0.0.1", "--save", ""];
+    command.extend(["--appendonly", "no", "--dir", &directory]);
+    command.extend(arguments.iter().map(String::as_str));
+    spawn_guarded(&command)
+}
+
+/// A server that runs until our end of its input closes: so it also ends with a
 /// test process that was killed and dropped nothing.
-fn spawn(port: u16, arguments: &[String], directory: &std::path::Path) -> Child {
-    const RUN: &str = r#"redis-server "$@" </dev/null >/dev/null &
+pub fn spawn_guarded(command: &[&str]) -> Child {
+    const RUN: &str = r#""$@" </dev/null >/dev/null &
         server=$!; cat >/dev/null; kill -9 $server; wait $server 2>/dev/null"#;
     Command::new("sh")
-        .args(["-c", RUN, "sh", "--port", &port.to_string(), "--bind", "127.0.0.1"])
-        .args(["--save", "", "--appendonly", "no", "--dir"])
-        .arg(directory)
-        .args(arguments)
+        .args(["-c", RUN, "sh"])
+        .args(command)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()

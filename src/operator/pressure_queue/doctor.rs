@@ -37,7 +37,8 @@ pub(super) async fn examine(
     };
     let Some(seen) = found.seen.clone() else { return Ok(()) };
     let doctor = detail.doctor.get_or_insert_with(|| store.doctor(ctx.rhythm.repair_idle));
-    let look = store.look_around(doctor, seen.clone(), ctx.started.elapsed(), false).await?;
+    let at = ctx.started.elapsed();
+    let look = store.look_around(&valid.queue, doctor, seen.clone(), at, false).await?;
     let Diagnosis { damage, at_work, waiting, unsure } = doctor.look(look);
     detail.looks = detail.looks.saturating_add(1);
     let is_open = unsure || !at_work.is_empty() || !waiting.is_empty();

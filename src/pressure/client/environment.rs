@@ -10,17 +10,9 @@ use super::{Queue, QueueOptions};
 /// secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// `REDIS_URL` can't be understood.
-    #[error("REDIS_URL: {0}")]
-    Url(#[source] SettingsError),
-    /// `REDIS_PORT` or `REDIS_DB` is no such number.
-    #[error("{name} is not valid: {expected}")]
-    Number {
-        /// The variable.
-        name: &'static str,
-        /// What was expected.
-        expected: &'static str,
-    },
+    /// Where the server is, or how it is reached over TLS.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The queue's name, or `PRESSURE_PREFIX`, can't be used.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -30,7 +22,9 @@ impl Queue {
     /// The queue of this name as the environment has it: `REDIS_SERVER`
     /// (127.0.0.1), `REDIS_PORT` (6379), `REDIS_DB` (0) and `PRESSURE_PREFIX`
     /// (`__pressure__`), with the defaults of the source document. `REDIS_URL`
-    /// replaces the first three, and can name a user and a password. An empty
+    /// replaces the first three, and can name a user and a password, TLS or
+    /// sentinels: see [`RedisSettings::from_url`]. For TLS, files as PEM:
+    /// `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An empty
     /// variable is as good as none.
     pub fn from_env(name: &str) -> Result<Self, EnvironmentError> {
         Self::from_variables(name, |key| std::env::var(key).ok())
@@ -41,46 +35,11 @@ impl Queue {
         get: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, EnvironmentError> {
         let get = |key: &str| get(key).filter(|value| !value.is_empty());
-        let settings = match get("REDIS_URL") {
-            Some(url) => RedisSettings::from_url(&url).map_err(EnvironmentError::Url)?,
-            None => from_parts(get("REDIS_SERVER"), get("REDIS_PORT"), get("REDIS_DB"))?,
-        };
+        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let settings = RedisSettings::from_environment(&get, read)?;
         let prefix = get("PRESSURE_PREFIX").unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         Ok(Self::new(settings, QueueName::new(prefix, name)?, QueueOptions::default()))
     }
-}
-
-/// The settings that the source document names, with its defaults.
-fn from_parts(
-    server: Option<String>,
-    port: Option<String>,
-    database: Option<String>,
-) -> Result<RedisSettings, EnvironmentError> {
-    let port = match port {
-        None => 6379,
-        Some(port) => {
-            port.parse().ok().filter(|port| *port > 0).ok_or(EnvironmentError::Number {
-                name: "REDIS_PORT",
-                expected: "a port is a number from 1 to 65535",
-            })?
-        }
-    };
-    let database = match database {
-        None => 0,
-        Some(database) => {
-            database.parse().ok().filter(|number| *number >= 0).ok_or(EnvironmentError::Number {
-                name: "REDIS_DB",
-                expected: "a database is a number from 0",
-            })?
-        }
-    };
-    Ok(RedisSettings {
-        host: server.unwrap_or_else(|| "127.0.0.1".to_owned()),
-        port,
-        username: None,
-        password: None,
-        database,
-    })
 }
 
 /// The source document, "Clients": machine, process and thread. The same through
@@ -106,7 +65,7 @@ mod tests {
 
     #[test]
     fn without_variables_the_defaults_are_those_of_the_protocol() {
-        let expected = "Store(redis://127.0.0.1:6379/0) __pressure__:jobs";
+        let expected = "Store(redis://default@127.0.0.1:6379/0) __pressure__:jobs";
         assert_eq!(settings(&[]).unwrap(), expected);
         assert_eq!(settings(&[("REDIS_URL", ""), ("REDIS_PORT", "")]).unwrap(), expected);
     }
@@ -119,7 +78,7 @@ mod tests {
             ("REDIS_DB", "3"),
             ("PRESSURE_PREFIX", "p"),
         ];
-        assert_eq!(settings(&parts).unwrap(), "Store(redis://r:7/3) p:jobs");
+        assert_eq!(settings(&parts).unwrap(), "Store(redis://default@r:7/3) p:jobs");
         let url = [("REDIS_URL", "redis://u:hush@h:1/2"), ("REDIS_PORT", "7")];
         assert_eq!(settings(&url).unwrap(), "Store(redis://u@h:1/2) __pressure__:jobs");
     }
@@ -129,7 +88,7 @@ mod tests {
         let error = |name, value| settings(&[(name, value)]).unwrap_err().to_string();
         assert!(error("REDIS_PORT", "0").contains("REDIS_PORT is not valid: a port is"));
         assert!(error("REDIS_DB", "-1").contains("REDIS_DB is not valid: a database is"));
-        assert!(error("REDIS_URL", "hush").contains("REDIS_URL: "));
+        assert!(error("REDIS_URL", "hush").contains("REDIS_URL is not valid: "));
         assert!(!error("REDIS_URL", "hush").contains("hush"));
     }
 

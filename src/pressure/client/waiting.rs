@@ -15,9 +15,11 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{Awaited, QueueError, QueueOptions, QueueRole, Wait};
 use crate::plan::naming::QueueName;
+use crate::pressure::connection::is_elsewhere;
 use crate::pressure::{Store, StoreError};
 
 /// A BLMOVE on `:closed` that has stood so long is known to the server. Before
@@ -54,6 +56,8 @@ pub(super) struct Waiting {
     not_full: Lane,
     data: Lane,
     closed: Lane,
+    /// Nobody waits any more.
+    pub(super) over: CancellationToken,
 }
 
 impl Waiting {
@@ -73,6 +77,7 @@ impl Waiting {
             not_full: lane(":not_full"),
             data: lane(""),
             closed: lane(":closed"),
+            over: CancellationToken::new(),
         }
     }
 
@@ -147,10 +152,15 @@ impl Pace<'_> {
         awaited: Awaited,
         is_closed: bool,
     ) -> Result<(), QueueError> {
-        if self.wait == Wait::No {
+        if self.wait == Wait::No || self.waiting.over.is_cancelled() {
             return Err(at_once(awaited));
         }
-        let change = self.waiting.change(&awaited, is_closed);
+        let change = async {
+            tokio::select! {
+                change = self.waiting.change(&awaited, is_closed) => change,
+                () = self.waiting.over.cancelled() => Ok(()),
+            }
+        };
         let woken = match self.deadline {
             None => change.await,
             Some(deadline) => match tokio::time::timeout_at(deadline, change).await {
@@ -254,6 +264,8 @@ impl Lane {
             let _ = sent.set(Instant::now());
             match blmove.query_async::<redis::Value>(&mut connection).await {
                 Ok(_) => (Ok(()), Some(connection)),
+                // The next try finds out where the queue is now.
+                Err(error) if is_elsewhere(&error) => (Ok(()), None),
                 Err(error) => (Err(error.into()), None),
             }
         }

@@ -1,0 +1,291 @@
+//! How to reach one database of a Redis server, directly or by way of
+//! sentinels: the typed form of a Secret's keys, of a URL and of a program's
+//! environment. Parsing only.
+
+use std::fmt;
+
+use secrecy::{ExposeSecret, SecretString};
+use url::Url;
+
+use super::tls::Names;
+use super::{SecretData, SettingsError, TlsSettings, decode};
+
+const PLAIN_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// How to reach one database of a Redis server.
+#[derive(Clone)]
+pub struct RedisSettings {
+    /// Host name or address; with [`Self::sentinel`], the first sentinel's.
+    pub host: String,
+    /// Port of that host.
+    pub port: u16,
+    /// ACL user; absent means the server's default user.
+    pub username: Option<String>,
+    /// Password of the user.
+    pub password: Option<SecretString>,
+    /// Database number, from 0.
+    pub database: i64,
+    /// How the connection is encrypted; absent means not at all.
+    pub tls: Option<TlsSettings>,
+    /// Whom to ask where the server is; absent means that it is at the host and
+    /// port.
+    pub sentinel: Option<SentinelSettings>,
+}
+
+/// The sentinels that know which server is the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentinelSettings {
+    /// What the sentinels call the master.
+    pub master: String,
+    /// Host and port of each sentinel, at least one.
+    pub addresses: Vec<(String, u16)>,
+}
+
+// Never the password: these values end up in error chains and logs.
+impl fmt::Debug for RedisSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = self.username.as_deref().unwrap_or("default");
+        write!(f, "{}://{user}@{}", self.scheme(), self.hosts())?;
+        write!(f, "/{}", self.database)?;
+        match &self.sentinel {
+            Some(sentinel) => write!(f, "#{}", sentinel.master),
+            None => Ok(()),
+        }
+    }
+}
+
+impl RedisSettings {
+    /// From a Secret's data: `uri`, or `host port username password db`; `tls`
+    /// (`true` or `false`) and for it `ca.crt`, `tls.crt` and `tls.key` as PEM.
+    /// `database` is the resource's and wins over the Secret's.
+    pub fn from_secret(data: &SecretData, database: Option<i64>) -> Result<Self, SettingsError> {
+        let get = |key: &str| {
+            data.get(key).map(|v| v.expose_secret().trim().to_owned()).filter(|v| !v.is_empty())
+        };
+        let number = |key: &'static str, why| {
+            get(key)
+                .map(|text| text.parse::<i64>().map_err(|_| SettingsError::BadValue { key, why }))
+                .transpose()
+        };
+        let mut settings = if let Some(uri) = get("uri") {
+            let mut from_uri = Self::from_url(&uri)?;
+            if let Some(username) = get("username") {
+                from_uri.username = Some(username);
+            }
+            if let Some(password) = get("password") {
+                from_uri.password = Some(password.into());
+            }
+            from_uri
+        } else {
+            let why = "a port is a number from 1 to 65535";
+            let port = number("port", why)?.unwrap_or(PLAIN_PORT.into());
+            let mut from_keys = Self::at(
+                get("host").ok_or(SettingsError::MissingKey {
+                    key: "host",
+                    instead: "or give the whole address as uri, redis://user:password@host:6379/0",
+                })?,
+                u16::try_from(port).map_err(|_| SettingsError::BadValue { key: "port", why })?,
+            );
+            from_keys.username = get("username");
+            from_keys.password = get("password").map(Into::into);
+            from_keys.database = number("db", "a database is a number from 0")?.unwrap_or(0);
+            from_keys
+        };
+        let bad_tls = |why| SettingsError::BadValue { key: "tls", why };
+        match get("tls").as_deref() {
+            None => {}
+            Some("true") => {
+                settings.tls.get_or_insert_default();
+            }
+            Some("false") if settings.tls.is_none() => {}
+            Some("false") => return Err(bad_tls("it says false, and the uri rediss://")),
+            Some(_) => return Err(bad_tls("expected true or false")),
+        }
+        let names = Names { authorities: "ca.crt", chain: "tls.crt", key: "tls.key" };
+        settings.add_tls(
+            &names,
+            "or uri: rediss://…: there are certificates, and the connection is not encrypted",
+            [get("ca.crt"), get("tls.crt"), get("tls.key")],
+        )?;
+        if let Some(database) = database {
+            settings.database = database;
+        }
+        Ok(settings)
+    }
+
+    /// From `redis://user:password@host:port/db`, or `rediss://` for TLS; or, as
+    /// Lettuce writes it, `redis-sentinel://user:password@host:port,host:port/db#master`
+    /// (`rediss-sentinel://`) where sentinels know the server: user and password
+    /// are then the server's, and tried on a sentinel only if it wants a login.
+    pub fn from_url(text: &str) -> Result<Self, SettingsError> {
+        Self::parse(text, "uri")
+    }
+
+    /// As pressure's clients take them from the environment: `REDIS_URL`, else
+    /// `REDIS_SERVER` (127.0.0.1), `REDIS_PORT` (6379) and `REDIS_DB` (0). For
+    /// TLS, files as PEM: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and
+    /// `REDIS_TLS_KEY_FILE`. An empty variable is an absent one.
+    ///
+    /// `variable` looks one up, `read` reads a file's text or gives up.
+    pub fn from_environment(
+        variable: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, SettingsError> {
+        let get = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let settings = if let Some(url) = get("REDIS_URL") {
+            Self::parse(&url, "REDIS_URL")?
+        } else {
+            let bad = |key, why| SettingsError::BadValue { key, why };
+            let port = get("REDIS_PORT").map_or(Some(PLAIN_PORT), |port| port.parse().ok());
+            let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
+            let mut settings = Self::at(
+                get("REDIS_SERVER").unwrap_or_else(|| "127.0.0.1".to_owned()),
+                port.filter(|port| *port > 0)
+                    .ok_or_else(|| bad("REDIS_PORT", "a port is a number from 1 to 65535"))?,
+            );
+            settings.database = database
+                .filter(|database| *database >= 0)
+                .ok_or_else(|| bad("REDIS_DB", "a database is a number from 0"))?;
+            settings
+        };
+        settings.with_tls_files(
+            [get("REDIS_TLS_CA_FILE"), get("REDIS_TLS_CERT_FILE"), get("REDIS_TLS_KEY_FILE")],
+            read,
+        )
+    }
+
+    /// Adds the certificates of these files, each of which may be absent: the
+    /// authorities', our own and its key. `read` reads a file's text or gives
+    /// up.
+    pub fn with_tls_files(
+        mut self,
+        files: [Option<String>; 3],
+        read: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, SettingsError> {
+        let names = Names {
+            authorities: "REDIS_TLS_CA_FILE",
+            chain: "REDIS_TLS_CERT_FILE",
+            key: "REDIS_TLS_KEY_FILE",
+        };
+        let [authorities, chain, key] = files;
+        let text = |key, file: Option<String>| {
+            let why = "the file can't be read";
+            file.map(|file| read(&file).ok_or(SettingsError::BadValue { key, why })).transpose()
+        };
+        let texts = [
+            text(names.authorities, authorities)?,
+            text(names.chain, chain)?,
+            text(names.key, key)?,
+        ];
+        let instead = "rediss://…: there are certificates, and the connection is not encrypted";
+        self.add_tls(&names, instead, texts)?;
+        Ok(self)
+    }
+
+    /// The server and database as a person is shown them; no credentials.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let master = self.sentinel.as_ref().map(|sentinel| format!("{}@", sentinel.master));
+        format!("{}{}/{}", master.unwrap_or_default(), self.hosts(), self.database)
+    }
+
+    fn at(host: String, port: u16) -> Self {
+        Self { host, port, username: None, password: None, database: 0, tls: None, sentinel: None }
+    }
+
+    fn scheme(&self) -> &'static str {
+        match (&self.sentinel, &self.tls) {
+            (None, None) => "redis",
+            (None, Some(_)) => "rediss",
+            (Some(_), None) => "redis-sentinel",
+            (Some(_), Some(_)) => "rediss-sentinel",
+        }
+    }
+
+    fn hosts(&self) -> String {
+        let show = |(host, port): &(String, u16)| {
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        };
+        match &self.sentinel {
+            Some(sentinel) => sentinel.addresses.iter().map(show).collect::<Vec<_>>().join(","),
+            None => show(&(self.host.clone(), self.port)),
+        }
+    }
+
+    fn add_tls(
+        &mut self,
+        names: &Names,
+        instead: &'static str,
+        [authorities, chain, key]: [Option<String>; 3],
+    ) -> Result<(), SettingsError> {
+        let has_any = authorities.is_some() || chain.is_some() || key.is_some();
+        match &mut self.tls {
+            Some(tls) => {
+                *tls = TlsSettings::from_pem(names, authorities, chain, key.map(Into::into))?;
+                Ok(())
+            }
+            // Whoever gave certificates believes the connection to be encrypted.
+            None if has_any => Err(SettingsError::MissingKey { key: "tls", instead }),
+            None => Ok(()),
+        }
+    }
+
+    fn parse(text: &str, key: &'static str) -> Result<Self, SettingsError> {
+        let bad = |why| SettingsError::BadValue { key, why };
+        let expected = "expected redis://user:password@host:6379/0";
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad(expected))?;
+        let (is_tls, is_sentinel) = match scheme.to_ascii_lowercase().as_str() {
+            "redis" => (false, false),
+            "rediss" => (true, false),
+            "redis-sentinel" => (false, true),
+            "rediss-sentinel" => (true, true),
+            _ => return Err(bad(expected)),
+        };
+        // A URL has one host; the others are read apart.
+        let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        let first = hosts.split(',').next().unwrap_or_default();
+        let login = authority.strip_suffix(hosts).unwrap_or_default();
+        let default_port = if is_sentinel { SENTINEL_PORT } else { PLAIN_PORT };
+        let host_and_port = |text: &str| {
+            let url = Url::parse(&format!("redis://{text}")).map_err(|_| bad(expected))?;
+            let host = url.host_str().filter(|host| !host.is_empty());
+            let host = host.ok_or_else(|| bad("it names no host"))?;
+            // An IPv6 address is written in brackets in URLs only.
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            Ok((host.to_owned(), url.port().unwrap_or(default_port)))
+        };
+        let url =
+            Url::parse(&format!("redis://{login}{first}{path}")).map_err(|_| bad(expected))?;
+        let (host, port) = host_and_port(first)?;
+        let username = decode(url.username()).ok_or_else(|| bad("the user is not valid text"))?;
+        let password = url
+            .password()
+            .map(|password| decode(password).ok_or_else(|| bad("the password is not valid text")));
+        let database = match url.path().trim_start_matches('/') {
+            "" => 0,
+            path => path.parse().map_err(|_| bad("a database is a number from 0"))?,
+        };
+        let sentinel = if is_sentinel {
+            let missing = || bad("it names no master: redis-sentinel://host:26379/0#master");
+            let master = url.fragment().filter(|name| !name.is_empty()).and_then(decode);
+            let addresses = hosts.split(',').map(host_and_port).collect::<Result<_, _>>()?;
+            Some(SentinelSettings { master: master.ok_or_else(missing)?, addresses })
+        } else if hosts.contains(',') {
+            return Err(bad("it names several hosts: only redis-sentinel:// has more than one"));
+        } else {
+            None
+        };
+        let mut settings = Self::at(host, port);
+        settings.username = (!username.is_empty()).then_some(username);
+        settings.password = password.transpose()?.filter(|p| !p.is_empty()).map(Into::into);
+        settings.database = database;
+        settings.tls = is_tls.then(TlsSettings::default);
+        settings.sentinel = sentinel;
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests;

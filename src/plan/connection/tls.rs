@@ -1,0 +1,93 @@
+//! What a TLS connection is checked by and presents: certificates as PEM texts.
+//! They are only looked at from outside here; whether they fit together shows
+//! when a connection is opened.
+
+use std::fmt;
+
+use secrecy::{ExposeSecret, SecretString};
+
+use super::SettingsError;
+
+/// How a server is recognised over TLS, and who we are to it. The host name is
+/// always checked.
+#[derive(Clone, Default)]
+pub struct TlsSettings {
+    /// The authorities, as PEM, that may have signed the server's certificate;
+    /// absent, those that the machine trusts.
+    pub authorities: Option<String>,
+    /// What we present to a server that asks for a certificate.
+    pub client: Option<ClientCertificate>,
+}
+
+/// A client's certificate and its key.
+#[derive(Clone)]
+pub struct ClientCertificate {
+    /// The certificate and what leads to its authority, as PEM.
+    pub chain: String,
+    /// The private key, as PEM.
+    pub key: SecretString,
+}
+
+// Says what there is, not what is in it.
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("own_authorities", &self.authorities.is_some())
+            .field("client_certificate", &self.client.is_some())
+            .finish()
+    }
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientCertificate")
+    }
+}
+
+/// How the three texts are called where they come from, for what is said about
+/// them.
+pub(super) struct Names {
+    pub(super) authorities: &'static str,
+    pub(super) chain: &'static str,
+    pub(super) key: &'static str,
+}
+
+impl TlsSettings {
+    /// From PEM texts, each of which may be absent; a certificate and its key
+    /// come together.
+    pub(super) fn from_pem(
+        names: &Names,
+        authorities: Option<String>,
+        chain: Option<String>,
+        key: Option<SecretString>,
+    ) -> Result<Self, SettingsError> {
+        let is_certificate = |text: &str| text.contains("-----BEGIN CERTIFICATE-----");
+        for (name, text) in [(names.authorities, &authorities), (names.chain, &chain)] {
+            if text.as_deref().is_some_and(|text| !is_certificate(text)) {
+                let why = "expected a certificate as PEM, -----BEGIN CERTIFICATE-----";
+                return Err(SettingsError::BadValue { key: name, why });
+            }
+        }
+        let is_key = |key: &SecretString| {
+            let text = key.expose_secret();
+            text.contains("-----BEGIN ") && text.contains("PRIVATE KEY-----")
+        };
+        if key.as_ref().is_some_and(|key| !is_key(key)) {
+            let why = "expected an unencrypted private key as PEM, -----BEGIN PRIVATE KEY-----";
+            return Err(SettingsError::BadValue { key: names.key, why });
+        }
+        let client = match (chain, key) {
+            (Some(chain), Some(key)) => Some(ClientCertificate { chain, key }),
+            (None, None) => None,
+            (Some(_), None) => {
+                let instead = "the certificate's private key, as PEM";
+                return Err(SettingsError::MissingKey { key: names.key, instead });
+            }
+            (None, Some(_)) => {
+                let instead = "the private key's certificate, as PEM";
+                return Err(SettingsError::MissingKey { key: names.chain, instead });
+            }
+        };
+        Ok(Self { authorities, client })
+    }
+}

@@ -1,0 +1,184 @@
+//! A Redis Cluster of three nodes: queues with a hash tag work wherever they
+//! lie, the others are refused before anything is written.
+
+use lockkeeper::plan::ErrorClass;
+use lockkeeper::plan::connection::RedisSettings;
+use lockkeeper::plan::naming::QueueName;
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+
+use crate::redis_support::{PrivateRedis, connect, in_time};
+
+const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
+/// The slots of each node, first and last.
+const SLOTS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
+
+struct Cluster(Vec<PrivateRedis>);
+
+impl Cluster {
+    async fn start() -> Self {
+        let mut nodes = Vec::new();
+        for _ in SLOTS {
+            // They hear of each other by the timeout; a dead one must not stop
+            // the others.
+            let arguments = [
+                ["--cluster-enabled", "yes"],
+                ["--cluster-node-timeout", "2000"],
+                ["--cluster-require-full-coverage", "no"],
+            ];
+            nodes.push(PrivateRedis::start(arguments.as_flattened()).await);
+        }
+        let cluster = Self(nodes);
+        for (index, (first, last)) in SLOTS.into_iter().enumerate() {
+            let (first, last) = (first.to_string(), last.to_string());
+            let () = cluster.ask(index, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
+            let port = cluster.0[0].port().to_string();
+            let () = cluster
+                .ask(index, &["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])
+                .await;
+            if index > 0 {
+                let () = cluster.ask(index, &["CLUSTER", "MEET", "127.0.0.1", &port]).await;
+            }
+        }
+        for index in 0..SLOTS.len() {
+            in_time("the cluster is up", async || {
+                let info: String = cluster.ask(index, &["CLUSTER", "INFO"]).await;
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+            })
+            .await;
+        }
+        cluster
+    }
+
+    async fn ask<T: redis::FromRedisValue>(&self, node: usize, command: &[&str]) -> T {
+        let mut connection = connect(&self.0[node].url()).await;
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(&command[1..]).query_async(&mut connection).await.unwrap()
+    }
+
+    async fn keys(&self) -> Vec<Vec<String>> {
+        let mut keys = Vec::new();
+        for node in 0..SLOTS.len() {
+            keys.push(self.ask(node, &["KEYS", "*"]).await);
+        }
+        keys
+    }
+
+    /// A store that knows this node only.
+    fn store(&self, node: usize) -> Store {
+        let settings = RedisSettings::from_url(&self.0[node].url()).unwrap();
+        Store::new(settings, StoreOptions::new("the operator"))
+    }
+}
+
+/// A queue whose keys lie on this node.
+fn queue_on(node: usize, word: &str) -> QueueName {
+    let (first, last) = SLOTS[node];
+    (0..10_000)
+        .map(|number| QueueName::new("p", format!("{{{word}-{number}}}")).unwrap())
+        .find(|queue| (first..=last).contains(&queue.cluster_slot().unwrap()))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn queues_on_every_node_work_through_one_store_at_the_same_time() {
+    let cluster = Cluster::start().await;
+    let store = cluster.store(0);
+    let queues: Vec<QueueName> = (0..SLOTS.len()).map(|node| queue_on(node, "jobs")).collect();
+    let work = queues.iter().map(|queue| async {
+        assert_eq!(store.apply(queue, &CREATE).await.unwrap(), Applied::Done);
+        let bound = QueueEffect::SetBound { bound: 7 };
+        assert_eq!(store.apply(queue, &bound).await.unwrap(), Applied::Done);
+        assert_eq!(store.observe(queue).await.unwrap().bound, Some(7));
+        assert_eq!(store.apply(queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
+    });
+    futures::future::join_all(work).await;
+    for (node, keys) in cluster.keys().await.iter().enumerate() {
+        let own = queues[node].data();
+        assert!(!keys.is_empty() && keys.iter().all(|key| key.starts_with(&own)), "{keys:?}");
+        // The cluster's own arithmetic.
+        let slot: u16 = cluster.ask(node, &["CLUSTER", "KEYSLOT", &own]).await;
+        assert_eq!(queues[node].cluster_slot(), Some(slot));
+    }
+    for queue in &queues {
+        assert_eq!(store.delete(queue, false).await.unwrap(), Deletion::Gone);
+    }
+    assert!(cluster.keys().await.concat().is_empty());
+    // One connection to each node that was needed.
+    for node in 0..SLOTS.len() {
+        let list: String = cluster.ask(node, &["CLIENT", "LIST"]).await;
+        let ours = list.matches("name=lockkeeper/the-operator").count();
+        assert_eq!(ours, 1, "{list}");
+    }
+}
+
+#[tokio::test]
+async fn a_queue_without_a_hash_tag_is_refused_and_nothing_is_written() {
+    let cluster = Cluster::start().await;
+    let plain = QueueName::new("p", "jobs").unwrap();
+    for has_seen_the_cluster in [false, true] {
+        for node in 0..SLOTS.len() {
+            let store = cluster.store(node);
+            if has_seen_the_cluster {
+                store.observe(&queue_on((node + 1) % 3, "jobs")).await.unwrap();
+            }
+            let err = store.apply(&plain, &CREATE).await.unwrap_err();
+            assert!(matches!(err, StoreError::ClusterUnsafe { .. }), "{err:?}");
+            assert_eq!(err.class(), ErrorClass::Invalid);
+            assert!(err.to_string().contains("in braces, {name}"), "{err}");
+        }
+    }
+    assert!(cluster.keys().await.concat().is_empty());
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_is_waited_for_and_found_on_its_new_node() {
+    let cluster = Cluster::start().await;
+    let store = cluster.store(0);
+    let queue = queue_on(0, "moving");
+    assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+    let slot = queue.cluster_slot().unwrap().to_string();
+    let ids = [
+        cluster.ask::<String>(0, &["CLUSTER", "MYID"]).await,
+        cluster.ask(1, &["CLUSTER", "MYID"]).await,
+    ];
+    let () = cluster.ask(1, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]).await;
+    let () = cluster.ask(0, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]).await;
+    // Half of the queue is there, half here.
+    let keys: Vec<String> = cluster.ask(0, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
+    let port = cluster.0[1].port().to_string();
+    let migrate = async |key: &String| {
+        let () = cluster.ask(0, &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).await;
+    };
+    migrate(&keys[0]).await;
+    let change = tokio::spawn({
+        let (store, queue) = (store.clone(), queue.clone());
+        async move { store.apply(&queue, &QueueEffect::SetBound { bound: 9 }).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert!(!change.is_finished(), "it waits while the slot moves");
+    for key in &keys[1..] {
+        migrate(key).await;
+    }
+    for node in [1, 0, 2] {
+        let () = cluster.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]).await;
+    }
+    assert_eq!(change.await.unwrap().unwrap(), Applied::Done);
+    assert_eq!(store.observe(&queue).await.unwrap().bound, Some(9));
+    assert!(cluster.ask::<bool>(1, &["EXISTS", &format!("{}:bound", queue.data())]).await);
+    assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+}
+
+#[tokio::test]
+async fn another_node_is_asked_where_the_one_of_the_settings_is_gone() {
+    let mut cluster = Cluster::start().await;
+    let store = cluster.store(0);
+    let queue = queue_on(1, "jobs");
+    assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+    cluster.0[0].kill();
+    assert_eq!(store.observe(&queue).await.unwrap().bound, Some(3));
+    // Nobody knows where the third node's slots are; the second does.
+    let other = queue_on(2, "jobs");
+    assert_eq!(store.observe(&other).await.unwrap().bound, None);
+    assert_eq!(store.apply(&other, &CREATE).await.unwrap(), Applied::Done);
+}

@@ -1,0 +1,225 @@
+//! The server that sentinels name, before and after a failover. Real servers
+//! and a real sentinel, all private.
+
+use std::process::Child;
+
+use lockkeeper::plan::connection::RedisSettings;
+use lockkeeper::plan::naming::QueueName;
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+
+use crate::redis_support::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
+
+async fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> T {
+    redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connect(url).await).await.unwrap()
+}
+
+/// One sentinel, which needs no majority.
+struct Sentinel {
+    child: Child,
+    port: u16,
+    directory: std::path::PathBuf,
+}
+
+impl Sentinel {
+    /// Watches this server as `mymaster`.
+    fn start(master: &PrivateRedis) -> Self {
+        let port = free_port();
+        let directory = std::env::temp_dir().join(format!("lockkeeper-sentinel-{}", random_word()));
+        std::fs::create_dir(&directory).unwrap();
+        // It writes into its own file.
+        let file = directory.join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\n\
+             sentinel monitor mymaster 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds mymaster 500\n\
+             sentinel failover-timeout mymaster 5000\n",
+            directory.display(),
+            master.port(),
+        );
+        std::fs::write(&file, text).unwrap();
+        let child = spawn_guarded(&["redis-server", &file.to_string_lossy(), "--sentinel"]);
+        Self { child, port, directory }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A master, its replica and a sentinel that knows both.
+struct Group {
+    master: PrivateRedis,
+    replica: PrivateRedis,
+    sentinel: Sentinel,
+}
+
+impl Group {
+    async fn start() -> Self {
+        let fast = ["--repl-diskless-sync-delay", "0"];
+        let master = PrivateRedis::start(&fast).await;
+        let port = master.port().to_string();
+        let replica =
+            PrivateRedis::start(&[&fast[..], &["--replicaof", "127.0.0.1", &port]].concat()).await;
+        in_time("the replica follows", async || {
+            let info: String = ask(&replica.url(), &["INFO", "replication"]).await;
+            info.contains("master_link_status:up")
+        })
+        .await;
+        let sentinel = Sentinel::start(&master);
+        in_time("the sentinel knows the replica", async || {
+            let Ok(client) = redis::Client::open(sentinel.url()) else { return false };
+            let Ok(mut raw) = client.get_multiplexed_async_connection().await else { return false };
+            let mut command = redis::cmd("SENTINEL");
+            let master = command.arg(&["MASTER", "mymaster"]).query_async(&mut raw).await;
+            master.is_ok_and(|fields: std::collections::HashMap<String, String>| {
+                fields.get("num-slaves").is_some_and(|number| number == "1")
+                    && fields.get("flags").is_some_and(|flags| flags == "master")
+            })
+        })
+        .await;
+        Self { master, replica, sentinel }
+    }
+
+    /// A store that asks a sentinel which is down first.
+    fn store(&self) -> Store {
+        let (down, up) = (free_port(), self.sentinel.port);
+        let url = format!("redis-sentinel://127.0.0.1:{down},127.0.0.1:{up}/0#mymaster");
+        Store::new(RedisSettings::from_url(&url).unwrap(), StoreOptions::new("the operator"))
+    }
+}
+
+fn queue(name: &str) -> QueueName {
+    QueueName::new("p", name).unwrap()
+}
+
+const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
+
+#[tokio::test]
+async fn the_master_is_found_past_a_sentinel_that_is_down_and_again_after_it_changed() {
+    let group = Group::start().await;
+    let store = group.store();
+    assert_eq!(store.apply(&queue("before"), &CREATE).await.unwrap(), Applied::Done);
+    in_time("the replica has the queue", async || {
+        ask(&group.replica.url(), &["EXISTS", "p:before:bound"]).await
+    })
+    .await;
+    let id: String = ask(&group.master.url(), &["CLIENT", "LIST"]).await;
+    assert!(id.contains("name=lockkeeper/the-operator"), "{id}");
+
+    in_time("the sentinel has looked at the replica", async || {
+        let mut sentinel = connect(&group.sentinel.url()).await;
+        let mut failover = redis::cmd("SENTINEL");
+        let answer = failover.arg(&["FAILOVER", "mymaster"]).query_async(&mut sentinel).await;
+        answer.is_ok_and(|()| true)
+    })
+    .await;
+    in_time("the old master is a replica", async || {
+        let info: String = ask(&group.master.url(), &["INFO", "replication"]).await;
+        info.contains("role:slave")
+    })
+    .await;
+    // The connection to the old one was closed or answers READONLY; each costs
+    // one operation at most.
+    let after = queue("after");
+    let mut failures = 0;
+    in_time("a queue is made on the new master", async || {
+        match store.apply(&after, &CREATE).await {
+            Ok(_) => true,
+            Err(StoreError::ReadOnly { .. } | StoreError::Unreachable { .. }) => {
+                failures += 1;
+                false
+            }
+            Err(err) => panic!("{err:?}"),
+        }
+    })
+    .await;
+    let made: bool = ask(&group.replica.url(), &["EXISTS", "p:after:bound"]).await;
+    assert!(made, "on the new master, after {failures} failures");
+    assert_eq!(store.observe(&queue("before")).await.unwrap().bound, Some(3));
+    assert_eq!(store.delete(&after, false).await.unwrap(), Deletion::Gone);
+}
+
+#[tokio::test]
+async fn a_sentinel_that_names_a_replica_is_passed_over() {
+    let group = Group::start().await;
+    let mistaken = Sentinel::start(&group.replica);
+    in_time("it names the replica", async || {
+        let mut command = redis::cmd("SENTINEL");
+        command.arg(&["GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+        let Ok(client) = redis::Client::open(mistaken.url()) else { return false };
+        let Ok(mut raw) = client.get_multiplexed_async_connection().await else { return false };
+        let named: Result<(String, u16), _> = command.query_async(&mut raw).await;
+        named.is_ok_and(|(_, port)| port == group.replica.port())
+    })
+    .await;
+    let hosts = [mistaken.port, group.sentinel.port].map(|port| format!("127.0.0.1:{port}"));
+    let url = format!("redis-sentinel://{}/0#mymaster", hosts.join(","));
+    let settings = RedisSettings::from_url(&url).unwrap();
+    let store = Store::new(settings, StoreOptions::new("the operator"));
+    assert_eq!(store.apply(&queue("q"), &CREATE).await.unwrap(), Applied::Done);
+    // Where nobody names a better one, it is said and not used.
+    let url = format!("redis-sentinel://{}/0#mymaster", hosts[0]);
+    let settings = RedisSettings::from_url(&url).unwrap();
+    let store = Store::new(settings, StoreOptions::new("the operator"));
+    let err = store.observe(&queue("q")).await.unwrap_err();
+    assert!(matches!(err, StoreError::ReadOnly { .. }), "{err:?}");
+}
+
+#[tokio::test]
+async fn a_master_that_died_is_followed_by_its_replica() {
+    let mut group = Group::start().await;
+    let store = group.store();
+    assert_eq!(store.apply(&queue("q"), &CREATE).await.unwrap(), Applied::Done);
+    in_time("the replica has the queue", async || {
+        ask(&group.replica.url(), &["EXISTS", "p:q:bound"]).await
+    })
+    .await;
+    group.master.kill();
+    in_time("the queue is found on the new master", async || {
+        match store.observe(&queue("q")).await {
+            Ok(seen) => {
+                assert_eq!(seen.bound, Some(3));
+                true
+            }
+            Err(
+                StoreError::ReadOnly { .. } | StoreError::Unreachable { .. } | StoreError::Timeout,
+            ) => false,
+            Err(err) => panic!("{err:?}"),
+        }
+    })
+    .await;
+    assert_eq!(store.apply(&queue("q"), &QueueEffect::Close).await.unwrap(), Applied::Done);
+}
+
+#[tokio::test]
+async fn a_master_that_no_sentinel_knows_and_sentinels_that_are_all_down_are_said() {
+    let master = PrivateRedis::start(&[]).await;
+    let sentinel = Sentinel::start(&master);
+    let store = |hosts: &str, name: &str| {
+        let url = format!("redis-sentinel://{hosts}/0#{name}");
+        Store::new(RedisSettings::from_url(&url).unwrap(), StoreOptions::new("the operator"))
+    };
+    let up = format!("127.0.0.1:{}", sentinel.port);
+    in_time("the sentinel answers", async || {
+        store(&up, "mymaster").observe(&queue("q")).await.is_ok()
+    })
+    .await;
+    let err = store(&up, "other").observe(&queue("q")).await.unwrap_err();
+    assert!(err.to_string().contains("no master named other"), "{err}");
+    let down = format!("127.0.0.1:{},127.0.0.1:{}", free_port(), free_port());
+    let err = store(&down, "mymaster").observe(&queue("q")).await.unwrap_err();
+    assert!(matches!(err, StoreError::Unreachable { .. }), "{err:?}");
+    // A server where a sentinel should be.
+    let wrong = format!("127.0.0.1:{}", master.port());
+    let err = store(&wrong, "mymaster").observe(&queue("q")).await.unwrap_err();
+    assert!(matches!(err, StoreError::Protocol { .. }), "{err:?}");
+}

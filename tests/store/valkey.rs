@@ -1,0 +1,85 @@
+//! The store on Valkey, which came out of Redis: the same scripts and the same
+//! answers there.
+
+use std::time::Duration;
+
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+
+use crate::pressure_text::Worker;
+use crate::redis_support::{AclUser, Place, PrivateRedis};
+use crate::{numbers, text_queue};
+
+const ELEMENTS: usize = 100;
+
+/// A Valkey server of the test's own. `VALKEY_SERVER` names the program.
+async fn valkey() -> PrivateRedis {
+    let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
+        panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
+    });
+    PrivateRedis::start_program(&program, &[]).await
+}
+
+#[tokio::test]
+async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
+    let server = valkey().await;
+    let place = Place::at(&server.url()).await;
+    let info: String = place.run(&["INFO", "server"]).await;
+    assert!(info.contains("server_name:valkey"), "{info}");
+    let store = place.store();
+    let set = |bound| QueueEffect::SetBound { bound };
+    assert_eq!(
+        store.apply(&place.queue, &QueueEffect::Create { bound: 1 }).await.unwrap(),
+        Applied::Done
+    );
+
+    // Clients that follow the text, while the bound changes under them.
+    let queue = text_queue(&place);
+    let producer = Worker::produce(&queue, "producer", numbers(ELEMENTS)).await;
+    let consumer = Worker::consume(&queue, "consumer", ELEMENTS).await;
+    let mut bound = 1;
+    while !producer.is_finished() {
+        bound = bound % 5 + 1;
+        store.apply(&place.queue, &set(bound)).await.unwrap();
+    }
+    let (put, got) = tokio::time::timeout(Duration::from_secs(20), async {
+        (producer.join().await, consumer.join().await)
+    })
+    .await
+    .expect("nobody waits for ever");
+    assert!(put.error.is_none() && got.error.is_none(), "{put:?} {got:?}");
+    assert_eq!(got.elements, numbers(ELEMENTS).collect::<Vec<_>>());
+
+    assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
+    let seen = store.observe(&place.queue).await.unwrap();
+    assert_eq!((seen.bound, seen.length), (Some(bound), 0));
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert!(place.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn the_documented_permissions_are_enough_on_valkey_and_less_changes_nothing() {
+    let server = valkey().await;
+    let place = Place::at(&server.url()).await;
+    let user = AclUser::named_for(&place);
+    let keys = format!("~{}:*", place.queue.prefix());
+    let mut rules = vec![keys.as_str()];
+    rules.extend(crate::errors::DOCUMENTED);
+    user.set(&place, &rules).await;
+    let store = Store::new(user.settings.clone(), StoreOptions::new("the operator"));
+    let create = QueueEffect::Create { bound: 3 };
+    assert_eq!(store.apply(&place.queue, &create).await.unwrap(), Applied::Done);
+    let bound = QueueEffect::SetBound { bound: 1 };
+    assert_eq!(store.apply(&place.queue, &bound).await.unwrap(), Applied::Done);
+    let before = place.dump().await;
+    for command in ["-set", "-lpush"] {
+        let fewer = [rules.as_slice(), &[command]].concat();
+        user.set(&place, &fewer).await;
+        let err = store.apply(&place.queue, &QueueEffect::Close).await.unwrap_err();
+        assert!(matches!(err, StoreError::PermissionDenied { .. }), "{command}: {err:?}");
+        assert_eq!(place.dump().await, before, "{command}");
+    }
+    user.set(&place, &rules).await;
+    assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
+    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+}
