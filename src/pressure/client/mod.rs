@@ -160,9 +160,22 @@ impl Queue {
         &self.0.name
     }
 
+    /// The store that keeps it, for its administration.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
     /// How we call ourselves.
     pub fn client_id(&self) -> &str {
         &self.0.options.client_id
+    }
+
+    /// From now on nobody waits with this value or a clone of it: an operation that
+    /// waits just now, or would have to, tries once more and then ends as with
+    /// [`Wait::No`]. For a program that is told to end and must know what it has
+    /// done: an operation that is awaited to its end, rather than dropped, tells.
+    pub fn stop_waiting(&self) {
+        self.0.waiting.over.cancel();
     }
 
     /// Makes the queue with this bound; 0 is no bound. Errors:
