@@ -63,7 +63,7 @@ async fn a_server_that_is_not_there_or_refuses_is_69_for_every_verb() {
 async fn what_can_not_be_meant_is_refused_before_anything_happens() {
     let place = Place::new().await;
     let table: &[(&str, &[&str], &str)] = &[
-        ("create", &["--bound", "-1"], "--bound"),
+        ("create", &["--bound=-1"], "--bound"),
         ("create", &["--bound", "3000000000"], "a bound is a number from 0"),
         ("put", &["--size", "0"], "a number of bytes"),
         ("put", &["--size", "4K", "-0"], "cannot be used with"),
@@ -73,7 +73,7 @@ async fn what_can_not_be_meant_is_refused_before_anything_happens() {
         ("get", &["-n", "demo"], "pq/NAME"),
         ("get", &["--url", "redis://h", "--server", "h"], "cannot be used with"),
         ("get", &["--url", "http://h"], "expected redis://"),
-        ("get", &["--db", "-1"], "--db"),
+        ("get", &["--db=-1"], "--db"),
         ("get", &["--prefix", ""], "it is empty"),
         ("stat", &["-o", "xml"], "possible values"),
     ];

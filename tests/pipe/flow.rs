@@ -79,11 +79,13 @@ pub fn lockkeepers_of(parent: u32) -> Vec<u32> {
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_ours).collect()
 }
 
+type Options = &'static [&'static str];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_long_and_strange_elements_come_out_as_they_went_in() {
     let place = Place::new().await;
     let long = "x".repeat(3_000_000);
-    let cases: &[(&[&str], &[&str], Vec<u8>, Vec<u8>)] = &[
+    let cases: [(Options, Options, Vec<u8>, Vec<u8>); 7] = [
         (&[], &[], b"a\n\n\nb".to_vec(), b"a\n\n\nb\n".to_vec()),
         (&[], &[], b"".to_vec(), b"".to_vec()),
         (&[], &["-0"], b"a\r\n\xff\0b\n".to_vec(), b"a\r\0\xff\0b\0".to_vec()),
@@ -92,7 +94,7 @@ async fn empty_long_and_strange_elements_come_out_as_they_went_in() {
         (&["--size", "3"], &[], b"abcdefgh".to_vec(), b"abc\ndef\ngh\n".to_vec()),
         (&["--size", "1M"], &["--raw"], long.clone().into_bytes(), long.into_bytes()),
     ];
-    for (putting, getting, input, expected) in cases {
+    for (putting, getting, input, expected) in &cases {
         succeed(&place, "create", &[]).await;
         let outcome = put(&place, putting, input).await;
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{putting:?}");

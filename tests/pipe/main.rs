@@ -128,7 +128,7 @@ async fn fill(place: &Place, input: &[u8]) {
 
 /// The lines of `seq FROM TO`.
 fn seq(from: usize, to: usize) -> String {
-    (from..=to).map(|number| format!("{number}\n")).collect()
+    (from..=to).map(|number| number.to_string() + "\n").collect()
 }
 
 /// What is in the queue, the oldest first.

@@ -14,7 +14,7 @@ use crate::pressure::{Queue, QueueOptions};
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Where the queue is")]
 pub(super) struct Place {
-    /// The server: redis://user:password@host:6379/0 [env: REDIS_URL]
+    /// The server: redis://user:password@host:6379/0, rediss://… for TLS [env: REDIS_URL]
     #[arg(long)]
     url: Option<String>,
 
@@ -83,40 +83,29 @@ impl Place {
         let prefix = self.prefix.clone().or_else(|| variable("PRESSURE_PREFIX"));
         let prefix = prefix.unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         let name = QueueName::new(prefix, name).map_err(|error| usage(&error))?;
-        let is_given = self.server.is_some() || self.port.is_some();
-        let from_url = if is_given { None } else { self.url()? };
-        let mut settings = match from_url {
-            Some(settings) => settings,
-            None => self.by_parts()?,
-        };
-        if let Some(database) = self.db {
-            settings.database = database;
-        }
-        Ok((settings, name))
+        Ok((self.settings()?, name))
     }
 
-    /// The server of the URL, if there is one.
-    fn url(&self) -> Result<Option<RedisSettings>, Failure> {
-        let url = self.url.clone().filter(|url| !url.is_empty());
-        let Some(url) = url.or_else(|| variable("REDIS_URL")) else { return Ok(None) };
-        RedisSettings::from_url(&url).map(Some).map_err(|error| usage(&error))
-    }
-
-    /// The server as the protocol's own variables name it.
-    fn by_parts(&self) -> Result<RedisSettings, Failure> {
-        let number = |name: &str| {
-            let text = variable(name);
-            let number = text.map(|text| text.parse::<u16>()).transpose();
-            number.map_err(|_| usage(&format!("{name} must be a number from 0 to 65535")))
+    /// The server of the arguments and the environment. A host or port in the
+    /// arguments goes before a URL in the environment.
+    fn settings(&self) -> Result<RedisSettings, Failure> {
+        let is_by_parts = self.server.is_some() || self.port.is_some();
+        let lookup = |name: &str| match name {
+            "REDIS_URL" if is_by_parts => None,
+            "REDIS_URL" => self.url(),
+            "REDIS_SERVER" => self.server.clone().or_else(|| variable(name)),
+            "REDIS_PORT" => self.port.map(|port| port.to_string()).or_else(|| variable(name)),
+            _ => variable(name),
         };
-        let server = self.server.clone().or_else(|| variable("REDIS_SERVER"));
-        let port = self.port.map_or_else(|| number("REDIS_PORT"), |port| Ok(Some(port)))?;
+        let read = |file: &str| std::fs::read_to_string(file).ok();
         let mut settings =
-            RedisSettings::from_url("redis://127.0.0.1/0").map_err(|error| usage(&error))?;
-        settings.host = server.unwrap_or(settings.host);
-        settings.port = port.unwrap_or(settings.port);
-        settings.database = number("REDIS_DB")?.map_or(0, i64::from);
+            RedisSettings::from_environment(lookup, read).map_err(|error| usage(&error))?;
+        settings.database = self.db.unwrap_or(settings.database);
         Ok(settings)
+    }
+
+    fn url(&self) -> Option<String> {
+        self.url.clone().filter(|url| !url.is_empty()).or_else(|| variable("REDIS_URL"))
     }
 
     async fn resource(&self, name: &str) -> Result<(RedisSettings, QueueName), Failure> {
@@ -134,11 +123,12 @@ impl Place {
                     .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?
             }
             None => {
-                let mut settings = self.url()?.ok_or_else(|| {
-                    usage(&format!(
+                if self.url().is_none() {
+                    return Err(usage(&format!(
                         "pq/{name} names no connection, so it is on the operator's default server: set REDIS_URL to that, or give --url"
-                    ))
-                })?;
+                    )));
+                }
+                let mut settings = self.settings()?;
                 settings.database = valid.database.unwrap_or(settings.database);
                 settings
             }
