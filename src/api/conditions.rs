@@ -22,6 +22,8 @@ pub const SATURATED: &str = "Saturated";
 pub const WAITING_FOR_ROLE: &str = "WaitingForRole";
 /// The queue is longer than its bound.
 pub const OVERFILLED: &str = "Overfilled";
+/// Something about the queue is broken.
+pub const DAMAGED: &str = "Damaged";
 
 /// Reasons that don't come from a server's error.
 pub mod reason {
@@ -79,6 +81,8 @@ pub mod reason {
     pub const OVER_BOUND: &str = "OverBound";
     /// The length is within the bound.
     pub const WITHIN_BOUND: &str = "WithinBound";
+    /// Nothing about the queue was found to be broken.
+    pub const NO_DAMAGE: &str = "NoDamage";
     /// The resource is being deleted and its server's part is not gone yet.
     pub const CLEANING_UP: &str = "CleaningUp";
 }

@@ -125,6 +125,13 @@ pub struct PressureQueueSpec {
     #[serde(default = "retain")]
     pub deletion_policy: DeletionPolicy,
 
+    /// What happens to a role that a dead client has left taken, to a lost or doubled token, and
+    /// to what a dead client has half created or half deleted: Report says so in the condition
+    /// Damaged, Repair also mends it once nobody is left who could. Elements are never removed,
+    /// but for those of a deletion that a client had begun. Default Report.
+    #[serde(default = "report")]
+    pub repair_policy: RepairPolicy,
+
     /// true: observe and report, but change nothing in Redis. Default false.
     #[serde(default)]
     pub suspend: bool,
@@ -160,6 +167,19 @@ pub enum QueueState {
     Open,
     /// No more elements, for ever.
     Closed,
+}
+
+/// What is done about a damaged queue.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum RepairPolicy {
+    /// It is reported.
+    Report,
+    /// It is mended, and that is reported.
+    Repair,
+}
+
+fn report() -> RepairPolicy {
+    RepairPolicy::Report
 }
 
 fn open() -> QueueState {
@@ -214,7 +234,7 @@ pub struct PressureQueueStatus {
     /// How many bytes were ever taken, as far as the clients count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumed_bytes: Option<i64>,
-    /// Ready, Reconciling, Stalled, BackendReachable, WaitingForRole and Overfilled.
+    /// Ready, Reconciling, Stalled, BackendReachable, WaitingForRole, Overfilled and Damaged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

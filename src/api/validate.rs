@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use super::conditions::reason;
-use super::pressure_queue::QueueState;
+use super::pressure_queue::{QueueState, RepairPolicy};
 use super::{PressureQueue, Semaphore};
 use crate::plan::naming::{DEFAULT_PREFIX, LockName, MAX_SLOTS, NameError, QueueName};
 use crate::plan::pressure_queue::{QueueWish, WantedState};
@@ -79,6 +79,8 @@ pub struct ValidQueue {
     pub secret: Option<String>,
     /// The database, where the resource names one.
     pub database: Option<i64>,
+    /// Mend what is broken, rather than only say so.
+    pub repair: bool,
     /// Observe only.
     pub suspend: bool,
 }
@@ -147,6 +149,7 @@ pub fn pressure_queue(
         },
         secret,
         database: reference.and_then(|r| r.database).map(i64::from),
+        repair: spec.repair_policy == RepairPolicy::Repair,
         suspend: spec.suspend,
     })
 }

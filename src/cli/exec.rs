@@ -5,7 +5,6 @@
 mod group;
 mod guardian;
 mod running;
-mod signals;
 mod terminal;
 
 use std::ffi::OsString;
@@ -16,8 +15,8 @@ pub use guardian::Arguments as GuardianArguments;
 pub(super) use guardian::run as guard;
 
 use self::group::OnLost;
-use self::signals::{FORWARDED, Signals};
 use super::acquire::Acquire;
+use super::signals::{FORWARDED, Signals};
 use super::target::Target;
 use super::telemetry::{self, LogFormat};
 use super::{Failure, duration};

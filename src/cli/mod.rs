@@ -8,10 +8,14 @@ mod completion;
 mod crds;
 mod exec;
 mod hold;
+mod kubernetes;
 mod man;
 mod operator;
 mod output;
+mod question;
+mod queue;
 mod semaphore;
+mod signals;
 mod target;
 mod telemetry;
 mod waiting;
@@ -41,6 +45,8 @@ enum Verb {
     Hold(hold::Arguments),
     /// Administer a semaphore on a broker, or look at one, without Kubernetes
     Semaphore(semaphore::Arguments),
+    /// Put lines into a pressure queue in Redis, get them, and administer it
+    Queue(queue::Arguments),
     /// Print what a shell needs to complete these arguments
     Completion(completion::Arguments),
     /// Print the manual page, or write one for each verb
@@ -61,15 +67,27 @@ pub struct Failure {
 impl Failure {
     /// Wrong usage or input (EX_USAGE).
     pub const USAGE: u8 = 64;
-    /// A server is unreachable (EX_UNAVAILABLE).
+    /// An element is longer than a queue takes (EX_DATAERR).
+    pub const DATA: u8 = 65;
+    /// A server is unreachable or refuses (EX_UNAVAILABLE).
     pub const UNAVAILABLE: u8 = 69;
     /// A file could not be written (EX_CANTCREAT).
     pub const CANT_CREATE: u8 = 73;
-    /// No slot could be had (EX_TEMPFAIL): try again later.
+    /// Standard input could not be read (EX_IOERR).
+    pub const CANT_READ: u8 = 74;
+    /// No slot could be had, or no role, no room or no element of a queue
+    /// (EX_TEMPFAIL): try again later.
     pub const NOT_ACQUIRED: u8 = 75;
     /// The lock was lost while it was held. Outside sysexits, so that it can't be
     /// mistaken for anything else.
     pub const LOST: u8 = 80;
+    /// The queue does not exist. This and the next two are the protocol's errors,
+    /// outside sysexits as well.
+    pub const DOES_NOT_EXIST: u8 = 81;
+    /// The queue exists already.
+    pub const ALREADY_EXISTS: u8 = 82;
+    /// The queue is closed: nothing can be put into it.
+    pub const CLOSED: u8 = 83;
 
     /// The command is there but can't be run, as shells have it.
     pub const NOT_EXECUTABLE: u8 = 126;
@@ -112,6 +130,7 @@ pub fn main() -> ExitCode {
         Verb::Exec(arguments) => exec::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
+        Verb::Queue(arguments) => queue::run(arguments),
         Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),

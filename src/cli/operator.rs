@@ -16,7 +16,7 @@ use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
 /// Arguments of `lockkeeper operator`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Where /healthz and /readyz are served
+    /// Where /healthz, /readyz and /metrics are served
     #[arg(long, env = "LOCKKEEPER_HTTP_ADDRESS", default_value = "127.0.0.1:8080")]
     http_address: SocketAddr,
 
@@ -43,6 +43,10 @@ pub struct Arguments {
     /// Longest time until slots that are missing or too many are put right
     #[arg(long, env = "LOCKKEEPER_DRIFT_INTERVAL", default_value = "30s", value_parser = interval)]
     drift_interval: Duration,
+
+    /// For how long nothing of a queue must have moved before what a dead client has left is mended
+    #[arg(long, env = "LOCKKEEPER_REPAIR_IDLE", default_value = "30s", value_parser = interval)]
+    repair_idle: Duration,
 
     /// On the default connections, allow names of other namespaces too (all namespaces trust each
     /// other)
@@ -111,6 +115,7 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         rhythm: Rhythm {
             observe: arguments.observe_interval.min(arguments.drift_interval),
             drift: arguments.drift_interval,
+            repair_idle: arguments.repair_idle,
         },
         default_names: if arguments.allow_any_name {
             DefaultNames::Any

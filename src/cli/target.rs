@@ -4,13 +4,10 @@
 
 use std::time::Duration;
 
-use kube::config::KubeConfigOptions;
-use kube::{Api, Client, Config};
-
 use super::Failure;
+use super::kubernetes::Kubernetes;
 use crate::api::Semaphore;
 use crate::api::validate::{self, DefaultNames};
-use crate::operator::fetch::read_secret;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Profile};
 use crate::semaphore::{Client as LockClient, Lock};
@@ -36,13 +33,8 @@ pub(super) struct Place {
     #[arg(long, value_enum, default_value_t = ProfileName::Guideline)]
     profile: ProfileName,
 
-    /// The namespace of sem/NAME [default: the context's]
-    #[arg(long, short)]
-    namespace: Option<String>,
-
-    /// The Kubernetes context of sem/NAME [default: the current one]
-    #[arg(long)]
-    context: Option<String>,
+    #[command(flatten)]
+    kubernetes: Kubernetes,
 }
 
 /// [`Profile`] as an argument, in the spelling that resources have.
@@ -147,9 +139,7 @@ impl Place {
 
     /// The semaphore of this name on the broker that the arguments name.
     pub fn named(&self, name: &str) -> Result<Found, Failure> {
-        if self.namespace.is_some() || self.context.is_some() {
-            return Err(usage("--namespace and --context are for sem/NAME"));
-        }
+        self.kubernetes.must_be_absent("sem/NAME")?;
         let mut settings = self.settings()?.ok_or_else(|| {
             usage("name the broker: set AMQP_URL, or give --url (or use sem/NAME)")
         })?;
@@ -180,29 +170,12 @@ impl Place {
                 "--vhost and --profile are sem/{name}'s own: leave them out"
             )));
         }
-        let config = match &self.context {
-            None => Config::infer().await.map_err(|error| no_kubernetes(&error))?,
-            Some(context) => {
-                let options =
-                    KubeConfigOptions { context: Some(context.clone()), ..Default::default() };
-                Config::from_kubeconfig(&options).await.map_err(|error| no_kubernetes(&error))?
-            }
-        };
-        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|error| no_kubernetes(&error))?;
-        let api: Api<Semaphore> = Api::namespaced(client.clone(), &namespace);
-        let object = api.get_opt(name).await.map_err(|error| no_kubernetes(&error))?;
-        let object = object.ok_or_else(|| {
-            let message = format!("there is no Semaphore {name:?} in the namespace {namespace:?}");
-            usage(&message)
-        })?;
+        let found = self.kubernetes.find::<Semaphore>(name).await?;
         // What the operator refuses has no slots; here it is enough to have a name.
-        let valid = validate::semaphore(&object, DefaultNames::Any).map_err(|e| usage(&e))?;
+        let valid = validate::semaphore(&found.object, DefaultNames::Any).map_err(|e| usage(&e))?;
         let settings = match &valid.secret {
             Some(secret) => {
-                let data = read_secret(&client, &namespace, secret)
-                    .await
-                    .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+                let data = found.secret(secret).await?;
                 RabbitmqSettings::from_secret(&data, valid.vhost.as_deref())
                     .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?
             }
@@ -235,8 +208,4 @@ pub(super) fn resource(lock: &str) -> Option<&str> {
 
 fn usage(error: &(impl std::fmt::Display + ?Sized)) -> Failure {
     Failure::new(Failure::USAGE, error.to_string())
-}
-
-fn no_kubernetes(error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(Failure::UNAVAILABLE, format!("Kubernetes can't be asked: {error}"))
 }

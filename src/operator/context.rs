@@ -1,7 +1,7 @@
 //! What every reconcile may use.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::Store as Cache;
 use kube::{Api, Client};
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::events::Events;
 use super::fetch::Connections;
 use super::memory::Memories;
+use super::metrics::Metrics;
 use super::{pressure_queue, semaphore};
 use crate::api::validate::DefaultNames;
 use crate::api::{PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus};
@@ -21,6 +22,9 @@ pub struct Rhythm {
     pub observe: Duration,
     /// Longest time between two sweeps for slots that are missing or too many.
     pub drift: Duration,
+    /// For how long nothing of a queue must have moved before what a dead client
+    /// has left is mended.
+    pub repair_idle: Duration,
 }
 
 /// The surroundings of all reconciles.
@@ -33,6 +37,10 @@ pub struct Context {
     pub connections: Connections,
     /// How often to look.
     pub rhythm: Rhythm,
+    /// What `/metrics` tells.
+    pub metrics: Metrics,
+    /// When the clock of all that is watched for a while began.
+    pub started: Instant,
     /// Which names are allowed on the default connection.
     pub default_names: DefaultNames,
     /// Cancelled when the process was asked to stop: a running resize then stops

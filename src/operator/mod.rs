@@ -8,6 +8,7 @@ pub mod error;
 pub mod events;
 pub mod fetch;
 pub mod memory;
+pub mod metrics;
 pub mod pressure_queue;
 pub mod report;
 pub mod semaphore;
@@ -16,7 +17,7 @@ pub mod server;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::api::ListParams;
@@ -36,6 +37,7 @@ use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
 use self::events::Events;
 use self::fetch::Connections;
+use self::metrics::Metrics;
 use self::report::Managed;
 use self::server::Readiness;
 use crate::api::validate::DefaultNames;
@@ -47,7 +49,7 @@ use crate::semaphore::BrokerOptions;
 /// How the operator runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where `/healthz` and `/readyz` are served.
+    /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub http_address: SocketAddr,
     /// The one namespace to watch; absent means all.
     pub watch_namespace: Option<String>,
@@ -89,7 +91,9 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     // With port 0 the system has chosen one.
     let address = listener.local_addr().map_err(not_listening)?;
     let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
-    let serving = tokio::spawn(server::serve(listener, readiness.clone(), stop.clone()));
+    let metrics = Metrics::default();
+    let serving =
+        tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
 
     let (events, publishing) = Events::new(client.clone());
@@ -109,6 +113,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
             StoreOptions::new(FIELD_MANAGER),
         ),
         rhythm: options.rhythm,
+        metrics,
+        started: Instant::now(),
         default_names: options.default_names,
         stop: stop.clone(),
         semaphores: memory::Memories::default(),

@@ -3,25 +3,29 @@
 //! [`plan::pressure_queue`](crate::plan::pressure_queue); how Redis is touched is
 //! in [`crate::pressure`].
 
+mod doctor;
+mod status;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+use self::status::{outcome, to_report, waits_for};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
-use super::report::{Managed, Note, Outcome, Report, ReportedStatus, report};
-use crate::api::conditions::{OVERFILLED, READY, Say, WAITING_FOR_ROLE, find, reason};
-use crate::api::pressure_queue::RoleStatus;
+use super::report::{Managed, Note, Outcome, report};
+use crate::api::conditions::{READY, Say, find, reason};
 use crate::api::validate::{self, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::plan::naming::DEFAULT_PREFIX;
+use crate::plan::pressure_queue::doctor::{Doctor, Finding, needs_second_look};
 use crate::plan::pressure_queue::{
-    Past, QueueEffect, QueuePlan, QueueSeen, Remark, Role, WantedState, plan,
+    Past, QueueEffect, QueuePlan, QueueSeen, Remark, WantedState, plan,
 };
 use crate::pressure::{Applied, Store};
 
@@ -30,6 +34,12 @@ use crate::pressure::{Applied, Store};
 pub struct Detail {
     /// Remarks of the last look that are believed only when they are seen twice.
     suspected: Vec<Remark>,
+    /// Remembers what was seen of the queue for as long as it may be damaged.
+    doctor: Option<Doctor>,
+    /// How often it has looked since a start.
+    looks: u32,
+    /// The damage of which events have told; absent after a start.
+    told: Option<BTreeSet<String>>,
     /// The last store that answered, for a cleanup after its Secret is gone.
     pub(super) store: Option<Connected<Store>>,
 }
@@ -41,25 +51,6 @@ type QueueMemory = Memory<PressureQueueStatus, Detail>;
 const SOON: Duration = Duration::from_secs(1);
 
 impl Managed for PressureQueue {}
-
-impl ReportedStatus for PressureQueueStatus {
-    fn conditions(&self) -> &Vec<Condition> {
-        &self.conditions
-    }
-    fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {
-        self.observed_generation = generation;
-        self.conditions = conditions;
-    }
-    fn without_counters(&self) -> Self {
-        Self {
-            produced_messages: None,
-            produced_bytes: None,
-            consumed_messages: None,
-            consumed_bytes: None,
-            ..self.clone()
-        }
-    }
-}
 
 /// What the steps found out, as far as they came.
 #[derive(Default)]
@@ -73,6 +64,14 @@ struct Findings {
     remarks: Vec<Remark>,
     /// What is believed only when it is seen again.
     unconfirmed: Vec<Remark>,
+    /// What is broken.
+    damage: Vec<Finding>,
+    /// Whether that is mended, as far as it may be.
+    is_mended: bool,
+    /// The condition Damaged of before, while that can't be seen again yet.
+    kept: Option<Say>,
+    /// Whether the doctor must look again soon.
+    is_unsure: bool,
     notes: Vec<Note>,
 }
 
@@ -104,7 +103,8 @@ pub async fn reconcile(
         }
         _ => {
             memory.failures = 0;
-            let soon = !found.unconfirmed.is_empty() || waits_for(&found).is_some();
+            let soon =
+                !found.unconfirmed.is_empty() || found.is_unsure || waits_for(&found).is_some();
             jitter(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
         }
     };
@@ -130,6 +130,9 @@ async fn steps(
         ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await?;
     found.backend = Some(connected.backend.clone());
     let store = connected.handle.clone();
+    if memory.detail.store.as_ref().is_none_or(|last| last.backend != connected.backend) {
+        memory.detail.doctor = None;
+    }
     if let Some(owner) = older_twin(ctx, queue, &connected.backend, valid.queue.as_str()) {
         let what = format!("the queue {} on {}", valid.queue, connected.backend);
         return Err(StepError::Conflict { owner, what });
@@ -149,6 +152,7 @@ async fn steps(
 
     // apply: only if there is something to do.
     if valid.suspend && !planned.effects.is_empty() {
+        doctor::examine(ctx, queue, &valid, &mut memory.detail, old, found).await?;
         return Ok(Outcome::Blocked {
             reason: reason::SUSPENDED,
             message: format!("Suspended: {}, once suspend is false", list(&planned.effects)),
@@ -161,19 +165,21 @@ async fn steps(
     }
 
     // What is true for an instant of every client's work is believed when seen twice.
-    let (believed, suspected): (Vec<_>, Vec<_>) = remarks.into_iter().partition(|remark| {
-        !needs_confirmation(remark) || memory.detail.suspected.contains(remark)
-    });
-    let confirmed = believed.iter().filter(|r| needs_confirmation(r));
+    let (believed, suspected): (Vec<_>, Vec<_>) = remarks
+        .into_iter()
+        .partition(|remark| !needs_second_look(remark) || memory.detail.suspected.contains(remark));
+    let confirmed = believed.iter().filter(|r| needs_second_look(r));
     memory.detail.suspected = suspected.iter().chain(confirmed).cloned().collect();
     found.unconfirmed = suspected;
     found.remarks = believed;
     if let (Some(false), Some(seen)) = (old.closed, &found.seen)
+        && seen.bound.is_some()
         && seen.closed
         && valid.wish.state == WantedState::Open
     {
         found.notes.push(note(false, Remark::ClosedByClient.reason(), &Remark::ClosedByClient));
     }
+    doctor::examine(ctx, queue, &valid, &mut memory.detail, old, found).await?;
     Ok(outcome(found))
 }
 
@@ -242,74 +248,6 @@ fn list(effects: &[QueueEffect]) -> String {
     effects.iter().map(one).collect::<Vec<_>>().join(" and ")
 }
 
-fn needs_confirmation(remark: &Remark) -> bool {
-    match remark {
-        Remark::HalfCreated { .. }
-        | Remark::Residue { .. }
-        | Remark::SurplusToken { .. }
-        | Remark::LostToken => true,
-        Remark::Recreated
-        | Remark::Completed
-        | Remark::Overfilled { .. }
-        | Remark::WaitingForProducer { .. }
-        | Remark::ClosedByClient
-        | Remark::Reopened
-        | Remark::WrongType { .. } => false,
-    }
-}
-
-/// The remark that decides what Ready says; the others only add to its message.
-fn outcome(found: &Findings) -> Outcome {
-    for remark in &found.remarks {
-        let message = remark.to_string();
-        match remark {
-            Remark::Completed => {
-                return Outcome::Ready { reason: reason::COMPLETED, message };
-            }
-            Remark::HalfCreated { .. } => {
-                return Outcome::Blocked { reason: reason::HALF_CREATED, message };
-            }
-            Remark::Residue { .. } => {
-                return Outcome::Blocked { reason: reason::RESIDUE, message };
-            }
-            Remark::WrongType { .. } => {
-                return Outcome::Blocked { reason: reason::WRONG_TYPE, message };
-            }
-            Remark::WaitingForProducer { .. } => {
-                return Outcome::Working { reason: WAITING_FOR_ROLE, message };
-            }
-            Remark::Recreated
-            | Remark::Overfilled { .. }
-            | Remark::ClosedByClient
-            | Remark::Reopened
-            | Remark::LostToken
-            | Remark::SurplusToken { .. } => {}
-        }
-    }
-    if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
-        let message = "The queue is not there yet; looking again".to_owned();
-        return Outcome::Working { reason: reason::CONFIRMING, message };
-    }
-    if found.unconfirmed.iter().any(|remark| matches!(remark, Remark::HalfCreated { .. })) {
-        let message = "The queue is half created; looking again whether its creator goes on";
-        return Outcome::Working { reason: reason::CONFIRMING, message: message.to_owned() };
-    }
-    let more: Vec<String> = found
-        .remarks
-        .iter()
-        .filter(|remark| !matches!(remark, Remark::Recreated))
-        .map(|remark| format!("; {remark}"))
-        .collect();
-    Outcome::Ready {
-        reason: reason::IN_SYNC,
-        message: format!("The queue is as wanted{}", more.concat()),
-    }
-}
-
-fn waits_for(found: &Findings) -> Option<&Remark> {
-    found.remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
-}
-
 /// The older of two objects that stand for the same queue owns it (hazard K1).
 pub(super) fn older_twin(
     ctx: &Context,
@@ -333,49 +271,4 @@ pub(super) fn older_twin(
             })
     })?;
     Some(format!("PressureQueue {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
-}
-
-/// report's input: what was found, in the words of the status.
-fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
-    let mut status = PressureQueueStatus {
-        queue_name: Some(found.queue.clone()),
-        backend: found.backend.clone(),
-        closed: found.was_closed,
-        ..PressureQueueStatus::default()
-    };
-    let mut said = Vec::new();
-    if let Some(seen) = found.seen.as_ref().filter(|seen| seen.bound.is_some()) {
-        status.length = Some(to_i64(seen.length));
-        status.bound = seen.bound.map(to_i64);
-        status.closed = Some(seen.closed);
-        status.producer = Some(role(&seen.producer));
-        status.consumer = Some(role(&seen.consumer));
-        status.produced_messages = Some(to_i64(seen.produced_messages));
-        status.produced_bytes = Some(to_i64(seen.produced_bytes));
-        status.consumed_messages = Some(to_i64(seen.consumed_messages));
-        status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
-        said.push(match waits_for(found) {
-            Some(remark) => Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string()),
-            None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
-        });
-        let overfilled = found.remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
-        said.push(match overfilled {
-            Some(remark) => Say::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string()),
-            None => Say::new(
-                OVERFILLED,
-                false,
-                reason::WITHIN_BOUND,
-                "The queue is not longer than its bound",
-            ),
-        });
-    }
-    Report { status, reached: found.seen.is_some(), outcome, said, notes: found.notes.clone() }
-}
-
-fn role(role: &Role) -> RoleStatus {
-    RoleStatus { id: role.id.clone(), busy: role.busy }
-}
-
-fn to_i64(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

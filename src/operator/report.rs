@@ -21,7 +21,7 @@ use super::error::{ReconcileError, StepError};
 use super::memory::Memory;
 use crate::api::FIELD_MANAGER;
 use crate::api::conditions::{
-    BACKEND_REACHABLE, READY, RECONCILING, STALLED, Say, find, merge, reason,
+    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge, reason,
 };
 use crate::plan::{ErrorClass, clean_text};
 
@@ -228,7 +228,7 @@ fn when_to_write<S: ReportedStatus>(old: &S, new: &S, since: Option<Duration>) -
         return Write::Never;
     }
     let gist = |status: &S| {
-        [READY, RECONCILING, STALLED, BACKEND_REACHABLE].map(|type_| {
+        [READY, RECONCILING, STALLED, BACKEND_REACHABLE, DAMAGED].map(|type_| {
             find(status.conditions(), type_)
                 .map(|c| (c.status.clone(), c.reason.clone(), c.observed_generation))
         })

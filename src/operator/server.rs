@@ -1,15 +1,20 @@
-//! The HTTP server for the kubelet: `/healthz` (the process answers) and
-//! `/readyz` (both kinds are watched; if not, what is missing). Deliberately says
-//! nothing of brokers: restarting the operator would not mend them.
+//! The HTTP server. For the kubelet: `/healthz` (the process answers) and
+//! `/readyz` (both kinds are watched; if not, what is missing), which deliberately
+//! say nothing of brokers: restarting the operator would not mend them. For
+//! Prometheus: `/metrics`; what is counted is not here.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use super::metrics::{self, Metrics};
 
 /// What `/readyz` answers: what the operator still waits for.
 #[derive(Clone, Default)]
@@ -38,12 +43,14 @@ impl Readiness {
 pub async fn serve(
     listener: TcpListener,
     readiness: Readiness,
+    metrics: Metrics,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let app = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
-        .with_state(readiness);
+        .with_state(readiness)
+        .route("/metrics", get(told).with_state(metrics));
     axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
@@ -53,4 +60,14 @@ async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
         return (StatusCode::OK, "ok\n".to_owned());
     }
     (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", missing.join(", ")))
+}
+
+async fn told(State(metrics): State<Metrics>) -> Response {
+    match metrics.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            error!(%error, "the metrics could not be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
 }

@@ -2,7 +2,12 @@
 //! was last reported go in; the effects to apply and the remarks to report come
 //! out. How a queue is read or changed is not here (see `crate::pressure`).
 
+pub mod doctor;
+mod remark;
+
 use std::fmt;
+
+pub use remark::Remark;
 
 /// What stands for the data list where key suffixes are listed: the list itself
 /// has no suffix.
@@ -35,6 +40,24 @@ pub struct Role {
     pub id: Option<String>,
     /// Whether the role is taken now: its `_free` list is empty.
     pub busy: bool,
+}
+
+/// One of a queue's two roles, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueRole {
+    /// Who puts, or closes.
+    Producer,
+    /// Who gets, or deletes.
+    Consumer,
+}
+
+impl fmt::Display for QueueRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Producer => "producer",
+            Self::Consumer => "consumer",
+        })
+    }
 }
 
 /// What a queue's twelve keys held at one moment.
@@ -81,6 +104,21 @@ impl QueueSeen {
     #[must_use]
     pub fn has_room(&self, bound: u64) -> bool {
         bound == 0 || self.length < bound
+    }
+
+    /// Whether the queue exists and nobody works on it.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.bound.is_some() && !self.producer.busy && !self.consumer.busy
+    }
+
+    /// One of the two roles.
+    #[must_use]
+    pub fn role(&self, role: QueueRole) -> &Role {
+        match role {
+            QueueRole::Producer => &self.producer,
+            QueueRole::Consumer => &self.consumer,
+        }
     }
 
     /// Whether nothing was ever put, as far as the keys tell.
@@ -137,132 +175,6 @@ pub enum QueueEffect {
     },
     /// Close the queue, once its producer role is free.
     Close,
-}
-
-/// Something to report: none of these is an error of the operator's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remark {
-    /// The queue was deleted while it was open: it is created again.
-    Recreated,
-    /// The queue was deleted after it was closed: it has served its purpose.
-    Completed,
-    /// There are more elements than the bound allows. Nothing is removed.
-    Overfilled {
-        /// Elements in the queue.
-        length: u64,
-        /// What the bound is, or is about to be.
-        bound: u64,
-    },
-    /// `:bound` is there, but a creation's other keys are not. True for
-    /// milliseconds of every creation by a client that sends command by
-    /// command: believe it when it is seen twice.
-    HalfCreated {
-        /// Suffixes of the missing keys.
-        missing: Vec<String>,
-    },
-    /// There is no `:bound`, but other keys are there: a deletion under way or
-    /// given up. Not created over: the next queue would be born closed.
-    Residue {
-        /// Suffixes of the keys.
-        keys: Vec<String>,
-    },
-    /// The queue can't be closed while a producer holds its role.
-    WaitingForProducer {
-        /// Who holds the role, if it said so.
-        who: Option<String>,
-    },
-    /// A client closed the queue that is wanted open. Not drift: closing is the
-    /// producer's right and can't be taken back.
-    ClosedByClient,
-    /// The queue was closed and is open again: it was deleted and created anew,
-    /// or more clients were woken by the close than the protocol allows.
-    Reopened,
-    /// There is room and nobody works on the queue, but `:not_full` is empty:
-    /// the next producer would wait for ever. Applying
-    /// [`QueueEffect::SetBound`] with the present bound mends it.
-    LostToken,
-    /// A key that may have one element at most has more. True for an instant of
-    /// every put and get by a client that sends command by command: believe it
-    /// when it is seen twice.
-    SurplusToken {
-        /// The key's suffix.
-        key: &'static str,
-        /// How many elements it has.
-        count: u64,
-    },
-    /// A key holds what pressure never writes there. Nothing is changed while
-    /// that is so.
-    WrongType {
-        /// The key's suffix, or [`DATA_LABEL`].
-        key: String,
-    },
-}
-
-impl Remark {
-    /// The remark's name as a condition or an event shows it.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Recreated => "Recreated",
-            Self::Completed => "Completed",
-            Self::Overfilled { .. } => "Overfilled",
-            Self::HalfCreated { .. } => "HalfCreated",
-            Self::Residue { .. } => "Residue",
-            Self::WaitingForProducer { .. } => "WaitingForRole",
-            Self::ClosedByClient => "ClosedByClient",
-            Self::Reopened => "Reopened",
-            Self::LostToken => "LostToken",
-            Self::SurplusToken { .. } => "SurplusToken",
-            Self::WrongType { .. } => "WrongType",
-        }
-    }
-}
-
-impl fmt::Display for Remark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Recreated => f.write_str("the queue was deleted while open: it is created again"),
-            Self::Completed => f.write_str(
-                "the queue was deleted after it was closed: it is done and is not created again",
-            ),
-            Self::Overfilled { length, bound } => write!(
-                f,
-                "the queue holds {length} elements, its bound is {bound}: nobody may put until it is drained"
-            ),
-            Self::HalfCreated { missing } => write!(
-                f,
-                "the queue was only half created, {} never written: have its creator delete and create it",
-                missing.join(" ")
-            ),
-            Self::Residue { keys } => write!(
-                f,
-                "the queue does not exist, but {} left over from its deletion: finish the deletion or remove the keys",
-                keys.join(" ")
-            ),
-            Self::WaitingForProducer { who: Some(who) } => {
-                write!(f, "the queue is closed as soon as its producer {who} is done")
-            }
-            Self::WaitingForProducer { who: None } => {
-                f.write_str("the queue is closed as soon as its producer is done")
-            }
-            Self::ClosedByClient => {
-                f.write_str("a client closed the queue; a closed queue can't be opened again")
-            }
-            Self::Reopened => f.write_str(
-                "the queue was closed and is open now: a client created it anew, or lost what marked it as closed",
-            ),
-            Self::LostToken => f.write_str(
-                "the queue has room, but the token that says so is lost: producers would wait for ever",
-            ),
-            Self::SurplusToken { key, count } => {
-                write!(f, "{key} has {count} elements, and one is allowed: a client breaks the protocol")
-            }
-            Self::WrongType { key } => write!(
-                f,
-                "the key {key} holds something that is not pressure's: choose another queueName or prefix, or remove the key"
-            ),
-        }
-    }
 }
 
 /// What to do and what to say.
@@ -338,22 +250,6 @@ fn plan_existing(wish: &QueueWish, seen: &QueueSeen, past: Past, bound: u64) -> 
     }
     if wish.bound > 0 && seen.length > wish.bound {
         plan.remarks.push(Remark::Overfilled { length: seen.length, bound: wish.bound });
-    }
-    let is_idle = !seen.producer.busy && !seen.consumer.busy;
-    // While somebody works on the queue the token may be in their hands; a
-    // change of the bound brings it back by itself.
-    if is_idle && seen.not_full == 0 && !seen.closed && bound == wish.bound && seen.has_room(bound)
-    {
-        plan.remarks.push(Remark::LostToken);
-    }
-    for (key, count) in [
-        (":not_full", seen.not_full),
-        (":producer_free", seen.producer_free),
-        (":consumer_free", seen.consumer_free),
-    ] {
-        if count > 1 {
-            plan.remarks.push(Remark::SurplusToken { key, count });
-        }
     }
     plan
 }

@@ -12,10 +12,12 @@
 //! The ACL user needs the key pattern `<prefix>:*` and the commands `EVALSHA
 //! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and
 //! `SELECT` for another database than 0 and `ROLE` where sentinels name the
-//! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed.
+//! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed; with
+//! `CLIENT|LIST` they let a dead client's role be told from one that is held.
 
 mod client;
 mod connection;
+mod doctor;
 mod error;
 mod reply;
 mod scripts;
@@ -26,6 +28,7 @@ pub use client::{
     QueueOptions, QueueRole, QueueSink, Taken, Wait,
 };
 pub use connection::StoreOptions;
+pub use doctor::{Deed, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
 pub use store::{Applied, Deletion, Holder, Store};

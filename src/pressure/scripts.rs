@@ -8,16 +8,16 @@ use redis::Script;
 use crate::plan::naming::{KEY_SUFFIXES, QueueName};
 use crate::plan::pressure_queue::DATA_LABEL;
 
-/// A script: the part that all share, then its own.
+/// A script's text: the part that all share, then its own.
+macro_rules! text {
+    ($file:literal) => {
+        concat!(include_str!("scripts/shared.lua"), "\n", include_str!(concat!("scripts/", $file)))
+    };
+}
+
 macro_rules! script {
     ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("scripts/shared.lua"),
-                "\n",
-                include_str!(concat!("scripts/", $file))
-            ))
-        })
+        LazyLock::new(|| Script::new(text!($file)))
     };
 }
 
@@ -25,14 +25,7 @@ macro_rules! script {
 /// know the first line.
 macro_rules! script_at_memory_limit {
     ($file:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(
-                "#!lua flags=allow-oom\n",
-                include_str!("scripts/shared.lua"),
-                "\n",
-                include_str!(concat!("scripts/", $file))
-            ))
-        })
+        LazyLock::new(|| Script::new(concat!("#!lua flags=allow-oom\n", text!($file))))
     };
 }
 
@@ -41,9 +34,13 @@ pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
 pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
 pub(super) static CLOSE: LazyLock<Script> = script!("close.lua");
 pub(super) static DELETE: LazyLock<Script> = script!("delete.lua");
+pub(super) static REPAIR: LazyLock<Script> = script!("repair.lua");
 pub(super) static LOOK: LazyLock<Script> = script!("look.lua");
 pub(super) static ALLOWED: LazyLock<Script> = script!("allowed.lua");
 pub(super) static PUT: LazyLock<Script> = script!("put.lua");
+/// For a transaction, where a script that the server does not know would be noticed
+/// too late.
+pub(super) static PUT_TEXT: &str = text!("put.lua");
 pub(super) static GET: LazyLock<Script> = script!("get.lua");
 pub(super) static GET_AT_MEMORY_LIMIT: LazyLock<Script> = script_at_memory_limit!("get.lua");
 pub(super) static GIVE_BACK: LazyLock<Script> = script!("giveback.lua");

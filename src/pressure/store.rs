@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Script, ScriptInvocation};
+use redis::{FromRedisValue, Pipeline, RedisError, Script, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::connection::{Link, StoreOptions};
@@ -102,10 +102,15 @@ impl Store {
     /// Which server this is. Where the ACL forbids `INFO` the identity is empty,
     /// and that is no error.
     pub async fn identity(&self) -> Result<StoreIdentity, StoreError> {
-        let info = redis::cmd("INFO");
-        let info = &info;
-        let send = |mut connection| async move { info.query_async(&mut connection).await };
-        match self.0.link.run(None, true, send).await {
+        self.identity_of(None).await
+    }
+
+    /// Which server has the queue; without a queue, any of a cluster.
+    pub(super) async fn identity_of(
+        &self,
+        queue: Option<&QueueName>,
+    ) -> Result<StoreIdentity, StoreError> {
+        match self.command(queue, redis::cmd("INFO")).await {
             Ok::<String, _>(info) => Ok(StoreIdentity::from_info(&info)),
             Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
                 Ok(StoreIdentity::default())
@@ -114,15 +119,31 @@ impl Store {
         }
     }
 
+    /// Runs a command that only reads, on the server that has the queue; without a
+    /// queue, on any of a cluster.
+    pub(super) async fn command<T: FromRedisValue>(
+        &self,
+        queue: Option<&QueueName>,
+        command: redis::Cmd,
+    ) -> Result<T, StoreError> {
+        let command = &command;
+        let send = |mut connection| async move { command.query_async(&mut connection).await };
+        self.0.link.run(queue, true, send).await
+    }
+
     /// Reads all of a queue at one moment. Changes nothing; a key of a wrong
     /// type is part of the answer, not an error.
     pub async fn observe(&self, queue: &QueueName) -> Result<QueueSeen, StoreError> {
+        queue_seen(self.observation(queue).await?)
+    }
+
+    /// What `observe.lua` replies, as it came.
+    pub(super) async fn observation(&self, queue: &QueueName) -> Result<Observation, StoreError> {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
         let call = &call;
         let send = |mut connection| async move { call.invoke_async(&mut connection).await };
-        let reply: Observation = self.0.link.run(Some(queue), true, send).await?;
-        queue_seen(reply)
+        self.0.link.run(Some(queue), true, send).await
     }
 
     /// Carries one effect out, in one script; see [`Applied`] for what can come
@@ -263,6 +284,19 @@ impl Store {
         self.0.link.run(Some(queue), false, send).await
     }
 
+    /// Runs a transaction on a queue whose last command is a script, once: whether
+    /// it happened is unknown after a failure of the connection.
+    pub(super) async fn transact(
+        &self,
+        queue: &QueueName,
+        transaction: &Pipeline,
+    ) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move {
+            transaction.query_async(&mut connection).await.map_err(first_refusal)
+        };
+        self.0.link.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
+    }
+
     /// Runs a script that changes something, once: whether it happened is
     /// unknown after a failure of the connection, and the caller, who reports
     /// what was done, observes again.
@@ -275,6 +309,16 @@ impl Store {
         let mut call = script.prepare_invoke();
         call.key(scripts::keys(queue)).arg(argument);
         self.ask(queue, &call).await
+    }
+}
+
+/// Why a transaction was not carried out: what the server said to the first of its
+/// commands that it refused.
+fn first_refusal(error: RedisError) -> RedisError {
+    let refusals = error.clone().into_server_errors();
+    match refusals.as_deref().and_then(<[_]>::first) {
+        Some((_, refusal)) => refusal.clone().into(),
+        None => error,
     }
 }
 

@@ -19,6 +19,7 @@ mod world;
 
 mod around;
 mod deletion;
+mod doctor;
 mod drift;
 mod exec;
 mod holders;

@@ -38,7 +38,7 @@ async fn everything(place: &Place) {
     let taken = queue.get_batch(Limit::ONE, Wait::No).await.unwrap();
     waiting.await.unwrap().unwrap();
     queue.give_back(taken, Wait::No).await.unwrap();
-    queue.put_overfill(&["c"], Wait::No).await.unwrap();
+    queue.put_overfill(&["c".repeat(100_000)], Wait::No).await.unwrap();
     assert_eq!(queue.len().await, Ok(3));
     queue.stat().await.unwrap();
     queue.close(Wait::No).await.unwrap();
@@ -98,12 +98,15 @@ async fn a_put_at_the_memory_limit_changes_nothing_and_a_get_frees_memory() {
     let place = Place::at(&server.url()).await;
     let queue = ours(&place, "me");
     queue.create(10).await.unwrap();
-    let elements = vec![vec![1_u8; 1_000_000]; 10];
+    let large = vec![1_u8; 1_000_000];
+    let elements = vec![large.clone(); 10];
     queue.put_batch(&elements, Wait::No).await.unwrap();
     let () = place.run(&["CONFIG", "SET", "maxmemory", "5mb"]).await;
     queue.try_get().await.unwrap();
     let before = small(&place).await;
-    assert_eq!(queue.put("b").await, Err(QueueError::Store(StoreError::OutOfMemory)));
+    for element in [b"b".to_vec(), large] {
+        assert_eq!(queue.put(element).await, Err(QueueError::Store(StoreError::OutOfMemory)));
+    }
     assert_eq!(small(&place).await, before);
     for left in (0..9).rev() {
         queue.try_get().await.unwrap();

@@ -140,6 +140,20 @@ async fn overfilling_needs_no_room_and_nobody_puts_until_the_queue_is_drained() 
 }
 
 #[tokio::test]
+async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    queue.create(1).await.unwrap();
+    queue.put("a").await.unwrap();
+    // As a Get of the pseudo-code pushes it, whatever the bound.
+    let () = place.run(&["LPUSH", &place.key(":not_full"), "0"]).await;
+    assert_eq!(queue.try_put("b").await, Err(QueueError::Full));
+    assert_eq!((queue.len().await, place.length(":not_full").await), (Ok(1), 0));
+    queue.get().await.unwrap();
+    assert_eq!(place.length(":not_full").await, 1, "and pushed again by a get");
+}
+
+#[tokio::test]
 async fn batches_put_what_fits_and_get_what_is_there() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
@@ -174,6 +188,35 @@ async fn thousands_of_elements_go_through_in_batches_of_any_size() {
     assert_eq!(got.len(), 5003);
     assert!(got.iter().zip(&elements).all(|(got, put)| got == put.as_bytes()));
     assert_eq!(got[5002], large);
+}
+
+#[tokio::test]
+async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    let large = vec![1_u8; 100_000];
+    assert_eq!(queue.put(&large).await, Err(QueueError::DoesNotExist));
+    assert!(place.present().await.is_empty());
+    queue.create(2).await.unwrap();
+    queue.put("small").await.unwrap();
+    queue.put(&large).await.unwrap();
+    assert_eq!(queue.try_put(&large).await, Err(QueueError::Full));
+    assert_eq!(place.length(":not_full").await, 0);
+    queue.put_overfill(&[&large], Wait::No).await.unwrap();
+    assert_eq!((queue.len().await, queue.get().await.unwrap()), (Ok(3), b"small".to_vec()));
+    let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
+    assert_eq!(queue.try_put(&large).await, Err(busy_with(QueueRole::Producer, "me")));
+    let () = place.run(&["LPUSH", &place.key(":producer_free"), "1"]).await;
+    queue.close(Wait::No).await.unwrap();
+    assert_eq!(queue.put(&large).await, Err(QueueError::Closed));
+    let seen = queue.stat().await.unwrap();
+    assert_eq!((seen.length, seen.produced_messages, seen.produced_bytes), (2, 3, 200_005));
+    // A key of another type, noticed in the middle of the script.
+    let () = place.run(&["DEL", &place.key(":closed")]).await;
+    let () = place.run(&["SET", &place.key(":closed"), "foreign"]).await;
+    let wrong = StoreError::WrongType { key: place.key(":closed") };
+    assert_eq!(queue.put(&large).await, Err(wrong.into()));
+    assert_eq!(place.length("").await, 2);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ mod close;
 mod cluster;
 mod create;
 mod delete;
+mod doctor;
 mod errors;
 mod schedules;
 mod sentinel;

@@ -26,6 +26,8 @@ pub enum TextError {
     AlreadyExists,
     /// The queue is closed (and, for a get, empty).
     Closed,
+    /// It died as it was told to ([`TextClient::die_after`]).
+    Dead,
     /// Redis or the connection failed.
     Redis(RedisError),
 }
@@ -47,13 +49,27 @@ pub struct TextQueue {
     pub name: String,
 }
 
+/// What becomes of a client after so many further commands.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// Nothing.
+    Lives,
+    /// Its connection is cut.
+    DiesAfter(usize),
+    /// It stays connected and sends nothing any more.
+    RestsAfter(usize),
+}
+
 /// One client with one connection.
 pub struct TextClient {
-    connection: MultiplexedConnection,
+    connection: Option<MultiplexedConnection>,
     data: String,
     id: String,
+    fate: Fate,
     /// Redis's `CLIENT ID` of the connection.
     pub client: i64,
+    /// How many commands were answered since it connected.
+    pub answered: usize,
 }
 
 impl TextClient {
@@ -67,15 +83,38 @@ impl TextClient {
             .await?;
         let client = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await?;
         let data = format!("{}:{}", queue.prefix, queue.name);
-        Ok(Self { connection, data, id: id.to_owned(), client })
+        let (id, connection, fate) = (id.to_owned(), Some(connection), Fate::Lives);
+        Ok(Self { connection, data, id, fate, client, answered: 0 })
+    }
+
+    /// Lets it die, as by kill -9, when this many further commands are answered:
+    /// its connection is cut and the operation ends with [`TextError::Dead`].
+    pub fn die_after(mut self, commands: usize) -> Self {
+        self.fate = Fate::DiesAfter(self.answered + commands);
+        self
+    }
+
+    /// Lets it fall asleep, for ever and connected, when this many further commands
+    /// are answered.
+    pub fn rest_after(mut self, commands: usize) -> Self {
+        self.fate = Fate::RestsAfter(self.answered + commands);
+        self
     }
 
     async fn send<T: FromRedisValue>(&mut self, command: &[&str]) -> Result<T, TextError> {
+        match self.fate {
+            Fate::DiesAfter(most) if self.answered >= most => self.connection = None,
+            Fate::RestsAfter(most) if self.answered >= most => std::future::pending().await,
+            _ => {}
+        }
+        let Some(connection) = &mut self.connection else { return Err(TextError::Dead) };
         let mut cmd = redis::cmd(command[0]);
         for arg in &command[1..] {
             cmd.arg(arg);
         }
-        Ok(cmd.query_async(&mut self.connection).await?)
+        let answer = cmd.query_async(connection).await?;
+        self.answered += 1;
+        Ok(answer)
     }
 
     fn key(&self, suffix: &str) -> String {

@@ -18,8 +18,8 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver};
 
 use super::group::{Ending, Group, OnLost};
 use super::say;
-use super::signals::{FORWARDED, STOPPING, Signals};
 use super::terminal;
+use crate::cli::signals::{FORWARDED, STOPPING, Signals};
 use crate::cli::{Failure, duration};
 use crate::semaphore::Moment;
 

@@ -13,10 +13,10 @@ use tokio::process::{Child, Command};
 
 use super::group::{Ending, Group, OnLost};
 use super::guardian::{ENDING, MARGIN, VALID, code, until};
-use super::signals::Signals;
 use super::terminal::Lent;
 use super::{Arguments, OnDrain, say};
 use crate::cli::Failure;
+use crate::cli::signals::Signals;
 use crate::cli::target::Found;
 use crate::semaphore::{LostReason, Moment, Permit};
 

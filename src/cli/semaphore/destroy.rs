@@ -1,10 +1,9 @@
 //! `lockkeeper semaphore destroy`: no semaphore any more.
 
-use std::io::{IsTerminal, Write, stderr, stdin};
-
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, SlotWish, Which, failed, say, slots};
+use crate::cli::question::confirmed;
 
 /// Arguments of `lockkeeper semaphore destroy`.
 #[derive(Debug, clap::Args)]
@@ -42,17 +41,4 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         done.seen.held.len()
     ));
     Ok(())
-}
-
-async fn confirmed(question: &str) -> Result<bool, Failure> {
-    if !stdin().is_terminal() {
-        return Err(Failure::new(Failure::USAGE, "nobody can be asked: give --yes"));
-    }
-    let _ = write!(stderr(), "{question} [y/N] ");
-    let answer = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        stdin().read_line(&mut answer).map(|_| answer)
-    });
-    let answer = answer.await.ok().and_then(Result::ok).unwrap_or_default();
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

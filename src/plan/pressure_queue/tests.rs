@@ -11,7 +11,7 @@ const WAS_OPEN: Past = Past { existed: true, closed: false };
 const WAS_CLOSED: Past = Past { existed: true, closed: true };
 
 /// A queue at rest that has been used.
-fn used(bound: u64, length: u64) -> QueueSeen {
+pub(super) fn used(bound: u64, length: u64) -> QueueSeen {
     let role = |id: &str| Role { id: Some(id.to_owned()), busy: false };
     QueueSeen {
         bound: Some(bound),
@@ -27,7 +27,7 @@ fn used(bound: u64, length: u64) -> QueueSeen {
     }
 }
 
-fn fresh(bound: u64) -> QueueSeen {
+pub(super) fn fresh(bound: u64) -> QueueSeen {
     QueueSeen {
         bound: Some(bound),
         not_full: 1,
@@ -152,25 +152,8 @@ fn a_role_taken_on_a_fresh_queue_is_not_half_a_creation() {
 }
 
 #[test]
-fn a_token_is_lost_only_where_nobody_can_hold_it() {
-    let idle = QueueSeen { not_full: 0, ..used(10, 3) };
-    expect((&OPEN, &idle, WAS_OPEN), &[], &[Remark::LostToken]);
-    let mut busy = idle.clone();
-    busy.producer.busy = true;
-    expect((&OPEN, &busy, WAS_OPEN), &[], &[]);
-    let full = QueueSeen { not_full: 0, ..used(10, 10) };
-    expect((&OPEN, &full, WAS_OPEN), &[], &[]);
-}
-
-#[test]
-fn surplus_tokens_and_a_reopened_queue_are_reported() {
-    let seen = QueueSeen { producer_free: 2, not_full: 3, ..used(10, 3) };
-    let remarks = [
-        Remark::Reopened,
-        Remark::SurplusToken { key: ":not_full", count: 3 },
-        Remark::SurplusToken { key: ":producer_free", count: 2 },
-    ];
-    expect((&OPEN, &seen, WAS_CLOSED), &[], &remarks);
+fn a_queue_that_was_closed_and_is_open_again_is_reported() {
+    expect((&OPEN, &used(10, 3), WAS_CLOSED), &[], &[Remark::Reopened]);
 }
 
 #[test]
@@ -213,7 +196,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn any_seen()(
+    pub(super) fn any_seen()(
         bound in proptest::option::of(0..6_u64), length in 0..9_u64, closed_tokens in 0..3_u64,
         not_full in 0..3_u64, (producer, producer_free) in any_role(),
         (consumer, consumer_free) in any_role(), produced in 0..9_u64, consumed in 0..9_u64,

@@ -62,7 +62,7 @@ impl Queue {
                 }
             };
             let awaited = Awaited::Role { role, who: holder.id };
-            if wait == Wait::No {
+            if wait == Wait::No || self.0.waiting.over.is_cancelled() {
                 let Awaited::Role { role, who } = awaited else { return Ok(()) };
                 return Err(QueueError::InUse { role, who });
             }

@@ -4,25 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::plan::pressure_queue::QueueRole;
 use crate::pressure::StoreError;
-
-/// One of a queue's two roles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueRole {
-    /// Who puts, or closes.
-    Producer,
-    /// Who gets, or deletes.
-    Consumer,
-}
-
-impl fmt::Display for QueueRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Producer => "producer",
-            Self::Consumer => "consumer",
-        })
-    }
-}
 
 /// What an operation was waiting for when its time was over.
 #[derive(Clone, Debug, PartialEq, Eq)]

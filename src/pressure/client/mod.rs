@@ -23,10 +23,11 @@ use std::time::Duration;
 use redis::{Script, ScriptInvocation};
 
 pub use self::environment::EnvironmentError;
-pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, QueueRole, Wait};
+pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, Wait};
 pub use self::flow::QueueSink;
 pub use self::get::Limit;
 pub use self::taken::Taken;
+pub use crate::plan::pressure_queue::QueueRole;
 
 use self::get::Taking;
 use self::put::Putting;
@@ -159,9 +160,22 @@ impl Queue {
         &self.0.name
     }
 
+    /// The store that keeps it, for its administration.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
     /// How we call ourselves.
     pub fn client_id(&self) -> &str {
         &self.0.options.client_id
+    }
+
+    /// From now on nobody waits with this value or a clone of it: an operation that
+    /// waits just now, or would have to, tries once more and then ends as with
+    /// [`Wait::No`]. For a program that is told to end and must know what it has
+    /// done: an operation that is awaited to its end, rather than dropped, tells.
+    pub fn stop_waiting(&self) {
+        self.0.waiting.over.cancel();
     }
 
     /// Makes the queue with this bound; 0 is no bound. Errors:

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::waiting::Attempt;
 use super::{Awaited, PutBatchError, Queue, QueueError, QueueRole, Wait, Work};
-use crate::pressure::scripts;
+use crate::pressure::reply::Verdict;
+use crate::pressure::{StoreError, scripts};
 
 /// The largest element that Redis takes.
 const MAX_ELEMENT_BYTES: usize = 512 * 1024 * 1024;
@@ -13,6 +14,10 @@ const MAX_ELEMENT_BYTES: usize = 512 * 1024 * 1024;
 /// long: a script of this size takes well under a millisecond.
 const CHUNK_ELEMENTS: usize = 1000;
 const CHUNK_BYTES: usize = 1024 * 1024;
+
+/// From so many bytes on an element is put by a transaction, because a script copies
+/// it (measured: half the speed at 100 kB).
+const LARGE_BYTES: usize = 8 * 1024;
 
 /// What the last put learnt.
 #[derive(Default)]
@@ -128,12 +133,13 @@ impl Queue {
         mode: &str,
     ) -> Result<Attempt<usize>, QueueError> {
         self.check(Work::Put).await?;
-        let mut call = self.call(&scripts::PUT);
-        call.arg(&self.0.options.client_id).arg(mode);
-        for element in chunk {
-            call.arg(element.as_ref());
-        }
-        let verdict = match self.0.store.ask(&self.0.name, &call).await {
+        let asked = match chunk {
+            [large] if large.as_ref().len() >= LARGE_BYTES => {
+                self.put_large(large.as_ref(), mode).await
+            }
+            _ => self.put_small(chunk, mode).await,
+        };
+        let verdict = match asked {
             Ok(verdict) => verdict,
             Err(error) => return Err(self.explain(error, Work::Put).await),
         };
@@ -157,14 +163,39 @@ impl Queue {
             _ => Err(self.unexpected(verdict)),
         }
     }
+
+    async fn put_small(
+        &self,
+        elements: &[impl AsRef<[u8]>],
+        mode: &str,
+    ) -> Result<Verdict, StoreError> {
+        let mut call = self.call(&scripts::PUT);
+        call.arg(&self.0.options.client_id).arg(mode).arg("none");
+        for element in elements {
+            call.arg(element.as_ref());
+        }
+        self.0.store.ask(&self.0.name, &call).await
+    }
+
+    /// Pushes the element and has the script take it back if it may not be there,
+    /// in one transaction: so it is not copied into the script.
+    async fn put_large(&self, element: &[u8], mode: &str) -> Result<Verdict, StoreError> {
+        let mut transaction = redis::pipe();
+        transaction.atomic().lpush(&self.0.keys[0], element).ignore();
+        transaction.cmd("EVAL").arg(scripts::PUT_TEXT).arg(self.0.keys.len()).arg(&self.0.keys);
+        transaction.arg(&self.0.options.client_id).arg(mode).arg(element.len());
+        self.0.store.transact(&self.0.name, &transaction).await
+    }
 }
 
-/// How many of these elements, at least one, go into one script.
+/// How many of these elements, at least one, go into one script. A large one goes
+/// alone.
 fn chunk_length(elements: &[impl AsRef<[u8]>]) -> usize {
     let mut bytes = 0;
     let fit = elements.iter().take(CHUNK_ELEMENTS).take_while(|element| {
-        bytes += element.as_ref().len();
-        bytes <= CHUNK_BYTES
+        let length = element.as_ref().len();
+        bytes += length;
+        bytes <= CHUNK_BYTES && length < LARGE_BYTES
     });
     fit.count().max(1)
 }
@@ -177,6 +208,7 @@ mod tests {
     fn a_chunk_has_at_least_one_element_and_is_bounded_in_number_and_bytes() {
         assert_eq!(chunk_length(&[vec![0; 5 * CHUNK_BYTES], vec![0]]), 1);
         assert_eq!(chunk_length(&vec![[0u8; 1]; 5000]), CHUNK_ELEMENTS);
-        assert_eq!(chunk_length(&vec![vec![0; CHUNK_BYTES / 4]; 9]), 4);
+        assert_eq!(chunk_length(&vec![vec![0; LARGE_BYTES - 1]; 200]), 128);
+        assert_eq!(chunk_length(&[vec![0], vec![0; LARGE_BYTES], vec![0]]), 1);
     }
 }

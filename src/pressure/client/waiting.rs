@@ -15,6 +15,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{Awaited, QueueError, QueueOptions, QueueRole, Wait};
 use crate::plan::naming::QueueName;
@@ -55,6 +56,8 @@ pub(super) struct Waiting {
     not_full: Lane,
     data: Lane,
     closed: Lane,
+    /// Nobody waits any more.
+    pub(super) over: CancellationToken,
 }
 
 impl Waiting {
@@ -74,6 +77,7 @@ impl Waiting {
             not_full: lane(":not_full"),
             data: lane(""),
             closed: lane(":closed"),
+            over: CancellationToken::new(),
         }
     }
 
@@ -148,10 +152,15 @@ impl Pace<'_> {
         awaited: Awaited,
         is_closed: bool,
     ) -> Result<(), QueueError> {
-        if self.wait == Wait::No {
+        if self.wait == Wait::No || self.waiting.over.is_cancelled() {
             return Err(at_once(awaited));
         }
-        let change = self.waiting.change(&awaited, is_closed);
+        let change = async {
+            tokio::select! {
+                change = self.waiting.change(&awaited, is_closed) => change,
+                () = self.waiting.over.cancelled() => Ok(()),
+            }
+        };
         let woken = match self.deadline {
             None => change.await,
             Some(deadline) => match tokio::time::timeout_at(deadline, change).await {

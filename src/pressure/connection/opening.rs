@@ -19,6 +19,7 @@ use super::StoreOptions;
 use super::nodes::Address;
 use crate::plan::clean_text;
 use crate::plan::connection::{RedisSettings, SentinelSettings, TlsSettings};
+use crate::plan::pressure_queue::doctor::OWN_CONNECTIONS;
 use crate::pressure::StoreError;
 
 /// How long a silent connection waits before it asks whether the server is
@@ -195,7 +196,7 @@ impl Opener {
             .map(|c| if c.is_ascii_graphic() { c } else { '-' })
             .collect();
         let mut command = redis::cmd("CLIENT");
-        command.arg("SETNAME").arg(format!("lockkeeper/{name}"));
+        command.arg("SETNAME").arg(format!("{OWN_CONNECTIONS}{name}"));
         let named: Result<(), RedisError> = command.query_async(connection).await;
         match named.map_err(StoreError::from) {
             Err(

@@ -12,7 +12,7 @@ end
 local commands = {{'LPUSH', NOT_FULL, '1'}, {'LTRIM', NOT_FULL, '0', '0'}}
 if ARGV[1] == 'put' then
   for _, command in ipairs({
-    {'SET', PRODUCER, 'x'}, {'LPUSH', DATA, 'x'}, {'DEL', NOT_FULL},
+    {'SET', PRODUCER, 'x'}, {'LPUSH', DATA, 'x'}, {'LPOP', DATA}, {'DEL', NOT_FULL},
     {'INCRBY', PRODUCED_MESSAGES, '1'}, {'INCRBY', PRODUCED_BYTES, '1'},
   }) do
     table.insert(commands, command)

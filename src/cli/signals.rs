@@ -1,5 +1,5 @@
-//! The signals that are passed on to the command, and hearing of them. What is
-//! done with each is `exec`'s and the guardian's.
+//! Hearing of signals, and which ones there are: those that `exec` passes on to its
+//! command, those that end. What is done with each is the verbs' own.
 
 use std::io;
 use std::task::Poll;
@@ -18,6 +18,10 @@ pub(super) const FORWARDED: [Signal; 8] = [
     Signal::SIGWINCH,
     Signal::SIGCONT,
 ];
+
+/// Those that ask to end.
+pub(super) const ENDING: [Signal; 4] =
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
 /// Those that a terminal stops a job by. Who guards must not be stopped.
 pub(super) const STOPPING: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
@@ -55,7 +59,7 @@ impl Signals {
     pub async fn next_to_end(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
-            if FORWARDED[..4].contains(&signal) {
+            if ENDING.contains(&signal) {
                 return signal;
             }
         }

@@ -1,0 +1,296 @@
+//! `lockkeeper queue get`: elements from the queue to standard output. How they
+//! are written is `outlet`'s; what becomes of those that were taken and could not
+//! be written is `returning`'s.
+
+use std::io::{self, PipeReader, PipeWriter, stdout};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::outlet::{Ended, Outlet};
+use super::progress::Progress;
+use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
+use super::returning::Unwritten;
+use super::{Failure, Patience, Which, code, ends_unknown, failed, listen, stopped_by};
+use crate::cli::signals::Signals;
+use crate::pressure::{Limit, Queue, QueueError, Taken};
+
+/// Arguments of `lockkeeper queue get`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Elements are taken in batches of at most 1000, or 1 MiB. What was taken and can't be written (nobody \
+reads any more, the disk is full, SIGINT, SIGTERM) goes back to the front of the queue; where that \
+can't be, because another consumer went on, it is saved in a file that the message names. What a \
+get that is killed with SIGKILL has taken and not written is lost.
+
+Into a pipe the first 1000 elements go one by one, each when the one before was read: so \
+`get QUEUE | head -n 3` takes three, and leaves the rest in the queue. After those, what a reader \
+that ends early leaves in the pipe goes back too, but what it has read and not used is its own loss; \
+--count is exact for every number.")]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    separated: Separated,
+
+    /// End after so many elements [default: when the queue is closed and empty]
+    #[arg(long, short, value_name = "NUMBER", help_heading = None)]
+    count: Option<u64>,
+
+    /// Delete the queue when it is closed and empty
+    #[arg(long, help_heading = None)]
+    delete: bool,
+
+    #[command(flatten)]
+    patience: Patience,
+
+    /// Show no progress on the terminal
+    #[arg(long, short, help_heading = None)]
+    quiet: bool,
+}
+
+/// What comes after each element.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Separated {
+    /// A NUL byte after each element instead of the end of a line
+    #[arg(short = '0', long, conflicts_with = "raw", help_heading = None)]
+    null: bool,
+
+    /// Nothing after an element: `put --size 64K` and `get --raw` give the same bytes
+    #[arg(long, help_heading = None)]
+    raw: bool,
+}
+
+impl Separated {
+    pub fn by(&self) -> &'static [u8] {
+        match (self.null, self.raw) {
+            (true, _) => b"\0",
+            (false, true) => b"",
+            (false, false) => b"\n",
+        }
+    }
+}
+
+/// What is under way when it has to end has so long.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Who waits longer than this for an element watches its reader, too.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Why nothing more is taken.
+pub(super) enum End {
+    /// The queue is closed and empty.
+    Empty,
+    /// There were as many as wanted.
+    Enough,
+    Queue(QueueError),
+    Output(Ended),
+    Signal(Signal),
+}
+
+/// One run, as far as it has come.
+struct Getting<'a> {
+    arguments: &'a Arguments,
+    queue: Queue,
+    outlet: Arc<Mutex<Outlet>>,
+    is_pipe: bool,
+    progress: Progress,
+    unwritten: Unwritten,
+    /// Asked for next: few at first, for whoever wants few.
+    most: usize,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let mut signals = listen()?;
+    let queue = tokio::select! {
+        queue = prepare(&arguments) => queue?,
+        signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
+    };
+    let outlet = Outlet::new().map_err(|error| unwritable(&error, ""))?;
+    let mut getting = Getting {
+        progress: Progress::new(arguments.quiet, &stdout()),
+        unwritten: Unwritten::new(arguments.separated.by().len(), outlet.capacity()),
+        is_pipe: outlet.is_pipe(),
+        outlet: Arc::new(Mutex::new(outlet)),
+        arguments: &arguments,
+        queue,
+        most: 1,
+    };
+    let end = match getting.flow(&mut signals).await {
+        end @ (End::Empty | End::Enough | End::Queue(_)) => {
+            getting.last_read(&mut signals).await.err().unwrap_or(end)
+        }
+        end => end,
+    };
+    getting.finish(end, &mut signals).await
+}
+
+/// The queue, which is there as far as can be told.
+async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
+    let queue = arguments.which.find().await?;
+    queue.closed().await.map_err(|error| failed(&queue, &error))?;
+    Ok(queue)
+}
+
+fn unwritable(error: &io::Error, then: &str) -> Failure {
+    Failure::new(Failure::CANT_CREATE, format!("standard output can't be written: {error}{then}"))
+}
+
+impl Getting<'_> {
+    async fn flow(&mut self, signals: &mut Signals) -> End {
+        let mut wanted = self.arguments.count.unwrap_or(u64::MAX);
+        while wanted > 0 {
+            let most = self.most.min(usize::try_from(wanted).unwrap_or(usize::MAX));
+            let limit = Limit { elements: most, bytes: BATCH_BYTES };
+            let taken = match self.take(limit, signals).await {
+                Ok(taken) => taken,
+                Err(end) => return end,
+            };
+            wanted -= taken.len() as u64;
+            self.most = (self.most * 2).min(BATCH_ELEMENTS);
+            if let Err(end) = self.write(taken, signals).await {
+                return end;
+            }
+        }
+        End::Enough
+    }
+
+    /// Takes elements; what was taken when it has to end is among the unwritten.
+    async fn take(&mut self, limit: Limit, signals: &mut Signals) -> Result<Taken, End> {
+        let queue = self.queue.clone();
+        let get = queue.get_batch(limit, self.arguments.patience.wait());
+        tokio::pin!(get);
+        let end = tokio::select! {
+            taken = &mut get => {
+                return taken.map_err(|error| match error {
+                    QueueError::Closed => End::Empty,
+                    error => End::Queue(error),
+                });
+            }
+            ended = self.nobody_reads() => End::Output(ended),
+            signal = signals.next_to_end() => End::Signal(signal),
+        };
+        queue.stop_waiting();
+        match timeout(LAST, get).await {
+            Ok(Ok(taken)) => self.unwritten.add(Arc::new(taken)),
+            Ok(Err(error)) if !ends_unknown(&error) => {}
+            Ok(Err(_)) | Err(_) => self.unwritten.may_have_lost(limit.elements),
+        }
+        Err(end)
+    }
+
+    async fn write(&mut self, taken: Taken, signals: &mut Signals) -> Result<(), End> {
+        let taken = Arc::new(taken);
+        self.unwritten.add(Arc::clone(&taken));
+        let (count, bytes) = (taken.len(), taken.iter().map(<[u8]>::len).sum::<usize>());
+        let separator = self.arguments.separated.by();
+        let written =
+            self.in_thread(move |outlet, stop| outlet.write(taken.iter(), separator, stop));
+        self.await_thread(written, signals).await?;
+        self.progress.add(count as u64, bytes as u64);
+        let written = lock(&self.outlet).written();
+        self.unwritten.forget_what_was_read(written);
+        Ok(())
+    }
+
+    /// Waits until what was written last is read, where that can be told.
+    async fn last_read(&mut self, signals: &mut Signals) -> Result<(), End> {
+        let drained = self.in_thread(|outlet, stop| outlet.drain(stop));
+        self.await_thread(drained, signals).await
+    }
+
+    /// Returns when it is known that nobody reads the output any more.
+    async fn nobody_reads(&self) -> Ended {
+        sleep(IDLE).await;
+        if self.is_pipe
+            && let Ok((_stop, watch)) =
+                self.in_thread(|outlet, stop| outlet.until_nobody_reads(stop))
+            && let Ok(ended @ Ended::NoReader) = watch.await
+        {
+            return ended;
+        }
+        std::future::pending().await
+    }
+
+    /// Does something with the output that may block, until it is done or what is
+    /// returned first is dropped.
+    fn in_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Outlet, &PipeReader) -> T + Send + 'static,
+    ) -> io::Result<(PipeWriter, JoinHandle<T>)> {
+        let (stop, stopper) = io::pipe()?;
+        let outlet = Arc::clone(&self.outlet);
+        Ok((stopper, tokio::task::spawn_blocking(move || work(&mut lock(&outlet), &stop))))
+    }
+
+    async fn await_thread(
+        &self,
+        started: io::Result<(PipeWriter, JoinHandle<Result<(), Ended>>)>,
+        signals: &mut Signals,
+    ) -> Result<(), End> {
+        let (stopper, mut work) = started.map_err(|error| End::Output(Ended::Failed(error)))?;
+        let end = tokio::select! {
+            done = &mut work => {
+                let done = done.unwrap_or_else(|error| Err(Ended::Failed(io::Error::other(error))));
+                return done.map_err(End::Output);
+            }
+            signal = signals.next_to_end() => End::Signal(signal),
+        };
+        drop(stopper);
+        // A terminal that is stopped can't be written, nor the writing be stopped.
+        let _ = timeout(LAST, work).await;
+        Err(end)
+    }
+
+    async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
+        drop(self.progress);
+        if let End::Queue(error) = &end
+            && ends_unknown(error)
+        {
+            self.unwritten.may_have_lost(self.most);
+        }
+        // Whoever holds the lock still is stuck in a write.
+        let (written, unread) = match self.outlet.try_lock() {
+            Ok(outlet) => {
+                let nobody_reads = matches!(end, End::Output(Ended::NoReader));
+                (Some(outlet.written()), if nobody_reads { outlet.unread() } else { 0 })
+            }
+            Err(_) => (None, 0),
+        };
+        let fate = self.unwritten.give_back(&self.queue, written, unread).await;
+        let then = format!(". {fate}");
+        let name = self.queue.name();
+        match end {
+            End::Empty if self.arguments.delete => {
+                let deleted = tokio::select! {
+                    deleted = self.queue.delete(self.arguments.patience.wait()) => deleted,
+                    signal = signals.next_to_end() => return Err(stopped_by(signal, "the queue is being deleted")),
+                };
+                match deleted {
+                    // Somebody was faster.
+                    Ok(()) | Err(QueueError::DoesNotExist) => Ok(()),
+                    Err(error) => Err(failed(&self.queue, &error)),
+                }
+            }
+            End::Empty | End::Enough => Ok(()),
+            End::Queue(error) => Err(Failure::new(code(&error), format!("{name}: {error}{then}"))),
+            End::Output(Ended::NoReader) if fate.is_good() => {
+                Err(Failure::silent(Failure::signalled(Signal::SIGPIPE as i32)))
+            }
+            End::Output(Ended::NoReader | Ended::Stopped) => Err(Failure::new(
+                Failure::signalled(Signal::SIGPIPE as i32),
+                format!("nobody reads the output any more{then}"),
+            )),
+            End::Output(Ended::Failed(error)) => Err(unwritable(&error, &then)),
+            End::Signal(signal) => Err(stopped_by(signal, &fate.to_string())),
+        }
+    }
+}
+
+fn lock(outlet: &Mutex<Outlet>) -> std::sync::MutexGuard<'_, Outlet> {
+    outlet.lock().unwrap_or_else(PoisonError::into_inner)
+}

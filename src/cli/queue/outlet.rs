@@ -1,0 +1,240 @@
+//! Standard output as the place where taken elements go: written so that it can
+//! be told at any moment which of them have arrived, and so that writing can be
+//! stopped at any moment. What becomes of those that have not arrived is `get`'s.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, PipeReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// What a pipe takes without making the writer wait once it is writable, and the
+/// smallest size that it can have.
+const PAGE: usize = 4096;
+
+/// Written at once where nobody has to read it first.
+const BLOCK: usize = 256 << 10;
+
+/// So many elements go into a pipe one by one, each when the one before was read:
+/// who reads only some lines, as `head` does, then leaves the others to us.
+const ONE_BY_ONE: u64 = 1000;
+
+/// And no more bytes than these.
+const ONE_BY_ONE_BYTES: u64 = 4 << 20;
+
+/// Why writing ended early.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// Nobody reads any more.
+    NoReader,
+    /// We were asked to stop.
+    Stopped,
+    /// It can't be written.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Ended {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == ErrorKind::BrokenPipe { Self::NoReader } else { Self::Failed(error) }
+    }
+}
+
+impl From<nix::Error> for Ended {
+    fn from(error: nix::Error) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Takes what it is given: a file, /dev/null.
+    File,
+    /// A pipe of this size, and whether it is made as small as it can be: then it
+    /// is writable only when all of it was read.
+    Pipe { size: usize, small: bool },
+    /// May make its writer wait: a terminal, a socket.
+    Other,
+}
+
+/// Standard output.
+pub(super) struct Outlet {
+    file: File,
+    kind: Kind,
+    written: u64,
+    elements: u64,
+}
+
+impl Outlet {
+    /// Standard output as it is. No other output of this process may go there.
+    pub fn new() -> io::Result<Self> {
+        let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let metadata = file.metadata()?;
+        let kind = if metadata.file_type().is_fifo() {
+            let size = pipe_size(&file, FcntlArg::F_GETPIPE_SZ).unwrap_or(16 * PAGE);
+            Kind::Pipe { size, small: pipe_size(&file, to_size(PAGE)) == Some(PAGE) }
+        } else if metadata.is_file() {
+            Kind::File
+        } else {
+            Kind::Other
+        };
+        Ok(Self { file, kind, written: 0, elements: 0 })
+    }
+
+    /// How many bytes of what was written may not have been read yet.
+    pub fn capacity(&self) -> usize {
+        match self.kind {
+            Kind::Pipe { size, .. } => size,
+            Kind::File | Kind::Other => 0,
+        }
+    }
+
+    /// How many bytes were ever written.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Writes elements, each with the separator after it. Returns when all is
+    /// written, or as soon as `stop` has something to read or is at its end.
+    /// Blocks the thread.
+    pub fn write<'a>(
+        &mut self,
+        elements: impl Iterator<Item = &'a [u8]>,
+        separator: &[u8],
+        stop: &PipeReader,
+    ) -> Result<(), Ended> {
+        let mut text = Vec::new();
+        for element in elements {
+            if text.len() + element.len() + separator.len() > BLOCK {
+                self.write_part(&text, stop)?;
+                text.clear();
+            }
+            if element.len() + separator.len() > BLOCK {
+                self.write_part(element, stop)?;
+            } else {
+                text.extend_from_slice(element);
+            }
+            text.extend_from_slice(separator);
+            if self.goes_one_by_one() {
+                self.write_part(&text, stop)?;
+                text.clear();
+            }
+            self.elements += 1;
+        }
+        self.write_part(&text, stop)
+    }
+
+    fn goes_one_by_one(&mut self) -> bool {
+        let Kind::Pipe { small: true, size } = self.kind else { return false };
+        let goes_on = self.elements < ONE_BY_ONE && self.written < ONE_BY_ONE_BYTES;
+        if !goes_on {
+            pipe_size(&self.file, to_size(size));
+            self.kind = Kind::Pipe { small: false, size };
+        }
+        goes_on
+    }
+
+    fn write_part(&mut self, mut text: &[u8], stop: &PipeReader) -> Result<(), Ended> {
+        let most = if self.kind == Kind::File { BLOCK } else { PAGE };
+        while !text.is_empty() {
+            self.wait(PollFlags::POLLOUT, stop)?;
+            match self.file.write(&text[..text.len().min(most)]) {
+                Ok(count) => {
+                    self.written += count as u64;
+                    text = &text[count..];
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it can be known, without writing, that nobody reads any more.
+    pub fn is_pipe(&self) -> bool {
+        matches!(self.kind, Kind::Pipe { .. })
+    }
+
+    /// Waits until nobody reads the pipe any more or `stop` says so. Blocks the
+    /// thread.
+    pub fn until_nobody_reads(&self, stop: &PipeReader) -> Ended {
+        self.wait(PollFlags::empty(), stop).err().unwrap_or(Ended::Stopped)
+    }
+
+    /// Waits until a reader has taken what it had to take before the next element
+    /// may follow. Blocks the thread.
+    pub fn drain(&self, stop: &PipeReader) -> Result<(), Ended> {
+        match self.kind {
+            Kind::Pipe { small: true, .. } => self.wait(PollFlags::POLLOUT, stop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for one of these events.
+    fn wait(&self, events: PollFlags, stop: &PipeReader) -> Result<(), Ended> {
+        if self.kind == Kind::File {
+            return if is_ready(stop.as_fd())? { Err(Ended::Stopped) } else { Ok(()) };
+        }
+        let mut both =
+            [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.file.as_fd(), events)];
+        loop {
+            match poll(&mut both, PollTimeout::NONE) {
+                Err(nix::Error::EINTR) => continue,
+                other => other?,
+            };
+            if both[0].any() == Some(true) {
+                return Err(Ended::Stopped);
+            }
+            let seen = both[1].revents().unwrap_or(PollFlags::empty());
+            if matches!(self.kind, Kind::Pipe { .. }) && seen.contains(PollFlags::POLLERR) {
+                return Err(Ended::NoReader);
+            }
+            // What else is wrong with it, writing tells.
+            if !seen.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many bytes nobody has read and, since there is no reader any more,
+    /// nobody will. Takes them out of the pipe. If that can't be found out, as
+    /// many as there can be: better twice than never.
+    pub fn unread(&self) -> u64 {
+        let Kind::Pipe { size, .. } = self.kind else { return 0 };
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let mut options = std::fs::OpenOptions::new();
+        let pipe = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+        let Ok(mut pipe) = pipe else { return self.written.min(size as u64) };
+        let (mut count, mut buffer) = (0, vec![0; PAGE]);
+        while let Ok(bytes @ 1..) = pipe.read(&mut buffer) {
+            count += bytes as u64;
+        }
+        count.min(self.written)
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        // The pipe may have other writers, which are to find it as it was.
+        if let Kind::Pipe { small: true, size } = self.kind {
+            pipe_size(&self.file, to_size(size));
+        }
+    }
+}
+
+fn to_size(size: usize) -> FcntlArg<'static> {
+    FcntlArg::F_SETPIPE_SZ(i32::try_from(size).unwrap_or(i32::MAX))
+}
+
+/// Asks for or changes a pipe's size; the size it has then.
+fn pipe_size(pipe: &File, what: FcntlArg<'_>) -> Option<usize> {
+    fcntl(pipe, what).ok().and_then(|size| usize::try_from(size).ok())
+}
+
+/// Whether there is something to read, or nobody who writes.
+fn is_ready(descriptor: BorrowedFd<'_>) -> nix::Result<bool> {
+    let mut one = [PollFd::new(descriptor, PollFlags::POLLIN)];
+    Ok(poll(&mut one, PollTimeout::ZERO)? > 0)
+}

@@ -1,0 +1,46 @@
+//! What is shown on a terminal while elements flow: how many, how much, how fast.
+
+use std::io::{IsTerminal, stderr};
+use std::time::Duration;
+
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+/// A line on the terminal of standard error, gone when this is dropped; nothing
+/// elsewhere.
+pub(super) struct Progress {
+    line: Option<ProgressBar>,
+    bytes: u64,
+}
+
+impl Progress {
+    /// Shown unless it is not wanted or there is `data` on the terminal, which a
+    /// line would get into the way of.
+    pub fn new(quiet: bool, data: &impl IsTerminal) -> Self {
+        let is_shown = !quiet && stderr().is_terminal() && !data.is_terminal();
+        let line = is_shown.then(|| {
+            let style =
+                ProgressStyle::with_template("{spinner} {human_pos} elements, {msg}, {per_sec}");
+            let line = ProgressBar::new_spinner();
+            line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            line.enable_steady_tick(Duration::from_millis(120));
+            line
+        });
+        Self { line, bytes: 0 }
+    }
+
+    /// So many more elements, of so many bytes together.
+    pub fn add(&mut self, elements: u64, bytes: u64) {
+        let Some(line) = &self.line else { return };
+        self.bytes += bytes;
+        line.set_message(HumanBytes(self.bytes).to_string());
+        line.inc(elements);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(line) = &self.line {
+            line.finish_and_clear();
+        }
+    }
+}

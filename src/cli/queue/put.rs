@@ -1,0 +1,262 @@
+//! `lockkeeper queue put`: elements from standard input into the queue. How they
+//! are read is `reading`'s.
+
+use std::fmt::Write;
+use std::io::stdin;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::create::bound;
+use super::progress::Progress;
+use super::reading::{Cut, Input, ReadError};
+use super::{
+    Failure, Patience, Tally, Which, code, count, ends_unknown, failed, listen, stopped_by,
+};
+use crate::cli::signals::Signals;
+use crate::pressure::{PutBatchError, Queue, QueueError};
+
+/// Arguments of `lockkeeper queue put`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What can be read at once is put at once, in batches of at most 1000 elements or 1 MiB; a line that \
+is typed goes out when it ends. Whenever put does not reach the end of its input and close the \
+queue, it says how many elements are in the queue for certain, and how many that were read are not; \
+so after SIGINT and SIGTERM too, when the queue stays open.")]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// An element ends at a NUL byte instead of the end of a line
+    #[arg(short = '0', long, conflicts_with = "size", help_heading = None)]
+    null: bool,
+
+    /// An element is a block of so many bytes, such as 64K or 1M; the last may be shorter
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = None)]
+    size: Option<usize>,
+
+    /// Create the queue with this bound, unless it exists
+    #[arg(long, value_name = "BOUND", value_parser = bound, help_heading = None)]
+    create: Option<u64>,
+
+    /// Leave the queue open at the end of the input
+    #[arg(long, help_heading = None)]
+    keep_open: bool,
+
+    /// Put also where there is no room: for emergencies, since it breaks the bound's promise
+    #[arg(long, help_heading = None)]
+    overfill: bool,
+
+    #[command(flatten)]
+    patience: Patience,
+
+    /// Show no progress on the terminal
+    #[arg(long, short, help_heading = None)]
+    quiet: bool,
+}
+
+/// What is under way when a signal comes has so long to end.
+const LAST: Duration = Duration::from_secs(2);
+
+/// A number of bytes as people write it: 4096, 64K, 1M.
+fn size(text: &str) -> Result<usize, String> {
+    let wrong = || "expected a number of bytes such as 4096, 64K or 1M, at most 512M".to_owned();
+    let (number, unit) = match text.strip_suffix(['K', 'k']) {
+        Some(number) => (number, 1 << 10),
+        None => text.strip_suffix(['M', 'm']).map_or((text, 1), |number| (number, 1 << 20)),
+    };
+    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    size.filter(|size| (1..=super::reading::MAX_ELEMENT).contains(size)).ok_or_else(wrong)
+}
+
+/// Why nothing more is put.
+enum End {
+    Input(Result<(), ReadError>),
+    Queue(QueueError),
+    Signal(nix::sys::signal::Signal),
+}
+
+/// One run, as far as it has come.
+struct Putting<'a> {
+    arguments: &'a Arguments,
+    queue: Queue,
+    input: Input,
+    progress: Progress,
+    put: Tally,
+    /// Elements that may be in the queue or not, and that are not.
+    unknown: usize,
+    left: usize,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let mut signals = listen()?;
+    let queue = tokio::select! {
+        queue = prepare(&arguments) => queue?,
+        signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was read")),
+    };
+    let cut = match (arguments.null, arguments.size) {
+        (true, _) => Cut::At(0),
+        (false, Some(size)) => Cut::Every(size),
+        (false, None) => Cut::At(b'\n'),
+    };
+    let progress = Progress::new(arguments.quiet, &stdin());
+    let mut putting = Putting {
+        arguments: &arguments,
+        queue,
+        input: Input::new(cut),
+        progress,
+        put: Tally::default(),
+        unknown: 0,
+        left: 0,
+    };
+    let end = putting.flow(&mut signals).await;
+    putting.finish(end, &mut signals).await
+}
+
+/// The queue, which takes elements as far as can be told: found out before
+/// anything is read that could not be put.
+async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
+    if arguments.create.is_some() {
+        arguments.which.must_not_be_the_operators()?;
+    }
+    let queue = arguments.which.find().await?;
+    if let Some(bound) = arguments.create {
+        match queue.create(bound).await {
+            Ok(()) | Err(QueueError::AlreadyExists) => {}
+            Err(error) => return Err(failed(&queue, &error)),
+        }
+    }
+    match queue.closed().await {
+        Ok(false) => Ok(queue),
+        Ok(true) => Err(failed(&queue, &QueueError::Closed)),
+        Err(error) => Err(failed(&queue, &error)),
+    }
+}
+
+impl Putting<'_> {
+    async fn flow(&mut self, signals: &mut Signals) -> End {
+        loop {
+            let batch = self.input.next_batch();
+            if !batch.is_empty() {
+                if let Err(end) = self.put(&batch, signals).await {
+                    return end;
+                }
+            } else if self.input.has_ended() {
+                return End::Input(self.input.outcome());
+            } else {
+                tokio::select! {
+                    () = self.input.read_more() => {}
+                    signal = signals.next_to_end() => return End::Signal(signal),
+                }
+            }
+        }
+    }
+
+    /// Puts a batch, and reads ahead meanwhile.
+    async fn put(&mut self, batch: &[Vec<u8>], signals: &mut Signals) -> Result<(), End> {
+        let (queue, wait) = (self.queue.clone(), self.arguments.patience.wait());
+        let put = async {
+            if self.arguments.overfill {
+                queue.put_overfill(batch, wait).await
+            } else {
+                queue.put_batch(batch, wait).await
+            }
+        };
+        tokio::pin!(put);
+        let mut signal = None;
+        let result = loop {
+            tokio::select! {
+                result = &mut put => break Some(result),
+                () = self.input.read_more(), if self.input.wants_more() => {}
+                by = signals.next_to_end() => {
+                    signal = Some(by);
+                    self.queue.stop_waiting();
+                    break timeout(LAST, &mut put).await.ok();
+                }
+            }
+        };
+        let (put, error) = match result {
+            Some(Ok(())) => (batch.len(), None),
+            Some(Err(PutBatchError { put, error })) => (put, Some(error)),
+            None => (0, None),
+        };
+        let bytes = batch[..put].iter().map(Vec::len).sum();
+        self.put.add(put, bytes);
+        self.progress.add(put as u64, bytes as u64);
+        if put < batch.len() && error.as_ref().is_none_or(ends_unknown) {
+            self.unknown = batch.len() - put;
+        } else {
+            self.left = batch.len() - put;
+        }
+        match (signal, error) {
+            (Some(signal), _) => Err(End::Signal(signal)),
+            (None, Some(error)) => Err(End::Queue(error)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
+        let name = self.queue.name().clone();
+        match end {
+            End::Input(Ok(())) if self.arguments.keep_open => Ok(()),
+            End::Input(Ok(())) => {
+                let close = self.queue.close(self.arguments.patience.wait());
+                let closed = tokio::select! {
+                    closed = close => closed,
+                    signal = signals.next_to_end() => return Err(stopped_by(signal, &self.account())),
+                };
+                match closed {
+                    // Somebody was faster.
+                    Ok(()) | Err(QueueError::Closed) => Ok(()),
+                    Err(error) => Err(self.failure(code(&error), &format!("{name}: {error}"))),
+                }
+            }
+            End::Input(Err(error)) => {
+                let code = match &error {
+                    ReadError::Io(_) => Failure::CANT_READ,
+                    ReadError::TooLong(_) => Failure::DATA,
+                };
+                Err(self.failure(code, &error.to_string()))
+            }
+            End::Queue(error) => Err(self.failure(code(&error), &format!("{name}: {error}"))),
+            End::Signal(signal) => Err(stopped_by(signal, &self.account())),
+        }
+    }
+
+    fn failure(&mut self, code: u8, why: &str) -> Failure {
+        Failure::new(code, format!("{why}. {}", self.account()))
+    }
+
+    /// What became of everything that was read.
+    fn account(&mut self) -> String {
+        let mut text = format!("{} put", self.put);
+        if self.unknown > 0 {
+            let next = count(self.unknown as u64, "element");
+            let _ = write!(text, ", and perhaps some of the next {next}");
+        }
+        let (ahead, begun) = self.input.left();
+        let left = self.left + ahead;
+        if left > 0 || begun {
+            let begun = if begun { " and a beginning" } else { "" };
+            let left = count(left as u64, "element");
+            let _ = write!(text, "; {left}{begun} read and not put");
+        }
+        text + "; the queue was not closed"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!((size("64K"), size("1m")), (Ok(65_536), Ok(1_048_576)));
+        assert_eq!(size("512M"), Ok(512 << 20));
+        for wrong in ["0", "", "K", "-1", "1G", "513M", "99999999999999999999M"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Standard input as elements: cut at a separator or into blocks, as much ahead
+//! as memory should hold. What becomes of the elements is `put`'s.
+
+use std::collections::VecDeque;
+use std::io;
+
+use tokio::io::{AsyncReadExt, Stdin, stdin};
+
+/// Most elements, and most bytes unless one element alone has more, that are put
+/// at once and that are read ahead.
+pub(super) const BATCH_ELEMENTS: usize = 1000;
+pub(super) const BATCH_BYTES: usize = 1 << 20;
+
+/// The longest element that Redis takes, unless its administrator allows more.
+pub(super) const MAX_ELEMENT: usize = 512 << 20;
+
+/// Read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Where an element ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// At this byte, which belongs to no element.
+    At(u8),
+    /// After so many bytes.
+    Every(usize),
+}
+
+/// Why there is no more input.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("standard input can't be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("an element is longer than {0} bytes, which is more than Redis takes: use --size")]
+    TooLong(usize),
+}
+
+/// Cuts bytes into elements.
+#[derive(Debug)]
+struct Cutter {
+    cut: Cut,
+    longest: usize,
+    begun: Vec<u8>,
+}
+
+impl Cutter {
+    fn new(cut: Cut, longest: usize) -> Self {
+        Self { cut, longest, begun: Vec::new() }
+    }
+
+    /// The elements that end within these bytes. After an error nothing more may
+    /// be fed.
+    fn feed(&mut self, mut bytes: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), ReadError> {
+        while !bytes.is_empty() {
+            let (part, rest, is_whole) = match self.cut {
+                Cut::At(separator) => match bytes.iter().position(|&byte| byte == separator) {
+                    Some(at) => (&bytes[..at], &bytes[at + 1..], true),
+                    None => (bytes, &bytes[bytes.len()..], false),
+                },
+                Cut::Every(size) => {
+                    let wanted = size - self.begun.len();
+                    let (part, rest) = bytes.split_at(wanted.min(bytes.len()));
+                    (part, rest, part.len() == wanted)
+                }
+            };
+            if self.begun.len() + part.len() > self.longest {
+                return Err(ReadError::TooLong(self.longest));
+            }
+            self.begun.extend_from_slice(part);
+            if is_whole {
+                into.push_back(std::mem::take(&mut self.begun));
+            }
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// What the input ends with: it needs no separator.
+    fn end(&mut self) -> Option<Vec<u8>> {
+        (!self.begun.is_empty()).then(|| std::mem::take(&mut self.begun))
+    }
+}
+
+/// Elements from standard input.
+pub(super) struct Input {
+    stdin: Stdin,
+    buffer: Vec<u8>,
+    cutter: Cutter,
+    read: VecDeque<Vec<u8>>,
+    read_bytes: usize,
+    /// Nothing more comes, for this reason if it is no good one.
+    ended: Option<Result<(), ReadError>>,
+}
+
+impl Input {
+    pub fn new(cut: Cut) -> Self {
+        Self {
+            stdin: stdin(),
+            buffer: vec![0; READ_BYTES],
+            cutter: Cutter::new(cut, MAX_ELEMENT),
+            read: VecDeque::new(),
+            read_bytes: 0,
+            ended: None,
+        }
+    }
+
+    /// Whether nothing more comes.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Why nothing more comes.
+    pub fn outcome(&mut self) -> Result<(), ReadError> {
+        self.ended.take().unwrap_or(Ok(()))
+    }
+
+    /// Whether more should be read ahead.
+    pub fn wants_more(&self) -> bool {
+        self.ended.is_none() && self.read.len() < BATCH_ELEMENTS && self.read_bytes < BATCH_BYTES
+    }
+
+    /// Waits for input and reads what is there. Cancel safe: what is read
+    /// meanwhile is not lost.
+    pub async fn read_more(&mut self) {
+        let before = self.read.len();
+        match self.stdin.read(&mut self.buffer).await {
+            Ok(0) => {
+                self.read.extend(self.cutter.end());
+                self.ended = Some(Ok(()));
+            }
+            Ok(count) => {
+                if let Err(error) = self.cutter.feed(&self.buffer[..count], &mut self.read) {
+                    self.ended = Some(Err(error));
+                }
+            }
+            Err(error) => self.ended = Some(Err(error.into())),
+        }
+        self.read_bytes += self.read.range(before..).map(Vec::len).sum::<usize>();
+    }
+
+    /// What is to be put next; nothing if nothing was read.
+    pub fn next_batch(&mut self) -> Vec<Vec<u8>> {
+        let mut bytes = 0;
+        let fits = |(count, element): &(usize, &Vec<u8>)| {
+            bytes += element.len();
+            *count == 0 || *count < BATCH_ELEMENTS && bytes <= BATCH_BYTES
+        };
+        let count = self.read.iter().enumerate().take_while(fits).count();
+        let batch: Vec<Vec<u8>> = self.read.drain(..count).collect();
+        self.read_bytes -= batch.iter().map(Vec::len).sum::<usize>();
+        batch
+    }
+
+    /// How many elements were read and not asked for, and whether the beginning
+    /// of one more was.
+    pub fn left(&self) -> (usize, bool) {
+        (self.read.len(), !self.cutter.begun.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn elements(cut: Cut, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
+        let (mut cutter, mut found) = (Cutter::new(cut, 100), VecDeque::new());
+        for piece in pieces {
+            cutter.feed(piece, &mut found).unwrap();
+        }
+        found.extend(cutter.end());
+        found.into()
+    }
+
+    #[test]
+    fn a_last_line_without_an_end_counts_and_an_empty_line_is_an_empty_element() {
+        let lines = |pieces| elements(Cut::At(b'\n'), pieces);
+        assert_eq!(lines(&[b"a\n\nb", b"c\n", b"\nd"]), [&b"a"[..], b"", b"bc", b"", b"d"]);
+        assert_eq!(lines(&[b"a\n"]), [b"a"]);
+        assert_eq!(lines(&[b""]), [b""; 0]);
+        assert_eq!(elements(Cut::At(0), &[b"a\nb\0\0"]), [&b"a\nb"[..], b""]);
+    }
+
+    #[test]
+    fn an_element_may_be_as_long_as_allowed_and_no_longer() {
+        for cut in [Cut::At(b'\n'), Cut::Every(200)] {
+            let (mut cutter, mut found) = (Cutter::new(cut, 100), VecDeque::new());
+            cutter.feed(&[b'x'; 60], &mut found).unwrap();
+            cutter.feed(&[b'x'; 40], &mut found).unwrap();
+            assert!(matches!(cutter.feed(b"x", &mut found), Err(ReadError::TooLong(100))));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn however_the_input_arrives_the_elements_are_the_same(
+            bytes in prop::collection::vec(0_u8..4, 0..200), at in 0_usize..200, size in 1_usize..9,
+        ) {
+            let (one, two) = bytes.split_at(at.min(bytes.len()));
+            let blocks = elements(Cut::Every(size), &[one, two]);
+            prop_assert_eq!(blocks.concat(), bytes.clone());
+            prop_assert!(blocks.iter().rev().skip(1).all(|block| block.len() == size));
+            let lines = elements(Cut::At(0), &[one, two]);
+            prop_assert_eq!(&lines, &elements(Cut::At(0), &[&bytes]));
+            let mut again = lines.join(&0);
+            // Only an input that ends in a separator has one more.
+            again.extend(bytes.last().filter(|&&last| last == 0));
+            prop_assert_eq!(again, bytes);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Elements that were taken, could not be written and can't go back into their
+//! queue: they are kept in a file.
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+/// Keeps elements in a file of the current directory, or of the one for temporary
+/// files; returns how to put them into a queue again.
+pub(super) fn save(elements: &[Vec<u8>]) -> io::Result<String> {
+    let whole = |separator: u8| !elements.iter().any(|element| element.contains(&separator));
+    let separator = [b'\n', 0].into_iter().find(|separator| whole(*separator));
+    let Some(separator) = separator else { return save_each(elements) };
+    let (path, mut file) = create("")?;
+    for element in elements {
+        file.write_all(element)?;
+        file.write_all(&[separator])?;
+    }
+    file.sync_all()?;
+    let option = if separator == 0 { " -0" } else { "" };
+    Ok(format!("saved in {0}: queue put{option} --keep-open QUEUE <{0}", path.display()))
+}
+
+/// Each in a file of its own: no separator would do.
+fn save_each(elements: &[Vec<u8>]) -> io::Result<String> {
+    let mut commands = String::from("saved, each in a file:");
+    for (number, element) in elements.iter().enumerate() {
+        let (path, mut file) = create(&format!("-{number:04}"))?;
+        file.write_all(element)?;
+        file.sync_all()?;
+        let _ = write!(commands, "\n  queue put --size 512M --keep-open QUEUE <{}", path.display());
+    }
+    Ok(commands)
+}
+
+/// A new file that only we can read.
+fn create(suffix: &str) -> io::Result<(PathBuf, File)> {
+    let now = jiff::Timestamp::now().as_nanosecond();
+    let name = format!("lockkeeper-{}-{now}{suffix}.elements", std::process::id());
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let here = std::env::current_dir().unwrap_or_default().join(&name);
+    match options.open(&here) {
+        Ok(file) => Ok((here, file)),
+        Err(_) => {
+            let there = std::env::temp_dir().join(&name);
+            let file = options.open(&there)?;
+            Ok((there, file))
+        }
+    }
+}

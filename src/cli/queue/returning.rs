@@ -1,0 +1,162 @@
+//! What `get` has taken and not handed over: which elements those are when it has
+//! to end, and their way back into the queue, or into a file.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Tally, count, rescue};
+use crate::pressure::{Queue, Taken, Wait};
+
+/// Another consumer at the queue is waited for so long.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Elements that were taken, until it is known that they have been read.
+pub(super) struct Unwritten {
+    separator: usize,
+    /// So many of the last bytes written may not have been read.
+    capacity: u64,
+    /// With the number of bytes that come before each, the oldest first.
+    taken: VecDeque<(u64, Arc<Taken>)>,
+    /// How many bytes there are when all of this is written.
+    end: u64,
+    done: Tally,
+    lost_at_most: usize,
+}
+
+/// What became of the elements.
+pub(super) struct Fate {
+    written: Tally,
+    given_back: u64,
+    half_written: bool,
+    lost_at_most: usize,
+    /// What became of those that could not be given back.
+    rescued: Option<String>,
+}
+
+impl Unwritten {
+    /// For elements that end in so many bytes, in an output that has such a
+    /// capacity.
+    pub fn new(separator: usize, capacity: usize) -> Self {
+        Self {
+            separator,
+            capacity: capacity as u64,
+            taken: VecDeque::new(),
+            end: 0,
+            done: Tally::default(),
+            lost_at_most: 0,
+        }
+    }
+
+    /// These are written next.
+    pub fn add(&mut self, taken: Arc<Taken>) {
+        let start = self.end;
+        self.end += self.size(&taken);
+        self.taken.push_back((start, taken));
+    }
+
+    /// An answer with so many elements at most never came.
+    pub fn may_have_lost(&mut self, elements: usize) {
+        self.lost_at_most = elements;
+    }
+
+    /// After so many bytes, elements that must have been read need not be kept.
+    pub fn forget_what_was_read(&mut self, written: u64) {
+        while let Some((start, taken)) = self.taken.front() {
+            if start + self.size(taken) + self.capacity > written {
+                break;
+            }
+            self.done.add(taken.len(), taken.iter().map(<[u8]>::len).sum());
+            self.taken.pop_front();
+        }
+    }
+
+    fn size(&self, taken: &Taken) -> u64 {
+        taken.iter().map(|element| (element.len() + self.separator) as u64).sum()
+    }
+
+    /// Gives back what is not among the first `written` bytes (if that is not
+    /// known: none of the last elements is), or among the last `unread` of these.
+    pub async fn give_back(mut self, queue: &Queue, written: Option<u64>, unread: u64) -> Fate {
+        let start = self.taken.back().map_or(0, |(start, _)| *start);
+        let read = written.unwrap_or(start).saturating_sub(unread);
+        let mut half_written = false;
+        let mut left = Vec::new();
+        for (mut at, taken) in std::mem::take(&mut self.taken) {
+            let mut taken = Arc::unwrap_or_clone(taken);
+            while let Some(element) = taken.first() {
+                let end = at + (element.len() + self.separator) as u64;
+                if end > read {
+                    half_written |= at < read;
+                    break;
+                }
+                self.done.add(1, element.len());
+                taken.pop();
+                at = end;
+            }
+            left.push(taken);
+        }
+        let mut fate = Fate {
+            written: self.done,
+            given_back: 0,
+            half_written,
+            lost_at_most: self.lost_at_most,
+            rescued: None,
+        };
+        // The youngest first: then each is the last that was taken.
+        while let Some(taken) = left.pop() {
+            let elements = taken.len() as u64;
+            match queue.give_back(taken, Wait::For(PATIENCE)).await {
+                Ok(()) => fate.given_back += elements,
+                Err(failed) => {
+                    let older = left.into_iter().flat_map(Taken::into_elements);
+                    let lost: Vec<Vec<u8>> = older.chain(failed.taken.into_elements()).collect();
+                    fate.rescued = Some(rescued(&lost, &failed.error));
+                    break;
+                }
+            }
+        }
+        fate
+    }
+}
+
+fn rescued(lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
+    let bytes: usize = lost.iter().map(Vec::len).sum();
+    let what = Tally { elements: lost.len() as u64, bytes: bytes as u64 };
+    match rescue::save(lost) {
+        Ok(saved) => format!("{what} could not be given back ({why}) and were {saved}"),
+        Err(error) => {
+            format!(
+                "{what} could not be given back ({why}) and are lost, for no file takes them: {error}"
+            )
+        }
+    }
+}
+
+impl Fate {
+    /// Whether nothing needs to be said.
+    pub fn is_good(&self) -> bool {
+        self.rescued.is_none() && self.lost_at_most == 0
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} written", self.written)?;
+        if self.given_back > 0 {
+            write!(f, "; {} given back to the queue", count(self.given_back, "element"))?;
+        }
+        if self.half_written {
+            f.write_str("; the next one was written in part, and counts as not written")?;
+        }
+        if self.lost_at_most > 0 {
+            let most = count(self.lost_at_most as u64, "element");
+            write!(f, "; the server's last answer never came, so at most {most} may be lost")?;
+        }
+        match &self.rescued {
+            Some(rescued) => write!(f, "; {rescued}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `lockkeeper queue stat`: all that the queue's keys tell, at one moment.
+
+use serde::Serialize;
+
+use super::{Failure, Which, failed, say};
+use crate::cli::output::{self, Format};
+use crate::plan::pressure_queue::{QueueSeen, Role};
+use crate::pressure::QueueError;
+
+/// Arguments of `lockkeeper queue stat`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// The form of the answer
+    #[arg(long, short, value_enum, default_value_t, help_heading = None)]
+    output: Format,
+}
+
+/// In the words of a resource's status.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown<'a> {
+    name: &'a str,
+    prefix: &'a str,
+    length: u64,
+    bound: u64,
+    closed: bool,
+    producer: ShownRole<'a>,
+    consumer: ShownRole<'a>,
+    produced_messages: u64,
+    produced_bytes: u64,
+    consumed_messages: u64,
+    consumed_bytes: u64,
+    drift: i64,
+}
+
+#[derive(Serialize)]
+struct ShownRole<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    busy: bool,
+}
+
+impl<'a> From<&'a Role> for ShownRole<'a> {
+    fn from(role: &'a Role) -> Self {
+        Self { id: role.id.as_deref(), busy: role.busy }
+    }
+}
+
+impl ShownRole<'_> {
+    fn cell(&self) -> String {
+        let who = output::or_dash(self.id);
+        if self.busy { format!("{who} (busy)") } else { who }
+    }
+}
+
+/// Elements that were put and neither got nor are there, as the clients count:
+/// below 0 if there are more than were put.
+fn drift(seen: &QueueSeen) -> i64 {
+    let accounted = seen.consumed_messages.saturating_add(seen.length);
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    signed(seen.produced_messages).saturating_sub(signed(accounted))
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let queue = arguments.which.find().await?;
+    let seen = queue.stat().await.map_err(|error| failed(&queue, &error))?;
+    for key in &seen.wrong_types {
+        say(format!("the key {key} holds something that is not pressure's"));
+    }
+    let Some(bound) = seen.bound else {
+        if !seen.leftovers.is_empty() {
+            let keys = seen.leftovers.join(" ");
+            say(format!("{keys} left over from its deletion: delete takes that up"));
+        }
+        return Err(failed(&queue, &QueueError::DoesNotExist));
+    };
+    let shown = Shown {
+        name: queue.name().as_str(),
+        prefix: queue.name().prefix(),
+        length: seen.length,
+        bound,
+        closed: seen.closed,
+        producer: (&seen.producer).into(),
+        consumer: (&seen.consumer).into(),
+        produced_messages: seen.produced_messages,
+        produced_bytes: seen.produced_bytes,
+        consumed_messages: seen.consumed_messages,
+        consumed_bytes: seen.consumed_bytes,
+        drift: drift(&seen),
+    };
+    let columns = [
+        ("NAME", false),
+        ("LENGTH", false),
+        ("BOUND", false),
+        ("CLOSED", false),
+        ("PRODUCED", false),
+        ("CONSUMED", false),
+        ("PRODUCER", false),
+        ("CONSUMER", false),
+        ("PRODUCED-BYTES", true),
+        ("CONSUMED-BYTES", true),
+        ("DRIFT", true),
+        ("PREFIX", true),
+    ];
+    let row = vec![
+        shown.name.to_owned(),
+        shown.length.to_string(),
+        shown.bound.to_string(),
+        shown.closed.to_string(),
+        shown.produced_messages.to_string(),
+        shown.consumed_messages.to_string(),
+        shown.producer.cell(),
+        shown.consumer.cell(),
+        shown.produced_bytes.to_string(),
+        shown.consumed_bytes.to_string(),
+        shown.drift.to_string(),
+        shown.prefix.to_owned(),
+    ];
+    output::print(arguments.output, &shown, &columns, &[row])
+}

@@ -1,0 +1,130 @@
+//! What a reconcile of a `PressureQueue` found, in the words of its status. What is
+//! written when is the report's.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::super::report::{Outcome, Report, ReportedStatus};
+use super::{Findings, doctor};
+use crate::api::PressureQueueStatus;
+use crate::api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
+use crate::api::pressure_queue::RoleStatus;
+use crate::plan::pressure_queue::{Remark, Role};
+
+impl ReportedStatus for PressureQueueStatus {
+    fn conditions(&self) -> &Vec<Condition> {
+        &self.conditions
+    }
+    fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {
+        self.observed_generation = generation;
+        self.conditions = conditions;
+    }
+    fn without_counters(&self) -> Self {
+        Self {
+            produced_messages: None,
+            produced_bytes: None,
+            consumed_messages: None,
+            consumed_bytes: None,
+            ..self.clone()
+        }
+    }
+}
+
+/// The remark that decides what Ready says; the others only add to its message.
+pub(super) fn outcome(found: &Findings) -> Outcome {
+    for remark in &found.remarks {
+        let message = remark.to_string();
+        match remark {
+            Remark::Completed => {
+                return Outcome::Ready { reason: reason::COMPLETED, message };
+            }
+            Remark::HalfCreated { .. } => {
+                return Outcome::Blocked { reason: reason::HALF_CREATED, message };
+            }
+            Remark::Residue { .. } => {
+                return Outcome::Blocked { reason: reason::RESIDUE, message };
+            }
+            Remark::WrongType { .. } => {
+                return Outcome::Blocked { reason: reason::WRONG_TYPE, message };
+            }
+            Remark::WaitingForProducer { .. } => {
+                return Outcome::Working { reason: WAITING_FOR_ROLE, message };
+            }
+            Remark::Recreated
+            | Remark::Overfilled { .. }
+            | Remark::ClosedByClient
+            | Remark::Reopened
+            | Remark::RoleStuck { .. }
+            | Remark::LostToken
+            | Remark::SurplusToken { .. }
+            | Remark::CounterDrift { .. } => {}
+        }
+    }
+    if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
+        let message = "The queue is not there yet; looking again".to_owned();
+        return Outcome::Working { reason: reason::CONFIRMING, message };
+    }
+    if found.unconfirmed.iter().any(|remark| matches!(remark, Remark::HalfCreated { .. })) {
+        let message = "The queue is half created; looking again whether its creator goes on";
+        return Outcome::Working { reason: reason::CONFIRMING, message: message.to_owned() };
+    }
+    let more: Vec<String> = found
+        .remarks
+        .iter()
+        .filter(|remark| !matches!(remark, Remark::Recreated))
+        .map(|remark| format!("; {remark}"))
+        .collect();
+    Outcome::Ready {
+        reason: reason::IN_SYNC,
+        message: format!("The queue is as wanted{}", more.concat()),
+    }
+}
+
+pub(super) fn waits_for(found: &Findings) -> Option<&Remark> {
+    found.remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
+}
+
+/// report's input: what was found, in the words of the status.
+pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
+    let mut status = PressureQueueStatus {
+        queue_name: Some(found.queue.clone()),
+        backend: found.backend.clone(),
+        closed: found.was_closed,
+        ..PressureQueueStatus::default()
+    };
+    let mut said = Vec::new();
+    if let Some(seen) = found.seen.as_ref().filter(|seen| seen.bound.is_some()) {
+        status.length = Some(to_i64(seen.length));
+        status.bound = seen.bound.map(to_i64);
+        status.closed = Some(seen.closed);
+        status.producer = Some(role(&seen.producer));
+        status.consumer = Some(role(&seen.consumer));
+        status.produced_messages = Some(to_i64(seen.produced_messages));
+        status.produced_bytes = Some(to_i64(seen.produced_bytes));
+        status.consumed_messages = Some(to_i64(seen.consumed_messages));
+        status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
+        said.push(match waits_for(found) {
+            Some(remark) => Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string()),
+            None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
+        });
+        let overfilled = found.remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
+        said.push(match overfilled {
+            Some(remark) => Say::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string()),
+            None => Say::new(
+                OVERFILLED,
+                false,
+                reason::WITHIN_BOUND,
+                "The queue is not longer than its bound",
+            ),
+        });
+    }
+    said.extend(doctor::condition(found));
+    Report { status, reached: found.seen.is_some(), outcome, said, notes: found.notes.clone() }
+}
+
+fn role(role: &Role) -> RoleStatus {
+    RoleStatus { id: role.id.clone(), busy: role.busy }
+}
+
+fn to_i64(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,180 @@
+//! An early end from outside: a signal, a queue that others close or delete, a
+//! server that goes away. What was done is told exactly.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Child;
+
+use crate::redis_support::{Place, PrivateRedis, eventually};
+use crate::{
+    content, counter, end, fill, finish, is_at_rest, put, queue, run, seq, shell, succeed,
+    until_length,
+};
+
+/// A `put` that has put all there is room for, and has read all lines.
+async fn full_put(
+    place: &Place,
+    arguments: &[&str],
+    lines: usize,
+) -> (Child, tokio::process::ChildStdin) {
+    let bound = counter(place, ":bound").await;
+    let mut putting = queue(place, "put", arguments).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = putting.stdin.take().unwrap();
+    stdin.write_all(seq(1, lines).as_bytes()).await.unwrap();
+    until_length(place, bound).await;
+    (putting, stdin)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_put_at_once_with_a_full_account_and_an_open_queue() {
+    let place = Place::new().await;
+    for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        succeed(&place, "create", &["--bound", "7"]).await;
+        let (putting, stdin) = full_put(&place, &[], 20).await;
+        let started = Instant::now();
+        let outcome = end(putting, name).await;
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        drop(stdin);
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        let said = format!(
+            "lockkeeper: stopped by SIG{name}. 7 elements (7 bytes) put; 13 elements read and not put; the queue was not closed\n"
+        );
+        assert_eq!(outcome.stderr, said);
+        assert_eq!(run(&place, "closed", &[]).await.code, Some(1));
+        is_at_rest(&place).await;
+        succeed(&place, "delete", &["--yes"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_to_put_amid_a_flow_leaves_what_it_says() {
+    let place = Place::new().await;
+    for pause in [3, 30, 100] {
+        succeed(&place, "create", &[]).await;
+        let line = "yes 123456789 | exec lockkeeper queue put jobs";
+        let putting = shell(&place, &line.replace("yes", "exec yes")).spawn().unwrap();
+        let busy = async || place.length("").await > 0;
+        eventually("elements flow", busy).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let pid = crate::flow::lockkeepers_of(putting.id().unwrap())[0];
+        crate::environment::signal(pid, "INT");
+        let outcome = finish(putting).await;
+        let put = place.length("").await;
+        let said = format!("stopped by SIGINT. {put} elements ({} bytes) put; ", put * 9);
+        assert!(outcome.stderr.contains(&said), "{put} in the queue: {outcome:?}");
+        assert!(!outcome.stderr.contains("perhaps"), "{outcome:?}");
+        is_at_rest(&place).await;
+        succeed(&place, "delete", &["--yes"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_get_at_once_and_what_it_has_taken_goes_back() {
+    let place = Place::new().await;
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        // While it waits for an element.
+        succeed(&place, "create", &[]).await;
+        let getting = queue(&place, "get", &[]).spawn().unwrap();
+        let waits = async || place.present().await.iter().any(|key| key == ":consumer");
+        eventually("it has asked for an element", waits).await;
+        let started = Instant::now();
+        let outcome = end(getting, name).await;
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        assert!(outcome.stderr.contains("0 elements (0 bytes) written\n"), "{outcome:?}");
+
+        // While nobody reads what it writes.
+        fill(&place, seq(1, 30_000).as_bytes()).await;
+        let getting = queue(&place, "get", &[]).spawn().unwrap();
+        let taken = async || counter(&place, ":stats:consumed_messages").await >= 3;
+        eventually("it has taken more than it can write", taken).await;
+        let outcome = end(getting, name).await;
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        assert!(outcome.stderr.contains("given back to the queue"), "{outcome:?}");
+        let written = outcome.text().lines().count();
+        assert_eq!(outcome.text(), seq(1, written));
+        let said = format!("{written} element");
+        assert!(outcome.stderr.contains(&said), "{outcome:?}");
+        assert_eq!(content(&place).await.join("\n") + "\n", seq(written + 1, 30_000));
+        is_at_rest(&place).await;
+        succeed(&place, "delete", &["--yes"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_that_is_ignored_from_the_start_stays_so() {
+    let place = Place::new().await;
+    succeed(&place, "create", &[]).await;
+    let line = "trap '' HUP; exec lockkeeper queue get jobs";
+    let getting = shell(&place, line).spawn().unwrap();
+    let waits = async || place.present().await.iter().any(|key| key == ":consumer");
+    eventually("it has asked for an element", waits).await;
+    crate::environment::signal(getting.id().unwrap(), "HUP");
+    assert_eq!(put(&place, &[], b"a\n").await.code, Some(0));
+    let outcome = finish(getting).await;
+    assert_eq!((outcome.code, outcome.text()), (Some(0), "a\n"), "{outcome:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_others_close_or_delete_ends_put_with_an_account() {
+    let place = Place::new().await;
+    let cases: [(&str, &[&str], i32); 2] = [("close", &[], 83), ("delete", &["--yes"], 81)];
+    for (verb, arguments, code) in cases {
+        succeed(&place, "create", &["--bound", "5"]).await;
+        let (putting, stdin) = full_put(&place, &[], 12).await;
+        succeed(&place, verb, arguments).await;
+        let outcome = finish(putting).await;
+        drop(stdin);
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        let account = "5 elements (5 bytes) put; 7 elements read and not put";
+        assert!(outcome.stderr.contains(account), "{outcome:?}");
+        if verb == "close" {
+            is_at_rest_and_closed(&place).await;
+            succeed(&place, "delete", &["--yes"]).await;
+        }
+        assert_eq!(place.present().await, [""; 0]);
+    }
+}
+
+async fn is_at_rest_and_closed(place: &Place) {
+    is_at_rest(place).await;
+    assert_eq!(place.length(":closed").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_ends_get_with_the_error_and_a_closed_one_without() {
+    let place = Place::new().await;
+    for (verb, code) in [("delete", 81), ("close", 0)] {
+        succeed(&place, "create", &[]).await;
+        let getting = queue(&place, "get", &[]).spawn().unwrap();
+        let waits = async || place.present().await.iter().any(|key| key == ":consumer");
+        eventually("it has asked for an element", waits).await;
+        succeed(&place, verb, &[]).await;
+        let outcome = finish(getting).await;
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_goes_away_is_told_apart_from_one_that_was_never_there() {
+    let mut server = PrivateRedis::start(&[]).await;
+    let place = Place::at(&server.url()).await;
+    succeed(&place, "create", &["--bound", "4"]).await;
+    let (putting, stdin) = full_put(&place, &[], 9).await;
+    server.kill();
+    let outcome = finish(putting).await;
+    drop(stdin);
+    assert_eq!(outcome.code, Some(69), "{outcome:?}");
+    let account = "4 elements (4 bytes) put, and perhaps some of the next 5 elements";
+    assert!(outcome.stderr.contains(account), "{outcome:?}");
+    for verb in ["put", "get"] {
+        let outcome = run(&place, verb, &[]).await;
+        assert_eq!(outcome.code, Some(69), "{outcome:?}");
+        assert!(
+            !outcome.stderr.contains("perhaps") && !outcome.stderr.contains("lost"),
+            "{outcome:?}"
+        );
+    }
+}

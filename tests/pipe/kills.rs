@@ -1,0 +1,153 @@
+//! `kill -9` at any moment: no role stays taken, the tokens are right, and of what
+//! was put nothing is lost but what a killed `get` had taken.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::ChildStdin;
+
+use crate::redis_support::{Place, eventually};
+use crate::{PATIENCE, counter, end, is_at_rest, queue, succeed};
+
+/// How many processes of each kind are killed, and how many at a time.
+const KILLS: usize = 250;
+const LANES: usize = 5;
+
+/// A batch of `get`'s.
+const BATCH: u64 = 1000;
+
+/// A process lives so long, starting included.
+fn life() -> Duration {
+    Duration::from_micros(rand::random_range(0..120_000))
+}
+
+/// Writes `ROUND:1`, `ROUND:2` and so on until nobody reads it any more.
+async fn feed(mut stdin: ChildStdin, round: usize) {
+    for start in (1..).step_by(200) {
+        let lines: Vec<String> =
+            (start..start + 200).map(|number: u64| format!("{round}:{number}\n")).collect();
+        if stdin.write_all(lines.concat().as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether Redis has no connection of this process any more, and so has done all
+/// that it was sent.
+async fn is_gone(place: &Place, pid: u32) -> bool {
+    let clients: String = place.run(&["CLIENT", "LIST"]).await;
+    !clients.contains(&format!("/{pid}/"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn put_may_be_killed_at_any_moment() {
+    let lanes = join_all((0..LANES).map(|_| kill_puts(KILLS / LANES))).await;
+    let amid: usize = lanes.into_iter().sum();
+    println!("{KILLS} puts killed, {amid} of them while elements flowed");
+    assert!(amid > KILLS / 5, "{amid} of {KILLS} had put anything");
+}
+
+/// Returns how many of them had put something.
+async fn kill_puts(rounds: usize) -> usize {
+    let place = Place::new().await;
+    succeed(&place, "create", &["--bound", "64"]).await;
+    let mut getting = queue(&place, "get", &[]).spawn().unwrap();
+    let mut got = BufReader::new(getting.stdout.take().unwrap()).lines();
+    let (mut amid, mut before) = (0, 0);
+    for round in 0..rounds {
+        let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
+        let feeding = tokio::spawn(feed(putting.stdin.take().unwrap(), round));
+        let pid = putting.id().unwrap();
+        let killed = tokio::spawn(async move {
+            tokio::time::sleep(life()).await;
+            end(putting, "KILL").await
+        });
+        // The reader keeps up meanwhile, and is not done before the counter stands.
+        let mut lines = 0;
+        let mut is_over = false;
+        loop {
+            if is_over && counter(&place, ":stats:produced_messages").await == before + lines {
+                break;
+            }
+            is_over = is_over || killed.is_finished() && is_gone(&place, pid).await;
+            let line = tokio::time::timeout(Duration::from_millis(10), got.next_line()).await;
+            if let Ok(line) = line {
+                lines += 1;
+                assert_eq!(line.unwrap().unwrap(), format!("{round}:{lines}"), "in order, once");
+            }
+        }
+        assert_eq!(killed.await.unwrap().code, None, "it was killed");
+        feeding.abort();
+        is_at_rest(&place).await;
+        assert_eq!(place.length("").await, 0);
+        before += lines;
+        amid += usize::from(lines > 0);
+    }
+    // Nobody has closed the queue, and who comes next finds it as it should be.
+    let outcome = crate::put(&place, &[], b"last\n").await;
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(got.next_line().await.unwrap().as_deref(), Some("last"));
+    assert_eq!(got.next_line().await.unwrap(), None);
+    amid
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn get_may_be_killed_at_any_moment_and_takes_no_more_along_than_a_batch() {
+    let lanes = join_all((0..LANES).map(|_| kill_gets(KILLS / LANES))).await;
+    let amid: usize = lanes.iter().map(|lane| lane.0).sum();
+    let lost: u64 = lanes.iter().map(|lane| lane.1).sum();
+    println!("{KILLS} gets killed, {amid} of them while elements flowed; they took {lost} along");
+    assert!(amid > KILLS / 5, "{amid} of {KILLS} had got anything");
+}
+
+/// Returns how many of them had got something, and how many elements they took
+/// along.
+async fn kill_gets(rounds: usize) -> (usize, u64) {
+    let place = Place::new().await;
+    let bound = 64;
+    succeed(&place, "create", &["--bound", "64"]).await;
+    let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
+    let feeding = tokio::spawn(feed(putting.stdin.take().unwrap(), 0));
+    let (mut amid, mut lost, mut next) = (0, 0, 1);
+    for _ in 0..rounds {
+        let mut getting = queue(&place, "get", &["-0"]).spawn().unwrap();
+        let mut stdout = getting.stdout.take().unwrap();
+        let reading = tokio::spawn(async move {
+            let mut text = Vec::new();
+            stdout.read_to_end(&mut text).await.unwrap();
+            text
+        });
+        tokio::time::sleep(life()).await;
+        let pid = getting.id().unwrap();
+        assert_eq!(end(getting, "KILL").await.code, None, "it was killed");
+        eventually("Redis has noticed", async || is_gone(&place, pid).await).await;
+        let text = tokio::time::timeout(PATIENCE, reading).await.unwrap().unwrap();
+        // What is not whole was not handed over.
+        let whole = text.iter().rposition(|&byte| byte == 0).map_or(0, |at| at + 1);
+        let elements = text[..whole].split(|&byte| byte == 0).filter(|e| !e.is_empty());
+        let mut count = 0;
+        for element in elements {
+            assert_eq!(element, format!("0:{next}").as_bytes(), "in order, once");
+            next += 1;
+            count += 1;
+        }
+        amid += usize::from(count > 0);
+        // The producer goes on by itself, and fills the room.
+        let is_full = async || place.length("").await == bound;
+        eventually("the producer goes on", is_full).await;
+        is_at_rest(&place).await;
+        let consumed = counter(&place, ":stats:consumed_messages").await;
+        assert_eq!(counter(&place, ":stats:produced_messages").await, consumed + bound);
+        let front: Vec<String> = place.run(&["LRANGE", &place.key(""), "-1", "-1"]).await;
+        assert_eq!(front, [format!("0:{}", consumed + 1)], "the counter tells who is next");
+        let taken_along = consumed + 1 - next;
+        assert!(taken_along <= BATCH, "{taken_along}");
+        lost += taken_along;
+        next = consumed + 1;
+    }
+    feeding.abort();
+    drop(putting);
+    (amid, lost)
+}

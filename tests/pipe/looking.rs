@@ -1,0 +1,95 @@
+//! Looking at a queue, which takes nothing and neither role.
+
+use serde_json::{Value, json};
+
+use crate::redis_support::Place;
+use crate::{content, fill, is_at_rest, put, run, seq, succeed};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_it_exists_and_is_closed_is_said_and_is_an_exit_code_too() {
+    let place = Place::new().await;
+    let ask = async |verb| {
+        let outcome = run(&place, verb, &[]).await;
+        assert_eq!(outcome.stderr, "");
+        (outcome.code, outcome.text().to_owned())
+    };
+    assert_eq!(ask("exists").await, (Some(1), "false\n".to_owned()));
+    succeed(&place, "create", &[]).await;
+    assert_eq!(ask("exists").await, (Some(0), "true\n".to_owned()));
+    assert_eq!(ask("closed").await, (Some(1), "false\n".to_owned()));
+    succeed(&place, "close", &[]).await;
+    assert_eq!(ask("closed").await, (Some(0), "true\n".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_oldest_elements_are_shown_and_stay() {
+    let place = Place::new().await;
+    succeed(&place, "create", &[]).await;
+    assert_eq!(succeed(&place, "peek", &[]).await, b"");
+    fill(&place, seq(1, 12).as_bytes()).await;
+    assert_eq!(succeed(&place, "peek", &[]).await, seq(1, 10).as_bytes());
+    assert_eq!(succeed(&place, "peek", &["-c", "2", "-0"]).await, b"1\x002\0");
+    assert_eq!(succeed(&place, "peek", &["-c", "3", "--raw"]).await, b"123");
+    assert_eq!(succeed(&place, "length", &[]).await, b"12\n");
+    assert_eq!(content(&place).await.len(), 12);
+    is_at_rest(&place).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stat_tells_who_did_what_and_what_does_not_add_up() {
+    let place = Place::new().await;
+    succeed(&place, "create", &["--bound", "9"]).await;
+    let feed = ["--client-id", "feeder", "--keep-open"];
+    assert_eq!(put(&place, &feed, b"a\nbb\nccc\n").await.code, Some(0));
+    succeed(&place, "get", &["-c", "1", "--client-id", "eater"]).await;
+    let stat = succeed(&place, "stat", &["-o", "json"]).await;
+    let mut expected = json!({
+        "name": "jobs", "prefix": place.queue.prefix(), "length": 2, "bound": 9, "closed": false,
+        "producer": {"id": "feeder", "busy": false}, "consumer": {"id": "eater", "busy": false},
+        "producedMessages": 3, "producedBytes": 6, "consumedMessages": 1, "consumedBytes": 1,
+        "drift": 0,
+    });
+    assert_eq!(serde_json::from_slice::<Value>(&stat).unwrap(), expected);
+
+    // A client that takes its role, an element, and dies.
+    let () = place.run(&["DEL", &place.key(":consumer_free")]).await;
+    let () = place.run(&["RPOP", &place.key("")]).await;
+    expected["length"] = json!(1);
+    expected["drift"] = json!(1);
+    expected["consumer"]["busy"] = json!(true);
+    let stat = succeed(&place, "stat", &["-o", "yaml"]).await;
+    assert_eq!(serde_yaml::from_slice::<Value>(&stat).unwrap(), expected);
+    let table = String::from_utf8(succeed(&place, "stat", &[]).await).unwrap();
+    let expected = "\
+        NAME   LENGTH   BOUND   CLOSED   PRODUCED   CONSUMED   PRODUCER   CONSUMER\n\
+        jobs   1        9       false    3          1          feeder     eater (busy)\n";
+    assert_eq!(table, expected);
+    let wide = String::from_utf8(succeed(&place, "stat", &["-o", "wide"]).await).unwrap();
+    assert!(wide.contains("PRODUCED-BYTES   CONSUMED-BYTES   DRIFT   PREFIX\n"), "{wide}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_deletion_has_left_is_shown_and_deleted() {
+    let place = Place::new().await;
+    let () = place.run(&["LPUSH", &place.key(":closed"), "0", "0"]).await;
+    let outcome = run(&place, "stat", &[]).await;
+    assert_eq!(outcome.code, Some(81), "{outcome:?}");
+    assert!(outcome.stderr.contains(":closed left over from its deletion"), "{outcome:?}");
+    assert_eq!(run(&place, "create", &[]).await.code, Some(82));
+    succeed(&place, "delete", &[]).await;
+    assert_eq!(place.present().await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_with_elements_is_not_deleted_without_being_asked() {
+    let place = Place::new().await;
+    succeed(&place, "create", &[]).await;
+    fill(&place, b"a\n").await;
+    let outcome = run(&place, "delete", &[]).await;
+    assert_eq!(outcome.code, Some(64), "{outcome:?}");
+    assert_eq!(content(&place).await, ["a"]);
+    succeed(&place, "delete", &["-y"]).await;
+    assert_eq!(run(&place, "exists", &[]).await.code, Some(1));
+    succeed(&place, "create", &[]).await;
+    succeed(&place, "delete", &[]).await;
+}
