@@ -1,5 +1,5 @@
 //! docs/hazards.md against the tests: whatever it names exists, and every hazard of
-//! the semaphores has a test or an answer. Reads files only.
+//! the locks and queues has a test or an answer. Reads files only.
 
 #![allow(
     clippy::unwrap_used,
@@ -65,16 +65,27 @@ fn every_test_that_the_hazards_name_exists() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-#[test]
-fn every_hazard_of_a_semaphore_has_a_test_or_an_answer() {
+/// Fails unless the rows of this letter are complete, and each names a test or
+/// gives an answer.
+fn check_rows(letter: char, last: usize) {
     let rows = rows();
-    let of_semaphores: Vec<_> = rows.iter().filter(|(id, _)| id.starts_with('A')).collect();
-    let ids: Vec<String> = of_semaphores.iter().map(|(id, _)| id.clone()).collect();
-    assert_eq!(ids, (1..=26).map(|n| format!("A{n}")).collect::<Vec<_>>());
-    let open: Vec<_> = of_semaphores
+    let rows: Vec<_> = rows.iter().filter(|(id, _)| id.starts_with(letter)).collect();
+    let ids: Vec<String> = rows.iter().map(|(id, _)| id.clone()).collect();
+    assert_eq!(ids, (1..=last).map(|n| format!("{letter}{n}")).collect::<Vec<_>>());
+    let open: Vec<_> = rows
         .iter()
         .filter(|(_, state)| tests_named(state).is_empty() && !state.contains("Answer: "))
         .map(|(id, _)| id)
         .collect();
     assert!(open.is_empty(), "neither a test nor an answer: {open:?}");
+}
+
+#[test]
+fn every_hazard_of_a_semaphore_has_a_test_or_an_answer() {
+    check_rows('A', 26);
+}
+
+#[test]
+fn every_hazard_of_a_pressure_queue_has_a_test_or_an_answer() {
+    check_rows('P', 17);
 }

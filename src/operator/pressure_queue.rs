@@ -173,6 +173,7 @@ async fn steps(
     found.unconfirmed = suspected;
     found.remarks = believed;
     if let (Some(false), Some(seen)) = (old.closed, &found.seen)
+        && seen.bound.is_some()
         && seen.closed
         && valid.wish.state == WantedState::Open
     {

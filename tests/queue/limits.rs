@@ -25,10 +25,9 @@ async fn limited(place: &Place, without: &str) -> (AclUser, Queue) {
     (user, queue)
 }
 
-#[tokio::test]
-async fn the_documented_rights_are_enough_for_everything_that_a_client_does() {
-    let place = Place::new().await;
-    let (_user, queue) = limited(&place, "").await;
+/// All that a client can do, with the documented rights.
+async fn everything(place: &Place) {
+    let (_user, queue) = limited(place, "").await;
     queue.create(1).await.unwrap();
     queue.put("a").await.unwrap();
     let waiting = tokio::spawn({
@@ -45,6 +44,17 @@ async fn the_documented_rights_are_enough_for_everything_that_a_client_does() {
     queue.close(Wait::No).await.unwrap();
     queue.delete(Wait::No).await.unwrap();
     assert!(place.present().await.is_empty());
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_everything_that_a_client_does() {
+    everything(&Place::new().await).await;
+}
+
+#[tokio::test]
+async fn a_client_does_everything_on_valkey_with_the_same_rights() {
+    let server = PrivateRedis::valkey().await;
+    everything(&Place::at(&server.url()).await).await;
 }
 
 #[tokio::test]

@@ -140,6 +140,20 @@ async fn overfilling_needs_no_room_and_nobody_puts_until_the_queue_is_drained() 
 }
 
 #[tokio::test]
+async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    queue.create(1).await.unwrap();
+    queue.put("a").await.unwrap();
+    // As a Get of the pseudo-code pushes it, whatever the bound.
+    let () = place.run(&["LPUSH", &place.key(":not_full"), "0"]).await;
+    assert_eq!(queue.try_put("b").await, Err(QueueError::Full));
+    assert_eq!((queue.len().await, place.length(":not_full").await), (Ok(1), 0));
+    queue.get().await.unwrap();
+    assert_eq!(place.length(":not_full").await, 1, "and pushed again by a get");
+}
+
+#[tokio::test]
 async fn batches_put_what_fits_and_get_what_is_there() {
     let place = Place::new().await;
     let queue = ours(&place, "me");

@@ -5,9 +5,11 @@ use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper::pressure::{
+    Applied, Deletion, Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
+};
 
-use crate::redis_support::{PrivateRedis, connect, in_time};
+use crate::redis_support::{PrivateRedis, SOON, connect, in_time};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 /// The slots of each node, first and last.
@@ -43,7 +45,9 @@ impl Cluster {
         for index in 0..SLOTS.len() {
             in_time("the cluster is up", async || {
                 let info: String = cluster.ask(index, &["CLUSTER", "INFO"]).await;
-                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+                ["cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"]
+                    .iter()
+                    .all(|part| info.contains(part))
             })
             .await;
         }
@@ -62,6 +66,35 @@ impl Cluster {
             keys.push(self.ask(node, &["KEYS", "*"]).await);
         }
         keys
+    }
+
+    /// Moves the queue's slot from one node to another; `halfway` happens while
+    /// one key is there and the others are still here.
+    async fn move_slot(
+        &self,
+        queue: &QueueName,
+        from: usize,
+        to: usize,
+        halfway: impl AsyncFnOnce(),
+    ) {
+        let slot = queue.cluster_slot().unwrap().to_string();
+        let from_id: String = self.ask(from, &["CLUSTER", "MYID"]).await;
+        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
+        let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+        let () = self.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+        let keys: Vec<String> = self.ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
+        let port = self.0[to].port().to_string();
+        let migrate = async |key: &String| {
+            let () = self.ask(from, &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).await;
+        };
+        migrate(&keys[0]).await;
+        halfway().await;
+        for key in &keys[1..] {
+            migrate(key).await;
+        }
+        for node in [to, from, 3 - from - to] {
+            let () = self.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        }
     }
 
     /// A store that knows this node only.
@@ -137,36 +170,68 @@ async fn a_slot_that_moves_is_waited_for_and_found_on_its_new_node() {
     let store = cluster.store(0);
     let queue = queue_on(0, "moving");
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
-    let slot = queue.cluster_slot().unwrap().to_string();
-    let ids = [
-        cluster.ask::<String>(0, &["CLUSTER", "MYID"]).await,
-        cluster.ask(1, &["CLUSTER", "MYID"]).await,
-    ];
-    let () = cluster.ask(1, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]).await;
-    let () = cluster.ask(0, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]).await;
-    // Half of the queue is there, half here.
-    let keys: Vec<String> = cluster.ask(0, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
-    let port = cluster.0[1].port().to_string();
-    let migrate = async |key: &String| {
-        let () = cluster.ask(0, &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).await;
-    };
-    migrate(&keys[0]).await;
-    let change = tokio::spawn({
-        let (store, queue) = (store.clone(), queue.clone());
-        async move { store.apply(&queue, &QueueEffect::SetBound { bound: 9 }).await }
-    });
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    assert!(!change.is_finished(), "it waits while the slot moves");
-    for key in &keys[1..] {
-        migrate(key).await;
-    }
-    for node in [1, 0, 2] {
-        let () = cluster.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]).await;
-    }
+    let change = tokio::sync::OnceCell::new();
+    cluster
+        .move_slot(&queue, 0, 1, async || {
+            let (store, queue) = (store.clone(), queue.clone());
+            let bound = QueueEffect::SetBound { bound: 9 };
+            let task = tokio::spawn(async move { store.apply(&queue, &bound).await });
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            assert!(!task.is_finished(), "it waits while the slot moves");
+            change.set(task).unwrap();
+        })
+        .await;
+    let change = change.into_inner().unwrap();
     assert_eq!(change.await.unwrap().unwrap(), Applied::Done);
     assert_eq!(store.observe(&queue).await.unwrap().bound, Some(9));
     assert!(cluster.ask::<bool>(1, &["EXISTS", &format!("{}:bound", queue.data())]).await);
     assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+}
+
+#[tokio::test]
+async fn programs_put_and_get_wait_and_are_woken_wherever_the_queue_lies_and_moves() {
+    let cluster = Cluster::start().await;
+    let name = queue_on(1, "frames");
+    let ours = |node: usize, id: &str| {
+        let settings = RedisSettings::from_url(&cluster.0[node].url()).unwrap();
+        let options = QueueOptions { client_id: id.to_owned(), ..QueueOptions::default() };
+        Queue::new(settings, name.clone(), options)
+    };
+    let (producer, consumer) = (ours(0, "producer"), ours(2, "consumer"));
+    producer.create(2).await.unwrap();
+    let putting = async {
+        for number in 0..50_u32 {
+            producer.put(number.to_string()).await.unwrap();
+        }
+    };
+    let getting = async {
+        for number in 0..50_u32 {
+            assert_eq!(consumer.get().await.unwrap(), number.to_string().into_bytes());
+        }
+    };
+    tokio::join!(putting, getting);
+
+    let waiting = tokio::spawn({
+        let consumer = consumer.clone();
+        async move { consumer.get().await }
+    });
+    // On its element and on the queue's end.
+    in_time("it waits on the second node", async || {
+        let list: String = cluster.ask(1, &["CLIENT", "LIST"]).await;
+        let is_waiting =
+            |line: &&str| line.contains("name=lockkeeper/consumer") && line.contains("flags=b");
+        list.lines().filter(is_waiting).count() == 2
+    })
+    .await;
+    cluster.move_slot(&name, 1, 2, async || {}).await;
+    producer.put("moved").await.unwrap();
+    let got = tokio::time::timeout(SOON, waiting).await.expect("it is woken").unwrap();
+    assert_eq!(got.unwrap(), b"moved");
+    assert!(cluster.ask::<bool>(2, &["EXISTS", &format!("{}:bound", name.data())]).await);
+    producer.close(Wait::Forever).await.unwrap();
+    assert_eq!(consumer.get().await, Err(QueueError::Closed));
+    consumer.delete(Wait::Forever).await.unwrap();
+    assert!(cluster.keys().await.concat().is_empty());
 }
 
 #[tokio::test]

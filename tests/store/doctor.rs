@@ -154,10 +154,12 @@ pub fn reasons(diagnosis: &Diagnosis) -> Vec<&'static str> {
 
 /// The repairs that may be made now.
 pub fn repairs(diagnosis: &Diagnosis) -> Vec<Repair> {
-    let all = diagnosis.damage.iter().chain(&diagnosis.at_work);
-    all.filter_map(|finding| match &finding.remedy {
-        Remedy::Mend(repair) => Some(repair.clone()),
-        _ => None,
-    })
-    .collect()
+    let all = [&diagnosis.damage, &diagnosis.at_work, &diagnosis.waiting];
+    all.into_iter()
+        .flatten()
+        .filter_map(|finding| match &finding.remedy {
+            Remedy::Mend(repair) => Some(repair.clone()),
+            _ => None,
+        })
+        .collect()
 }

@@ -2,11 +2,15 @@
 //! and a real sentinel, all private.
 
 use std::process::Child;
+use std::time::Duration;
 
+use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper::pressure::{
+    Applied, Deletion, Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
+};
 
 use crate::redis_support::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
 
@@ -89,11 +93,38 @@ impl Group {
         Self { master, replica, sentinel }
     }
 
-    /// A store that asks a sentinel which is down first.
-    fn store(&self) -> Store {
+    /// Asks a sentinel which is down first.
+    fn settings(&self) -> RedisSettings {
         let (down, up) = (free_port(), self.sentinel.port);
         let url = format!("redis-sentinel://127.0.0.1:{down},127.0.0.1:{up}/0#mymaster");
-        Store::new(RedisSettings::from_url(&url).unwrap(), StoreOptions::new("the operator"))
+        RedisSettings::from_url(&url).unwrap()
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.settings(), StoreOptions::new("the operator"))
+    }
+
+    /// Returns when the replica has become the master, and the master a replica.
+    async fn fail_over(&self) {
+        in_time("the sentinel has looked at the replica", async || {
+            let mut sentinel = connect(&self.sentinel.url()).await;
+            let mut failover = redis::cmd("SENTINEL");
+            let answer = failover.arg(&["FAILOVER", "mymaster"]).query_async(&mut sentinel).await;
+            answer.is_ok_and(|()| true)
+        })
+        .await;
+        in_time("the old master is a replica", async || {
+            let info: String = ask(&self.master.url(), &["INFO", "replication"]).await;
+            info.contains("role:slave")
+        })
+        .await;
+    }
+
+    async fn is_replicated(&self, key: &str) {
+        in_time("the replica has the queue", async || {
+            ask(&self.replica.url(), &["EXISTS", key]).await
+        })
+        .await;
     }
 }
 
@@ -108,25 +139,11 @@ async fn the_master_is_found_past_a_sentinel_that_is_down_and_again_after_it_cha
     let group = Group::start().await;
     let store = group.store();
     assert_eq!(store.apply(&queue("before"), &CREATE).await.unwrap(), Applied::Done);
-    in_time("the replica has the queue", async || {
-        ask(&group.replica.url(), &["EXISTS", "p:before:bound"]).await
-    })
-    .await;
+    group.is_replicated("p:before:bound").await;
     let id: String = ask(&group.master.url(), &["CLIENT", "LIST"]).await;
     assert!(id.contains("name=lockkeeper/the-operator"), "{id}");
 
-    in_time("the sentinel has looked at the replica", async || {
-        let mut sentinel = connect(&group.sentinel.url()).await;
-        let mut failover = redis::cmd("SENTINEL");
-        let answer = failover.arg(&["FAILOVER", "mymaster"]).query_async(&mut sentinel).await;
-        answer.is_ok_and(|()| true)
-    })
-    .await;
-    in_time("the old master is a replica", async || {
-        let info: String = ask(&group.master.url(), &["INFO", "replication"]).await;
-        info.contains("role:slave")
-    })
-    .await;
+    group.fail_over().await;
     // The connection to the old one was closed or answers READONLY; each costs
     // one operation at most.
     let after = queue("after");
@@ -179,10 +196,7 @@ async fn a_master_that_died_is_followed_by_its_replica() {
     let mut group = Group::start().await;
     let store = group.store();
     assert_eq!(store.apply(&queue("q"), &CREATE).await.unwrap(), Applied::Done);
-    in_time("the replica has the queue", async || {
-        ask(&group.replica.url(), &["EXISTS", "p:q:bound"]).await
-    })
-    .await;
+    group.is_replicated("p:q:bound").await;
     group.master.kill();
     in_time("the queue is found on the new master", async || {
         match store.observe(&queue("q")).await {
@@ -198,6 +212,40 @@ async fn a_master_that_died_is_followed_by_its_replica() {
     })
     .await;
     assert_eq!(store.apply(&queue("q"), &QueueEffect::Close).await.unwrap(), Applied::Done);
+}
+
+#[tokio::test]
+async fn programs_go_on_with_the_new_master_after_they_were_told_of_the_change_once() {
+    let group = Group::start().await;
+    let ours = || Queue::new(group.settings(), queue("frames"), QueueOptions::default());
+    let (producer, consumer) = (ours(), ours());
+    producer.create(2).await.unwrap();
+    group.is_replicated("p:frames:bound").await;
+    let got = tokio::spawn(async move {
+        loop {
+            match consumer.get().await {
+                Ok(element) => return element,
+                Err(QueueError::Store(error)) => {
+                    assert_eq!(error.class(), ErrorClass::Transient, "{error:?}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    });
+    in_time("it waits", async || {
+        let info: String = ask(&group.master.url(), &["INFO", "clients"]).await;
+        info.contains("blocked_clients:2")
+    })
+    .await;
+    group.fail_over().await;
+    in_time("an element is put", async || producer.put("after").await.is_ok()).await;
+    let got = tokio::time::timeout(Duration::from_secs(30), got).await.expect("it is woken");
+    assert_eq!(got.unwrap(), b"after");
+    let counted: String =
+        ask(&group.replica.url(), &["GET", "p:frames:stats:consumed_messages"]).await;
+    assert_eq!(counted, "1", "on the new master");
+    producer.delete(Wait::Forever).await.unwrap();
 }
 
 #[tokio::test]

@@ -12,17 +12,9 @@ use crate::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;
 
-/// A Valkey server of the test's own. `VALKEY_SERVER` names the program.
-async fn valkey() -> PrivateRedis {
-    let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
-        panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
-    });
-    PrivateRedis::start_program(&program, &[]).await
-}
-
 #[tokio::test]
 async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
-    let server = valkey().await;
+    let server = PrivateRedis::valkey().await;
     let place = Place::at(&server.url()).await;
     let info: String = place.run(&["INFO", "server"]).await;
     assert!(info.contains("server_name:valkey"), "{info}");
@@ -59,7 +51,7 @@ async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
 
 #[tokio::test]
 async fn the_documented_permissions_are_enough_on_valkey_and_less_changes_nothing() {
-    let server = valkey().await;
+    let server = PrivateRedis::valkey().await;
     let place = Place::at(&server.url()).await;
     let user = AclUser::named_for(&place);
     let keys = format!("~{}:*", place.queue.prefix());

@@ -233,8 +233,15 @@ impl PrivateRedis {
         Self::start_program("redis-server", arguments).await
     }
 
-    /// As [`Self::start`], another program that takes the same arguments.
-    pub async fn start_program(program: &str, arguments: &[&str]) -> Self {
+    /// A Valkey. `VALKEY_SERVER` names the program.
+    pub async fn valkey() -> Self {
+        let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
+            panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
+        });
+        Self::start_program(&program, &[]).await
+    }
+
+    async fn start_program(program: &str, arguments: &[&str]) -> Self {
         let port = free_port();
         let directory = std::env::temp_dir().join(format!("lockkeeper-test-{}", random_word()));
         std::fs::create_dir(&directory).unwrap();

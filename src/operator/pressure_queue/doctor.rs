@@ -39,9 +39,9 @@ pub(super) async fn examine(
     let doctor = detail.doctor.get_or_insert_with(|| store.doctor(ctx.rhythm.repair_idle));
     let at = ctx.started.elapsed();
     let look = store.look_around(&valid.queue, doctor, seen.clone(), at, false).await?;
-    let Diagnosis { damage, unsure, at_work } = doctor.look(look);
+    let Diagnosis { damage, at_work, waiting, unsure } = doctor.look(look);
     detail.looks = detail.looks.saturating_add(1);
-    let is_open = unsure || !at_work.is_empty();
+    let is_open = unsure || !at_work.is_empty() || !waiting.is_empty();
     if detail.looks <= LOOKS_AFTER_A_START && damage.is_empty() && is_open {
         found.kept = kept(old);
     }
@@ -106,7 +106,10 @@ fn tell_new(detail: &mut Detail, old: &PressureQueueStatus, found: &mut Findings
         };
         found.damage.iter().filter(was_told).map(|f| key(&f.remark)).collect()
     });
-    for finding in found.damage.iter().filter(|f| !told.contains(&key(&f.remark))) {
+    // What Ready says has an event of Ready's.
+    let is_new =
+        |f: &&Finding| !told.contains(&key(&f.remark)) && !found.remarks.contains(&f.remark);
+    for finding in found.damage.iter().filter(is_new) {
         let message = sentence(finding, found.is_mended);
         let action = format!("Found{}", key(&finding.remark));
         found.notes.push(Note::new(true, finding.remark.reason(), message).action(action));

@@ -27,8 +27,10 @@ pub struct Diagnosis {
     /// What is wrong.
     pub damage: Vec<Finding>,
     /// Roles that are taken, half creations and half deletions that nothing shows
-    /// to be damage: their clients may be at work, or wait.
+    /// to be damage yet: their clients may be at work.
     pub at_work: Vec<Finding>,
+    /// Roles whose holders have reason to do nothing: they wait for room or data.
+    pub waiting: Vec<Finding>,
     /// Whether something was seen that is believed only when it is seen again.
     pub unsure: bool,
 }
@@ -215,6 +217,8 @@ impl Doctor {
         let finding = Finding { remark, remedy };
         if is_damage {
             diagnosis.damage.push(finding);
+        } else if is_waiting {
+            diagnosis.waiting.push(finding);
         } else {
             diagnosis.at_work.push(finding);
         }

@@ -36,7 +36,7 @@ impl Queue {
     ) -> Result<Self, EnvironmentError> {
         let get = |key: &str| get(key).filter(|value| !value.is_empty());
         let read = |file: &str| std::fs::read_to_string(file).ok();
-        let settings = RedisSettings::from_environment(&get, read)?;
+        let settings = RedisSettings::from_environment(get, read)?;
         let prefix = get("PRESSURE_PREFIX").unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         Ok(Self::new(settings, QueueName::new(prefix, name)?, QueueOptions::default()))
     }

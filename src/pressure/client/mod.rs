@@ -160,6 +160,11 @@ impl Queue {
         &self.0.name
     }
 
+    /// The store that keeps it, for its administration.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
     /// How we call ourselves.
     pub fn client_id(&self) -> &str {
         &self.0.options.client_id

@@ -79,6 +79,24 @@ async fn a_repair_is_made_once_and_for_the_server_that_was_asked() {
 }
 
 #[tokio::test]
+async fn of_two_who_decided_on_the_same_repair_one_finds_its_evidence_stale() {
+    let server = server().await;
+    let mut ward = Ward::with_queue(&server, 1, 3).await;
+    with_dead_producer(&ward).await;
+    let repair = decided(&mut ward).await;
+    // Over one connection: both have looked before either has changed anything, so
+    // only the script itself can tell.
+    let both = tokio::join!(
+        ward.store.repair(&ward.place.queue, &repair),
+        ward.store.repair(&ward.place.queue, &repair)
+    );
+    let both = [both.0.unwrap(), both.1.unwrap()];
+    assert!(both.contains(&Repaired::Stale), "{both:?}");
+    assert!(both.iter().any(|one| matches!(one, Repaired::Done(_))), "{both:?}");
+    ward.check_invariants().await;
+}
+
+#[tokio::test]
 async fn where_client_list_or_info_is_forbidden_nothing_is_given_back_and_that_is_said() {
     let server = server().await;
     for (database, forbidden) in [(1, "-client"), (2, "-info"), (3, "-client|list")] {

@@ -87,18 +87,41 @@ async fn a_living_client_that_rests_after_any_of_its_commands_keeps_its_role() {
         let is_between_two = !is_put && commands == 7;
         let named = ward.look(AN_HOUR).await;
         // Where it could go on and does not, it is named, and so is its connection.
-        for finding in named.damage.iter().chain(&named.at_work) {
+        let all = [&named.damage, &named.at_work, &named.waiting];
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        for finding in &all {
             let Remark::RoleStuck { .. } = finding.remark else { continue };
             let Remedy::Wait(against @ Against::Connected(_)) = &finding.remedy else {
                 panic!("{finding:?}")
             };
             assert!(against.to_string().contains("127.0.0.1:"), "{against}");
         }
-        assert_eq!(named.damage.len() + named.at_work.len(), 1 + usize::from(is_between_two));
+        assert_eq!(all.len(), 1 + usize::from(is_between_two));
         task.abort();
         let _ = task.await;
         ward.until_gone(number).await;
         assert!(!ward.heal().await.is_empty(), "its death is noticed all the same");
         ward.check_invariants().await;
     }
+}
+
+#[tokio::test]
+async fn a_living_producer_wakes_when_a_dead_consumer_s_role_and_token_are_given_back() {
+    let server = server().await;
+    let mut ward = Ward::with_queue(&server, 1, 1).await;
+    ward.client("before").await.put("first").await.unwrap();
+    // Takes the element, and dies before it says that there is room.
+    let mut consumer = ward.client("dying").await.die_after(4);
+    let number = consumer.client;
+    consumer.get().await.unwrap_err();
+    drop(consumer);
+    ward.until_gone(number).await;
+    ward.look(AN_HOUR).await;
+    let producer = Worker::produce(&text_queue(&ward.place), "late", ["second".to_owned()]).await;
+    wait_until_blocked(&ward.place.raw, producer.client).await;
+    let diagnosis = ward.look(AN_HOUR).await;
+    assert_eq!(ward.mend(&diagnosis).await.len(), 2, "the role and the token: {diagnosis:?}");
+    assert!(producer.join().await.error.is_none());
+    assert_eq!(ward.client("next").await.get().await.unwrap(), "second");
+    ward.check_invariants().await;
 }

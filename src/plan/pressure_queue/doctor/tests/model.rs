@@ -86,7 +86,7 @@ proptest! {
         let mut doctor = doctor();
         for (second, seen) in [(0, &seen), (100, &other), (200, &other)] {
             let diagnosis = doctor.look(look(second, seen, &[]));
-            for finding in diagnosis.damage.iter().chain(&diagnosis.at_work) {
+            for finding in [&diagnosis.damage, &diagnosis.at_work, &diagnosis.waiting].into_iter().flatten() {
                 prop_assert!(finding.remark.to_string().len() > 20);
                 prop_assert!(finding.remark.reason().chars().all(char::is_alphanumeric));
             }
