@@ -13,11 +13,13 @@ mod redis_support;
 mod doctor;
 mod ends;
 mod errors;
+mod examples;
 mod flow;
 mod kills;
 mod looking;
 mod patience;
 mod readers;
+mod terminals;
 
 use std::process::Stdio;
 use std::time::Duration;
