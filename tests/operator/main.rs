@@ -28,6 +28,7 @@ mod kinds;
 mod lifecycle;
 mod outages;
 mod owners;
+mod pipe;
 mod queues;
 mod restarts;
 mod settings;

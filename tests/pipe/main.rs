@@ -10,13 +10,16 @@ mod environment;
 #[path = "../support/redis.rs"]
 mod redis_support;
 
+mod doctor;
 mod ends;
 mod errors;
+mod examples;
 mod flow;
 mod kills;
 mod looking;
 mod patience;
 mod readers;
+mod terminals;
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,9 +1,10 @@
 //! What is shown on a terminal while elements flow: how many, how much, how fast.
 
+use std::fmt::Write;
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
 
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanFloatCount, ProgressBar, ProgressState, ProgressStyle};
 
 /// A line on the terminal of standard error, gone when this is dropped; nothing
 /// elsewhere.
@@ -19,9 +20,12 @@ impl Progress {
         let is_shown = !quiet && stderr().is_terminal() && !data.is_terminal();
         let line = is_shown.then(|| {
             let style =
-                ProgressStyle::with_template("{spinner} {human_pos} elements, {msg}, {per_sec}");
+                ProgressStyle::with_template("{spinner} {human_pos} elements, {msg}, {rate}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner())
+                    .with_key("rate", rate);
             let line = ProgressBar::new_spinner();
-            line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            line.set_style(style);
+            line.set_message(HumanBytes(0).to_string());
             line.enable_steady_tick(Duration::from_millis(120));
             line
         });
@@ -35,6 +39,10 @@ impl Progress {
         line.set_message(HumanBytes(self.bytes).to_string());
         line.inc(elements);
     }
+}
+
+fn rate(state: &ProgressState, text: &mut dyn Write) {
+    let _ = write!(text, "{:.0}/s", HumanFloatCount(state.per_sec()));
 }
 
 impl Drop for Progress {
