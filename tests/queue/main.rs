@@ -11,6 +11,7 @@ mod redis_support;
 mod abandoning;
 mod limits;
 mod operations;
+mod stopping;
 mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};
