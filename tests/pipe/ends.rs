@@ -71,6 +71,26 @@ async fn a_signal_to_put_amid_a_flow_leaves_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
+    let place = Place::new().await;
+    succeed(&place, "create", &["--bound", "1"]).await;
+    let line = "exec yes | exec lockkeeper queue put jobs";
+    let putting = shell(&place, line).spawn().unwrap();
+    until_length(&place, 1).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let pid = crate::flow::lockkeepers_of(putting.id().unwrap())[0];
+    let memory = crate::flow::high_water(pid).unwrap();
+    crate::environment::signal(pid, "INT");
+    let outcome = finish(putting).await;
+    let read =
+        outcome.stderr.split("; ").find_map(|part| part.strip_suffix(" elements read and not put"));
+    let read: u32 = read.and_then(|read| read.parse().ok()).expect(&outcome.stderr);
+    println!("{read} elements read ahead, {memory} MiB");
+    // A batch, and what one read of lines of a single byte brings.
+    assert!(read < 40_000 && memory < 64, "{read} elements, {memory} MiB");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_get_at_once_and_what_it_has_taken_goes_back() {
     let place = Place::new().await;
     for (name, code) in [("INT", 130), ("TERM", 143)] {
