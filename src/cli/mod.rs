@@ -88,6 +88,8 @@ impl Failure {
     pub const ALREADY_EXISTS: u8 = 82;
     /// The queue is closed: nothing can be put into it.
     pub const CLOSED: u8 = 83;
+    /// The queue is damaged.
+    pub const DAMAGED: u8 = 84;
 
     /// The command is there but can't be run, as shells have it.
     pub const NOT_EXECUTABLE: u8 = 126;

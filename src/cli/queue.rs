@@ -6,6 +6,7 @@ mod close;
 mod closed;
 mod create;
 mod delete;
+mod doctor;
 mod exists;
 mod get;
 mod length;
@@ -44,7 +45,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 the answer of exists or closed is no; 64 wrong usage; 65 an element is longer \
 than Redis takes; 69 the server can't be reached, or refuses; 73 the output can't be written; 74 the \
 input can't be read; 75 full, empty or in use with --no-wait, or the time was over: try again later; \
-81 the queue does not exist; 82 it exists already; 83 it is closed; 141 nobody reads the output any \
+81 the queue does not exist; 82 it exists already; 83 it is closed; 84 doctor found damage; 141 nobody reads the output any \
 more; 128+n ended by signal n.";
 
 #[derive(Debug, clap::Subcommand)]
@@ -69,6 +70,8 @@ enum Verb {
     Peek(peek::Arguments),
     /// How full the queue is, who works on it, and what went through
     Stat(stat::Arguments),
+    /// What is wrong with the queue, and mending it
+    Doctor(doctor::Arguments),
 }
 
 /// How long to wait.
@@ -109,6 +112,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Peek(arguments) => peek::run(arguments).await,
             Verb::Stat(arguments) => stat::run(arguments).await,
+            Verb::Doctor(arguments) => doctor::run(arguments).await,
         }
     });
     // A read of a terminal that nobody types at would be waited for.

@@ -94,7 +94,7 @@ pub async fn pressure_queue(
     let mut memory = memory.lock().await;
     let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
         Some(why) => Ok(Removal::NotOurs(why)),
-        None => remove_queue(&object, &ctx, memory.detail.store.as_ref()).await,
+        None => remove_queue(&object, &ctx, &mut memory.detail).await,
     };
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
@@ -106,7 +106,7 @@ pub async fn pressure_queue(
 async fn remove_queue(
     object: &PressureQueue,
     ctx: &Context,
-    last: Option<&Connected<crate::pressure::Store>>,
+    detail: &mut pressure_queue::Detail,
 ) -> Result<Removal, StepError> {
     let valid = match validate::pressure_queue(object, ctx.default_names) {
         Ok(valid) => valid,
@@ -115,8 +115,10 @@ async fn remove_queue(
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
-    let (backend, store) = match (&fetched, last) {
-        (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
+    let (backend, store) = match (&fetched, &detail.store) {
+        (Ok(connected), _) | (Err(_), Some(connected)) => {
+            (&connected.backend, connected.handle.clone())
+        }
         (Err(_), None) => {
             return without_connection(ctx, object, fetched.err(), was_connected).await;
         }
@@ -126,6 +128,11 @@ async fn remove_queue(
     }
     match store.delete(&valid.queue, false).await {
         Ok(Deletion::Gone) => Ok(Removal::Gone),
+        Ok(Deletion::WaitingFor { .. })
+            if pressure_queue::finish_deletion(ctx, object, &valid, &store, detail).await? =>
+        {
+            Ok(Removal::Gone)
+        }
         Ok(Deletion::WaitingFor { producer, consumer }) => {
             let who = |role: &str, holder: Option<Holder>| {
                 holder.map(|holder| match holder.id {
@@ -138,7 +145,7 @@ async fn remove_queue(
                 .flatten()
                 .collect();
             Ok(Removal::Waiting(format!(
-                "The queue goes once {} gives the role back; if that client is dead, set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
+                "The queue goes once {} gives the role back; if that client is dead, repairPolicy: Repair removes the queue, or set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
                 who.join(" and ")
             )))
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+pub(super) use self::doctor::finish_deletion;
 use self::status::{outcome, to_report, waits_for};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};

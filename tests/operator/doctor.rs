@@ -276,3 +276,30 @@ async fn damage_stays_reported_over_a_restart_of_the_operator_and_is_told_once()
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_deletion_that_waits_for_a_dead_client_is_finished_with_repair_only() {
+    in_a_world("buried", async |world| {
+        let _operator = operator(&world).await;
+        world.queue("frames", "bound: 2, deletionPolicy: Delete").await;
+        whole(&world, "frames").await;
+        kill_a_producer(&world, "frames").await;
+        world.api::<PressureQueue>().delete("frames", &DeleteParams::default()).await.unwrap();
+        let waits = world
+            .until("frames", "cleaning up", PATIENCE, |queue: &PressureQueue| {
+                has_reason(queue, "Ready", "CleaningUp")
+            })
+            .await;
+        assert!(waits.condition("Ready").unwrap().2.contains("repairPolicy: Repair"));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert!(world.api::<PressureQueue>().get_opt("frames").await.unwrap().is_some());
+        world.queue("frames", "bound: 2, deletionPolicy: Delete, repairPolicy: Repair").await;
+        eventually("the object is gone", PATIENCE, async || {
+            world.api::<PressureQueue>().get_opt("frames").await.unwrap().is_none()
+        })
+        .await;
+        assert_eq!(crate::queues::keys(&world).await, [""; 0]);
+        assert!(notes(&world, "frames", "Repaired").await.concat().contains("removed :producer"));
+    })
+    .await;
+}

@@ -161,7 +161,7 @@ async fn what_is_left_out_is_filled_in() {
         assert_eq!(
             serde_json::to_value::<PressureQueueSpec>(queue.spec).unwrap(),
             json!({
-                "bound": 0, "state": "Open", "deletionPolicy": "Retain", "suspend": false,
+                "bound": 0, "state": "Open", "deletionPolicy": "Retain", "repairPolicy": "Report", "suspend": false,
                 "redisReference": {"prefix": "__pressure__"}
             })
         );

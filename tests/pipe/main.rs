@@ -10,6 +10,7 @@ mod environment;
 #[path = "../support/redis.rs"]
 mod redis_support;
 
+mod doctor;
 mod ends;
 mod errors;
 mod examples;

@@ -3,14 +3,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../support/pressure_pseudo.rs"]
+mod pressure_pseudo;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
+#[path = "../support/pressure_text_unblocked.rs"]
+mod pressure_text_unblocked;
 #[path = "../support/redis.rs"]
 mod redis_support;
 
 mod abandoning;
 mod limits;
 mod operations;
+mod schedules;
 mod stopping;
 mod waiting;
 

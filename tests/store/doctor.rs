@@ -6,6 +6,7 @@
 mod deaths;
 mod evidence;
 mod life;
+mod schedules;
 mod tokens;
 
 use std::time::Duration;

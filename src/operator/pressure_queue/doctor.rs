@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 
 use super::super::context::Context;
 use super::super::error::StepError;
-use super::super::report::Note;
+use super::super::report::{Note, publish};
 use super::{Detail, Findings};
 use crate::api::conditions::{DAMAGED, Say, find, reason};
 use crate::api::validate::ValidQueue;
 use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::plan::pressure_queue::doctor::{Against, Diagnosis, Finding, Remedy, symptoms};
+use crate::plan::pressure_queue::doctor::{Against, Diagnosis, Finding, Remedy, Repair, symptoms};
 use crate::plan::pressure_queue::{QueueRole, Remark};
-use crate::pressure::Repaired;
+use crate::pressure::{Deed, Repaired, Store};
 
 /// So many looks it takes until damage that was there before the start shows again;
 /// until then the condition stays what it was.
@@ -63,10 +63,7 @@ pub(super) async fn examine(
         }
         // Stale: the queue has moved since; the next look tells.
         if let Repaired::Done(deeds) = store.repair(&valid.queue, repair).await? {
-            let deeds: Vec<String> = deeds.iter().map(ToString::to_string).collect();
-            let message = format!("Mended: {}; {}", finding.remark, deeds.join(", "));
-            let action = format!("Mended{}", key(&finding.remark));
-            found.notes.push(Note::new(true, "Repaired", message).action(action));
+            found.notes.push(repaired(&finding.remark, &deeds));
             ctx.metrics.repaired(queue, finding.remark.reason());
             mended.push(finding.remark.clone());
         }
@@ -84,6 +81,40 @@ pub(super) async fn examine(
     let reasons: Vec<&'static str> = found.damage.iter().map(|f| f.remark.reason()).collect();
     ctx.metrics.damaged(queue, &reasons);
     Ok(())
+}
+
+/// Removes what a deletion can't because a dead client never gave its role back, if
+/// the spec allows and the evidence is there.
+pub(in crate::operator) async fn finish_deletion(
+    ctx: &Context,
+    queue: &PressureQueue,
+    valid: &ValidQueue,
+    store: &Store,
+    detail: &mut Detail,
+) -> Result<bool, StepError> {
+    if !valid.repair {
+        return Ok(false);
+    }
+    let doctor = detail.doctor.get_or_insert_with(|| store.doctor(ctx.rhythm.repair_idle));
+    let seen = store.observe(&valid.queue).await?;
+    let at = ctx.started.elapsed();
+    let look = store.look_around(&valid.queue, doctor, seen, at, false).await?;
+    for finding in doctor.look(look).damage {
+        let Remedy::Mend(repair @ Repair::FinishDeletion { .. }) = &finding.remedy else {
+            continue;
+        };
+        if let Repaired::Done(deeds) = store.repair(&valid.queue, repair).await? {
+            publish(ctx, queue, &repaired(&finding.remark, &deeds)).await;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn repaired(remark: &Remark, deeds: &[Deed]) -> Note {
+    let deeds: Vec<String> = deeds.iter().map(ToString::to_string).collect();
+    let message = format!("Mended: {remark}; {}", deeds.join(", "));
+    Note::new(true, "Repaired", message).action(format!("Mended{}", key(remark)))
 }
 
 /// What the condition said before this process looked.
@@ -173,7 +204,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::plan::pressure_queue::doctor::Repair;
 
     #[test]
     fn every_kind_of_damage_has_an_action_of_its_own() {

@@ -1,0 +1,291 @@
+//! A thousand random schedules of our clients beside foreign ones, in both roles,
+//! waiting and not, while the bound changes and the queue is closed and deleted.
+//! What must hold whatever the order: order, nothing lost, nothing doubled, the
+//! right answer to everybody, no key left.
+
+mod checks;
+mod clients;
+mod workers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::pressure::{Deletion, QueueRole, Store};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use self::clients::{Client, Kind, Mode, Refusal};
+use self::workers::{Got, Shared, Worker, is, set};
+use crate::redis_support::{Place, PrivateRedis, is_blocked};
+
+const SCHEDULES: u64 = 1000;
+const AT_A_TIME: usize = 24;
+/// A schedule takes some 100 ms; nobody may wait for ever.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What a schedule is made of; all of it follows from its seed.
+#[derive(Debug)]
+struct Plan {
+    bound: u64,
+    creator: Kind,
+    producers: Vec<(Kind, usize)>,
+    consumers: Vec<Kind>,
+    /// Closed once the producers are done, or at some moment.
+    closes_late: bool,
+    closers: Vec<Kind>,
+    /// Deleted at some moment, not only at the end.
+    deletes_early: bool,
+    /// Who deletes at the end.
+    deleter: Kind,
+    seed: u64,
+}
+
+impl Plan {
+    fn new(seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let only_ours = random.random_bool(0.15);
+        let kind = |random: &mut SmallRng| if only_ours { Kind::Ours } else { Kind::any(random) };
+        let producers = (0..random.random_range(1..4))
+            .map(|_| (kind(&mut random), random.random_range(1..12)))
+            .collect();
+        let consumers = (0..random.random_range(1..4)).map(|_| kind(&mut random)).collect();
+        let closers = if random.random_bool(0.1) { 2 } else { 1 };
+        Self {
+            bound: random.random_range(0..6),
+            creator: kind(&mut random),
+            producers,
+            consumers,
+            closes_late: random.random_bool(0.5),
+            closers: (0..closers).map(|_| kind(&mut random)).collect(),
+            deletes_early: random.random_bool(0.3),
+            deleter: kind(&mut random),
+            seed: random.random(),
+        }
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let producers = self.producers.iter().map(|(kind, _)| *kind);
+        producers.chain(self.consumers.iter().copied()).chain(self.closers.iter().copied())
+    }
+}
+
+/// One schedule under way.
+struct Schedule {
+    plan: Plan,
+    place: Place,
+    store: Store,
+    shared: Arc<Shared>,
+    workers: Vec<Worker>,
+    /// The highest bound so far; absent once there was none.
+    highest: Option<u64>,
+    begun: Instant,
+}
+
+async fn run(seed: u64, url: String) {
+    let plan = Plan::new(seed);
+    let what = format!("{plan:?}");
+    let run = tokio::spawn(async move {
+        let place = Place::at(&url).await;
+        let mut schedule = Schedule::begin(plan, place).await;
+        schedule.go_on().await;
+        schedule.check_the_end().await;
+    });
+    if let Err(panic) = run.await {
+        panic!("LOCKKEEPER_TEST_SEED={seed} repeats it: {what}: {panic}");
+    }
+}
+
+impl Schedule {
+    async fn begin(plan: Plan, place: Place) -> Self {
+        let mut random = SmallRng::seed_from_u64(plan.seed);
+        Client::connect(plan.creator, &place, "creator").await.create(plan.bound).await.unwrap();
+        let shared = Arc::new(Shared {
+            closes_twice: plan.closers.len() > 1,
+            has_foreign: plan.kinds().any(|kind| kind != Kind::Ours),
+            ..Shared::default()
+        });
+        let mut workers = Vec::new();
+        for (number, (kind, count)) in plan.producers.iter().enumerate() {
+            let id = format!("producer-{number}");
+            let client = Client::connect(*kind, &place, &id).await;
+            let seed = random.random();
+            workers.push(workers::produce(client, id, *count, seed, Arc::clone(&shared)));
+        }
+        for (number, kind) in plan.consumers.iter().enumerate() {
+            let id = format!("consumer-{number}");
+            let client = Client::connect(*kind, &place, &id).await;
+            workers.push(workers::consume(client, id, random.random(), Arc::clone(&shared)));
+        }
+        if !plan.closes_late {
+            for (number, kind) in plan.closers.iter().enumerate() {
+                let id = format!("closer-{number}");
+                let client = Client::connect(*kind, &place, &id).await;
+                let pause = Duration::from_millis(random.random_range(0..25));
+                let when = tokio::time::sleep(pause);
+                workers.push(workers::close(client, id, Arc::clone(&shared), when));
+            }
+        }
+        let highest = (plan.bound > 0).then_some(plan.bound);
+        let store = place.store();
+        Self { plan, place, store, shared, workers, highest, begun: Instant::now() }
+    }
+
+    /// Changes the bound and deletes, until everybody has ended or waits with
+    /// good reason.
+    async fn go_on(&mut self) {
+        let mut random = SmallRng::seed_from_u64(self.plan.seed ^ 1);
+        let mut drainer = Client::connect(Kind::Ours, &self.place, "drainer").await;
+        let changes = random.random_range(0..8);
+        let delete_at = Duration::from_millis(random.random_range(0..30));
+        let mut closes_late = self.plan.closes_late;
+        let mut step = 0;
+        loop {
+            step += 1;
+            if step <= changes {
+                self.change_bound(&mut random).await;
+            }
+            let age = self.begun.elapsed();
+            if self.plan.deletes_early && age >= delete_at && !self.shared.is_stuck() {
+                self.delete_a_step().await;
+            }
+            self.reap().await;
+            if closes_late && self.are_done(QueueRole::Producer) && !self.shared.is_stuck() {
+                closes_late = false;
+                self.close_late().await;
+            }
+            let closes = closes_late && !self.shared.is_stuck() && !is(&self.shared.gone);
+            if !closes && self.is_over().await {
+                return;
+            }
+            if self.are_done(QueueRole::Consumer) && !closes {
+                self.drain(&mut drainer).await;
+            }
+            assert!(age < PATIENCE, "somebody waits for ever: {}", self.tell().await);
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..6))).await;
+        }
+    }
+
+    async fn change_bound(&mut self, random: &mut SmallRng) {
+        let bound = random.random_range(0..6);
+        self.highest = self.highest.filter(|_| bound > 0).map(|highest| highest.max(bound));
+        let effect = QueueEffect::SetBound { bound };
+        self.store.apply(&self.place.queue, &effect).await.unwrap();
+        let seen = self.store.observe(&self.place.queue).await.unwrap();
+        self.check_moment(&seen);
+    }
+
+    async fn delete_a_step(&self) {
+        set(&self.shared.delete_begun);
+        if self.store.delete(&self.place.queue, false).await.unwrap() == Deletion::Gone {
+            set(&self.shared.gone);
+        }
+    }
+
+    async fn close_late(&mut self) {
+        for (number, kind) in self.plan.closers.iter().enumerate() {
+            let id = format!("closer-{number}");
+            let client = Client::connect(*kind, &self.place, &id).await;
+            let shared = Arc::clone(&self.shared);
+            self.workers.push(workers::close(client, id, shared, async {}));
+        }
+    }
+
+    /// A wrong answer of a worker that has ended is the end of the schedule.
+    async fn reap(&mut self) {
+        let (ended, at_work) = std::mem::take(&mut self.workers)
+            .into_iter()
+            .partition(|worker| worker.task.is_finished());
+        self.workers = at_work;
+        for Worker { id, kind, task, .. } in ended {
+            match task.await {
+                Ok(Ok(())) => {}
+                Ok(Err(wrong)) => panic!("{id}, {kind:?}: {wrong}; {}", self.tell().await),
+                Err(ended) => assert!(ended.is_cancelled(), "{ended}"),
+            }
+        }
+    }
+
+    fn are_done(&self, role: QueueRole) -> bool {
+        self.workers.iter().all(|worker| worker.role != role)
+    }
+
+    /// Whether nothing more will happen by itself.
+    async fn is_over(&self) -> bool {
+        if self.workers.is_empty() {
+            return !self.plan.deletes_early || is(&self.shared.gone) || self.shared.is_stuck();
+        }
+        if self.shared.is_stuck() {
+            set(&self.shared.stop);
+            return self.foreign_sleep().await && self.is_quiet().await;
+        }
+        // A foreign client that had looked at :bound just before a deletion
+        // ended, and waits for a role since, sleeps: nothing can help it.
+        let is_ours = |worker: &Worker| worker.kind == Kind::Ours;
+        is(&self.shared.gone) && !self.workers.iter().any(is_ours) && self.foreign_sleep().await
+    }
+
+    async fn foreign_sleep(&self) -> bool {
+        for worker in &self.workers {
+            if let Some(connection) = worker.connection
+                && !worker.task.is_finished()
+                && !is_blocked(&self.place.raw, connection).await
+            {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn is_quiet(&self) -> bool {
+        let before = self.place.dump().await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        before == self.place.dump().await
+    }
+
+    /// Consumers that found the queue closed have gone, and producers that had
+    /// looked at `:closed` before may still put and wait for room.
+    async fn drain(&self, drainer: &mut Client) {
+        if self.shared.stuck(QueueRole::Consumer).is_some() || is(&self.shared.delete_begun) {
+            return;
+        }
+        let begun = Instant::now();
+        match drainer.get(3, Mode::Timed(Duration::from_millis(5))).await {
+            Ok(elements) => {
+                let ended = Instant::now();
+                let by = "drainer".to_owned();
+                let got = elements.into_iter().map(|element| Got {
+                    by: by.clone(),
+                    element,
+                    begun,
+                    ended,
+                });
+                self.shared.got.lock().unwrap().extend(got);
+            }
+            Err(Refusal::Closed | Refusal::TimedOut(_)) => {}
+            Err(other) => panic!("{other:?} to the drainer; {}", self.tell().await),
+        }
+    }
+
+    /// What a failure shows.
+    async fn tell(&self) -> String {
+        let at_work: Vec<_> = self.workers.iter().map(|w| (&w.id, w.kind)).collect();
+        let shared = &self.shared;
+        format!("at work {at_work:?}, {shared:?}, keys {:?}", self.place.dump().await)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_schedules_beside_foreign_clients_keep_order_and_lose_nothing() {
+    let server = PrivateRedis::start(&[]).await;
+    if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
+        return run(seed.parse().expect("a number"), server.url()).await;
+    }
+    let first: u64 = rand::random::<u32>().into();
+    println!("seeds from {first}; LOCKKEEPER_TEST_SEED=<seed> repeats one schedule");
+    let url = server.url();
+    futures::stream::iter(first..first + SCHEDULES)
+        .for_each_concurrent(AT_A_TIME, |seed| run(seed, url.clone()))
+        .await;
+}

@@ -1,0 +1,248 @@
+//! What a schedule's clients do until they end, and which of their answers are
+//! right when. A foreign client that keeps a role says so; from then on the right
+//! answer of the others is to wait.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lockkeeper::pressure::QueueRole;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use tokio::task::JoinHandle;
+
+use super::clients::{Client, Kind, Mode, Refusal};
+
+/// What everybody in a schedule knows.
+#[derive(Debug, Default)]
+pub struct Shared {
+    pub close_begun: AtomicBool,
+    pub close_done: AtomicBool,
+    pub delete_begun: AtomicBool,
+    pub gone: AtomicBool,
+    /// Nobody begins another operation.
+    pub stop: AtomicBool,
+    /// Somebody closes twice.
+    pub closes_twice: bool,
+    /// Some client of the queue is foreign: ours never hold a role.
+    pub has_foreign: bool,
+    /// Which foreign client keeps the role for ever.
+    pub stuck_producer: Mutex<Option<String>>,
+    pub stuck_consumer: Mutex<Option<String>>,
+    /// What somebody tried to put, and what was put for certain.
+    pub offered: Mutex<BTreeSet<String>>,
+    pub put: Mutex<Vec<String>>,
+    pub got: Mutex<Vec<Got>>,
+}
+
+/// An element that somebody got, and when that operation ran.
+#[derive(Clone, Debug)]
+pub struct Got {
+    pub by: String,
+    pub element: String,
+    pub begun: Instant,
+    pub ended: Instant,
+}
+
+pub fn is(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::SeqCst)
+}
+
+pub fn set(flag: &AtomicBool) {
+    flag.store(true, Ordering::SeqCst);
+}
+
+impl Shared {
+    pub fn stuck(&self, role: QueueRole) -> Option<String> {
+        match role {
+            QueueRole::Producer => self.stuck_producer.lock().unwrap().clone(),
+            QueueRole::Consumer => self.stuck_consumer.lock().unwrap().clone(),
+        }
+    }
+
+    pub fn is_stuck(&self) -> bool {
+        self.stuck(QueueRole::Producer).is_some() || self.stuck(QueueRole::Consumer).is_some()
+    }
+
+    fn note(&self, client: &Client, id: &str, role: QueueRole, refusal: &Refusal) {
+        if client.keeps_role(refusal) {
+            let stuck = match role {
+                QueueRole::Producer => &self.stuck_producer,
+                QueueRole::Consumer => &self.stuck_consumer,
+            };
+            *stuck.lock().unwrap() = Some(id.to_owned());
+        }
+    }
+
+    /// Whether a refusal is a right answer, and whether the client ends with it.
+    fn judge(&self, client: &Client, mode: Mode, refusal: &Refusal) -> Result<bool, String> {
+        let is_ours = client.kind() == Kind::Ours;
+        let closed = is(&self.close_begun) || (!is_ours && is(&self.delete_begun));
+        let is_blocked = match mode {
+            Mode::Blocked => true,
+            Mode::Unblocked => false,
+            Mode::Timed(_) => client.kind() == Kind::Pseudo,
+        };
+        let is_right = match refusal {
+            Refusal::Closed => closed,
+            Refusal::Missing => is(&self.delete_begun),
+            Refusal::InUse(..) => !is_blocked && self.has_foreign,
+            Refusal::Full | Refusal::Empty => !is_blocked,
+            Refusal::TimedOut(_) => matches!(mode, Mode::Timed(_)),
+            Refusal::Broken(_) => false,
+        };
+        if !is_right {
+            return Err(format!("{refusal:?} with {mode:?} by {:?}", client.kind()));
+        }
+        let is_end = matches!(refusal, Refusal::Closed | Refusal::Missing);
+        Ok(is_end || client.keeps_role(refusal))
+    }
+
+    /// What was true before an operation began that succeeded.
+    fn may_succeed(&self, (closed, gone): (bool, bool), is_put: bool) -> Result<(), String> {
+        if gone || (closed && is_put) {
+            return Err(format!("success after the end, closed {closed}, gone {gone}"));
+        }
+        Ok(())
+    }
+
+    fn ends(&self) -> (bool, bool) {
+        (is(&self.close_done), is(&self.gone))
+    }
+}
+
+/// One client at work.
+pub struct Worker {
+    pub id: String,
+    pub kind: Kind,
+    pub role: QueueRole,
+    /// Where a foreign one may wait for ever.
+    pub connection: Option<i64>,
+    pub task: JoinHandle<Result<(), String>>,
+}
+
+fn random_mode(client: &Client, random: &mut SmallRng) -> Mode {
+    let mode = Mode::any(random);
+    let is_pseudo = client.kind() == Kind::Pseudo;
+    // Its non-blocking operations raise with the role in hand: not too often.
+    if is_pseudo && matches!(mode, Mode::Unblocked) && random.random_bool(0.6) {
+        return Mode::Blocked;
+    }
+    mode
+}
+
+async fn pause(random: &mut SmallRng) {
+    tokio::time::sleep(Duration::from_millis(random.random_range(0..4))).await;
+}
+
+/// Puts `ID/0`, `ID/1` and so on.
+pub fn produce(
+    mut client: Client,
+    id: String,
+    count: usize,
+    seed: u64,
+    shared: Arc<Shared>,
+) -> Worker {
+    let (kind, connection) = (client.kind(), client.connection());
+    let role = QueueRole::Producer;
+    let name = id.clone();
+    let task = tokio::spawn(async move {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let all: Vec<String> = (0..count).map(|number| format!("{id}/{number}")).collect();
+        let mut next = 0;
+        while next < count && !is(&shared.stop) {
+            let mode = random_mode(&client, &mut random);
+            let end = count.min(next + random.random_range(1..7));
+            let ends = shared.ends();
+            shared.offered.lock().unwrap().extend(all[next..end].iter().cloned());
+            let (put, result) = client.put(&all[next..end], mode).await;
+            shared.put.lock().unwrap().extend_from_slice(&all[next..next + put]);
+            next += put;
+            if put > 0 {
+                shared.may_succeed(ends, true)?;
+            }
+            if let Err(refusal) = result {
+                shared.note(&client, &id, role, &refusal);
+                if shared.judge(&client, mode, &refusal)? {
+                    return Ok(());
+                }
+                pause(&mut random).await;
+            }
+        }
+        Ok(())
+    });
+    Worker { id: name, kind, role, connection, task }
+}
+
+/// Gets until the queue is closed or gone.
+pub fn consume(mut client: Client, id: String, seed: u64, shared: Arc<Shared>) -> Worker {
+    let (kind, connection) = (client.kind(), client.connection());
+    let role = QueueRole::Consumer;
+    let name = id.clone();
+    let task = tokio::spawn(async move {
+        let mut random = SmallRng::seed_from_u64(seed);
+        while !is(&shared.stop) {
+            let mode = random_mode(&client, &mut random);
+            let most = random.random_range(1..4);
+            let (ends, begun) = (shared.ends(), Instant::now());
+            match client.get(most, mode).await {
+                Ok(elements) => {
+                    let ended = Instant::now();
+                    let got = elements.into_iter().map(|element| {
+                        let by = id.clone();
+                        Got { by, element, begun, ended }
+                    });
+                    shared.got.lock().unwrap().extend(got);
+                    shared.may_succeed(ends, false)?;
+                    if random.random_bool(0.2) {
+                        pause(&mut random).await;
+                    }
+                }
+                Err(refusal) => {
+                    shared.note(&client, &id, role, &refusal);
+                    if shared.judge(&client, mode, &refusal)? {
+                        return Ok(());
+                    }
+                    pause(&mut random).await;
+                }
+            }
+        }
+        Ok(())
+    });
+    Worker { id: name, kind, role, connection, task }
+}
+
+/// Closes the queue once `when` says so.
+pub fn close(
+    mut client: Client,
+    id: String,
+    shared: Arc<Shared>,
+    when: impl Future<Output = ()> + Send + 'static,
+) -> Worker {
+    let (kind, connection) = (client.kind(), client.connection());
+    let role = QueueRole::Producer;
+    let name = id.clone();
+    let task = tokio::spawn(async move {
+        when.await;
+        set(&shared.close_begun);
+        match client.close().await {
+            Ok(()) => {
+                set(&shared.close_done);
+                Ok(())
+            }
+            Err(refusal) => {
+                shared.note(&client, &id, role, &refusal);
+                let is_right = match refusal {
+                    Refusal::Closed => {
+                        shared.closes_twice || (kind != Kind::Ours && is(&shared.delete_begun))
+                    }
+                    Refusal::Missing => is(&shared.delete_begun),
+                    _ => false,
+                };
+                if is_right { Ok(()) } else { Err(format!("{refusal:?} of a close by {kind:?}")) }
+            }
+        }
+    });
+    Worker { id: name, kind, role, connection, task }
+}
