@@ -77,11 +77,11 @@ enum Verb {
 /// How long to wait.
 #[derive(Clone, Debug, clap::Args)]
 struct Patience {
-    /// Give up after this time [default: wait for ever]
+    /// Give up when nothing could be done for this long [default: wait for ever]
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_wait", help_heading = None)]
     timeout: Option<Duration>,
 
-    /// Give up at once
+    /// Give up at once where there is no room, no element, or another client at work
     #[arg(long, help_heading = None)]
     no_wait: bool,
 }

@@ -71,6 +71,26 @@ async fn a_signal_to_put_amid_a_flow_leaves_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
+    let place = Place::new().await;
+    succeed(&place, "create", &["--bound", "1"]).await;
+    let line = "exec yes | exec lockkeeper queue put jobs";
+    let putting = shell(&place, line).spawn().unwrap();
+    until_length(&place, 1).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let pid = crate::flow::lockkeepers_of(putting.id().unwrap())[0];
+    let memory = crate::flow::high_water(pid).unwrap();
+    crate::environment::signal(pid, "INT");
+    let outcome = finish(putting).await;
+    let read =
+        outcome.stderr.split("; ").find_map(|part| part.strip_suffix(" elements read and not put"));
+    let read: u32 = read.and_then(|read| read.parse().ok()).expect(&outcome.stderr);
+    println!("{read} elements read ahead, {memory} MiB");
+    // A batch, and what one read of lines of a single byte brings.
+    assert!(read < 40_000 && memory < 64, "{read} elements, {memory} MiB");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_get_at_once_and_what_it_has_taken_goes_back() {
     let place = Place::new().await;
     for (name, code) in [("INT", 130), ("TERM", 143)] {
@@ -167,7 +187,7 @@ async fn a_server_that_goes_away_is_told_apart_from_one_that_was_never_there() {
     let outcome = finish(putting).await;
     drop(stdin);
     assert_eq!(outcome.code, Some(69), "{outcome:?}");
-    let account = "4 elements (4 bytes) put, and perhaps some of the next 5 elements";
+    let account = "4 elements (4 bytes) put, and perhaps up to 5 more";
     assert!(outcome.stderr.contains(account), "{outcome:?}");
     for verb in ["put", "get"] {
         let outcome = run(&place, verb, &[]).await;
@@ -177,4 +197,34 @@ async fn a_server_that_goes_away_is_told_apart_from_one_that_was_never_there() {
             "{outcome:?}"
         );
     }
+}
+
+/// It can't be told what the server has done, and it is not waited for for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_while_the_server_does_not_answer_ends_with_what_is_not_known() {
+    let server = PrivateRedis::start(&[]).await;
+    let place = Place::at(&server.url()).await;
+    succeed(&place, "create", &[]).await;
+    let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = putting.stdin.take().unwrap();
+    stdin.write_all(b"a\n").await.unwrap();
+    until_length(&place, 1).await;
+    let () = place.run(&["CLIENT", "PAUSE", "4000", "ALL"]).await;
+    stdin.write_all(b"b\n").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let outcome = end(putting, "TERM").await;
+    assert_eq!(outcome.code, Some(143), "{outcome:?}");
+    let account = "1 element (1 byte) put, and perhaps up to 1 more; the queue was not closed";
+    assert!(outcome.stderr.contains(account), "{outcome:?}");
+
+    let mut getting = queue(&place, "get", &[]).spawn().unwrap();
+    until_length(&place, 0).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let () = place.run(&["CLIENT", "PAUSE", "4000", "ALL"]).await;
+    // What it has written nobody has read, and it waits for more.
+    drop(getting.stdout.take());
+    let outcome = finish(getting).await;
+    assert_eq!(outcome.code, Some(141), "{outcome:?}");
+    assert!(outcome.stderr.contains("may be lost"), "{outcome:?}");
+    assert_eq!(content(&place).await[0], "a");
 }

@@ -24,7 +24,7 @@ async fn a_hundred_thousand_lines_pass_a_queue_of_ten_in_order_in_seconds() {
 }
 
 /// The most memory that a process has ever had, in MiB.
-fn high_water(pid: u32) -> Option<u64> {
+pub fn high_water(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;

@@ -4,9 +4,7 @@
 use std::process::Stdio;
 
 use crate::redis_support::{Place, eventually};
-use crate::{
-    content, counter, fill, finish, is_at_rest, outcome, queue, run, seq, sh, shell, succeed,
-};
+use crate::{content, counter, fill, finish, is_at_rest, outcome, queue, seq, sh, shell, succeed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn head_takes_its_lines_and_leaves_the_rest_in_the_queue_in_order() {
@@ -121,6 +119,8 @@ async fn what_can_not_go_back_is_saved_in_a_file_that_is_named() {
     assert_eq!(files.len(), 1, "{outcome:?}");
     assert!(outcome.stderr.contains(files[0].to_str().unwrap()), "{outcome:?}");
     assert_eq!(std::fs::read(&files[0]).unwrap(), b"a\nb\nc\n");
+    let command = outcome.stderr.split("; ").find_map(|part| part.split_once(" puts them"));
+    sh(&place, command.expect("a command").0).await;
+    assert_eq!(content(&place).await, ["a", "b", "c"]);
     std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(run(&place, "length", &[]).await.text(), "0\n");
 }

@@ -16,6 +16,7 @@ mod abandoning;
 mod limits;
 mod operations;
 mod schedules;
+mod stopping;
 mod waiting;
 
 use lockkeeper::pressure::{Queue, QueueOptions};

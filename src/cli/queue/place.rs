@@ -14,7 +14,8 @@ use crate::pressure::{Queue, QueueOptions};
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Where the queue is")]
 pub(super) struct Place {
-    /// The server: redis://user:password@host:6379/0, rediss://… for TLS [env: REDIS_URL]
+    /// The server: redis://user:password@host:6379/0, or rediss:// for TLS, with the files of
+    /// REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE [env: REDIS_URL]
     #[arg(long)]
     url: Option<String>,
 

@@ -232,8 +232,7 @@ impl Putting<'_> {
     fn account(&mut self) -> String {
         let mut text = format!("{} put", self.put);
         if self.unknown > 0 {
-            let next = count(self.unknown as u64, "element");
-            let _ = write!(text, ", and perhaps some of the next {next}");
+            let _ = write!(text, ", and perhaps up to {} more", self.unknown);
         }
         let (ahead, begun) = self.input.left();
         let left = self.left + ahead;

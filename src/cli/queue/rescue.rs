@@ -7,12 +7,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use crate::plan::naming::QueueName;
+
 /// Keeps elements in a file of the current directory, or of the one for temporary
 /// files; returns how to put them into a queue again.
-pub(super) fn save(elements: &[Vec<u8>]) -> io::Result<String> {
+pub(super) fn save(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
     let whole = |separator: u8| !elements.iter().any(|element| element.contains(&separator));
     let separator = [b'\n', 0].into_iter().find(|separator| whole(*separator));
-    let Some(separator) = separator else { return save_each(elements) };
+    let Some(separator) = separator else { return save_each(queue, elements) };
     let (path, mut file) = create("")?;
     for element in elements {
         file.write_all(element)?;
@@ -20,17 +22,24 @@ pub(super) fn save(elements: &[Vec<u8>]) -> io::Result<String> {
     }
     file.sync_all()?;
     let option = if separator == 0 { " -0" } else { "" };
-    Ok(format!("saved in {0}: queue put{option} --keep-open QUEUE <{0}", path.display()))
+    let path = path.display();
+    Ok(format!(
+        "saved in {path}; lockkeeper queue put{option} --keep-open '{queue}' <'{path}' puts them"
+    ))
 }
 
 /// Each in a file of its own: no separator would do.
-fn save_each(elements: &[Vec<u8>]) -> io::Result<String> {
-    let mut commands = String::from("saved, each in a file:");
+fn save_each(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
+    let mut commands = String::from("saved, each in a file, which puts it:");
     for (number, element) in elements.iter().enumerate() {
         let (path, mut file) = create(&format!("-{number:04}"))?;
         file.write_all(element)?;
         file.sync_all()?;
-        let _ = write!(commands, "\n  queue put --size 512M --keep-open QUEUE <{}", path.display());
+        let path = path.display();
+        let _ = write!(
+            commands,
+            "\n  lockkeeper queue put --size 512M --keep-open '{queue}' <'{path}'"
+        );
     }
     Ok(commands)
 }

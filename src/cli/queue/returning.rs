@@ -112,7 +112,7 @@ impl Unwritten {
                 Err(failed) => {
                     let older = left.into_iter().flat_map(Taken::into_elements);
                     let lost: Vec<Vec<u8>> = older.chain(failed.taken.into_elements()).collect();
-                    fate.rescued = Some(rescued(&lost, &failed.error));
+                    fate.rescued = Some(rescued(queue, &lost, &failed.error));
                     break;
                 }
             }
@@ -121,10 +121,10 @@ impl Unwritten {
     }
 }
 
-fn rescued(lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
+fn rescued(queue: &Queue, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
     let bytes: usize = lost.iter().map(Vec::len).sum();
     let what = Tally { elements: lost.len() as u64, bytes: bytes as u64 };
-    match rescue::save(lost) {
+    match rescue::save(queue.name(), lost) {
         Ok(saved) => format!("{what} could not be given back ({why}) and were {saved}"),
         Err(error) => {
             format!(

@@ -1,0 +1,49 @@
+//! A program that is told to end: its operations stop waiting, and tell what they
+//! have done.
+
+use std::time::Duration;
+
+use lockkeeper::pressure::{Limit, QueueError, Wait};
+
+use crate::ours;
+use crate::redis_support::{Place, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_waiting_is_told_how_much_was_put_and_that_nothing_was_got() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    queue.create(2).await.unwrap();
+    let waiting = queue.clone();
+    let put = tokio::spawn(async move {
+        waiting.put_batch(&["a", "b", "c"], Wait::For(Duration::from_mins(1))).await
+    });
+    eventually("there is no room", async || place.length("").await == 2).await;
+    queue.stop_waiting();
+    let failed = put.await.unwrap().unwrap_err();
+    assert_eq!((failed.put, failed.error), (2, QueueError::Full));
+
+    // What needs no waiting goes on, and nobody waits any more.
+    let all = Limit { elements: 9, bytes: 99 };
+    assert_eq!(queue.get_batch(all, Wait::Forever).await.unwrap().into_elements(), [b"a", b"b"]);
+    assert_eq!(queue.get().await, Err(QueueError::Empty));
+    queue.put("c").await.unwrap();
+    queue.put("d").await.unwrap();
+    assert_eq!(queue.put("e").await, Err(QueueError::Full));
+    let () = place.run(&["DEL", &place.key(":producer_free")]).await;
+    for ended in [queue.close(Wait::Forever).await, queue.delete(Wait::Forever).await] {
+        assert!(matches!(ended, Err(QueueError::InUse { .. })), "{ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_get_that_waits_ends_when_told_to_stop_waiting() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    queue.create(0).await.unwrap();
+    let waiting = queue.clone();
+    let get = tokio::spawn(async move { waiting.get().await });
+    let asked = async || place.present().await.contains(&":consumer".to_owned());
+    eventually("it has asked", asked).await;
+    queue.stop_waiting();
+    assert_eq!(get.await.unwrap(), Err(QueueError::Empty));
+}
