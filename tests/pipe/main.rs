@@ -9,8 +9,11 @@
 mod environment;
 #[path = "../support/redis.rs"]
 mod redis_support;
+#[path = "../support/redis_tls.rs"]
+mod redis_tls;
 
 mod doctor;
+mod encrypted;
 mod ends;
 mod errors;
 mod examples;
