@@ -69,6 +69,10 @@ async fn a_server_whose_authority_is_not_trusted_is_refused_and_told_why() {
     let server = TlsServer::start("DNS:localhost", false).await;
     let stranger = Authority::new().text("ca.crt");
     is_refused(settings(&server, "localhost", &[("ca.crt", &stranger)]), &["UnknownIssuer"]).await;
+    // Nor where the authority is no certificate at all.
+    let nothing = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let settings_with = |ca: &str| settings(&server, "localhost", &[("ca.crt", ca)]);
+    is_refused(settings_with(nothing), &["trust anchors"]).await;
     // The machine's own authorities did not sign it either.
     is_refused(settings(&server, "localhost", &[]), &["UnknownIssuer"]).await;
 }
