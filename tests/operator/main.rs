@@ -14,6 +14,10 @@ mod environment;
 mod own_server;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
+#[path = "../support/redis.rs"]
+mod redis_support;
+#[path = "../support/redis_tls.rs"]
+mod redis_tls;
 #[path = "../support/world.rs"]
 mod world;
 
@@ -21,6 +25,7 @@ mod around;
 mod deletion;
 mod doctor;
 mod drift;
+mod encrypted;
 mod exec;
 mod holders;
 mod idle;
