@@ -138,6 +138,21 @@ async fn the_documented_permissions_suffice_for_every_repair() {
 }
 
 #[tokio::test]
+async fn a_dead_producers_role_is_given_back_on_valkey_too() {
+    let server = PrivateRedis::valkey().await;
+    let mut ward = Ward::with_queue(&server, 1, 3).await;
+    with_dead_producer(&ward).await;
+    let living = ward.client("living").await;
+    assert!(ward.heal().await.is_empty());
+    let number = living.client;
+    drop(living);
+    ward.until_gone(number).await;
+    assert_eq!(ward.heal().await.len(), 1);
+    ward.check_invariants().await;
+    ward.check_use().await;
+}
+
+#[tokio::test]
 async fn a_restart_of_the_server_takes_no_role_from_whoever_comes_back() {
     let arguments = ["--databases", "64", "--appendonly", "yes", "--appendfsync", "always"];
     let mut server = PrivateRedis::start(&arguments).await;
