@@ -76,7 +76,8 @@ async fn an_interrupted_put_accounts_for_every_line_that_it_has_read() {
     let place = Place::new().await;
     let path = format!("{}/lines-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     std::fs::write(&path, "123456789\n".repeat(3_000_000)).unwrap();
-    for (bound, pause) in [("3", 50), ("0", 0), ("0", 20), ("0", 40), ("0", 60)] {
+    for number in 0..20 {
+        let (bound, pause) = if number == 0 { ("3", 50) } else { ("0", number * 3) };
         succeed(&place, "create", &["--bound", bound]).await;
         let mut file = std::fs::File::open(&path).unwrap();
         let mut putting = queue(&place, "put", &[]);
@@ -184,6 +185,7 @@ async fn a_queue_that_others_close_or_delete_ends_put_with_an_account() {
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
         let account = "5 elements (5 bytes) put; 7 elements read and not put";
         assert!(outcome.stderr.contains(account), "{outcome:?}");
+        assert!(!outcome.stderr.contains("not closed"), "{outcome:?}");
         if verb == "close" {
             is_at_rest_and_closed(&place).await;
             succeed(&place, "delete", &["--yes"]).await;
