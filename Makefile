@@ -39,5 +39,5 @@ bench: ## Measure, with the optimised program
 	@cargo build --quiet --release
 	@dev/bench $(ARGS)
 
-foreign: ## Share a lock with the real amqp-locks-python: make foreign SRC=<its checkout>
+foreign: ## Share locks and queues with others' clients: make foreign SRC=<a checkout of one>
 	@dev/foreign $(SRC)

@@ -147,29 +147,6 @@ async fn clients_that_are_blocked_when_the_queue_is_deleted_end_and_nothing_is_l
 }
 
 #[tokio::test]
-async fn a_deleted_object_leaves_its_queue_and_data_unless_told_otherwise() {
-    in_a_world("retain", async |world| {
-        let _operator = world.operator().await;
-        world.queue("frames", "bound: 3").await;
-        world.queue_ready("frames").await;
-        let frames = (0..3).map(|n| format!("frame-{n}"));
-        let record = Worker::produce(&text(&world, "frames"), "camera", frames).await.join().await;
-        assert!(record.error.is_none(), "{record:?}");
-        let before = keys(&world).await;
-        let api = world.api::<PressureQueue>();
-        api.delete("frames", &DeleteParams::default()).await.unwrap();
-        eventually("the object is gone", PATIENCE, async || {
-            api.get_opt("frames").await.unwrap().is_none()
-        })
-        .await;
-        assert_eq!(keys(&world).await, before);
-        let consumer = Worker::consume(&text(&world, "frames"), "encoder", 3).await.join().await;
-        assert_eq!(consumer.elements, record.elements);
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_queue_over_its_lowered_bound_is_shown_and_nobody_puts_until_it_is_drained() {
     in_a_world("overfilled", async |world| {
         let _operator = world.operator().await;

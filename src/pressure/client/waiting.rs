@@ -22,10 +22,11 @@ use crate::plan::naming::QueueName;
 use crate::pressure::connection::is_elsewhere;
 use crate::pressure::{Store, StoreError};
 
-/// A BLMOVE on `:closed` that has stood so long is known to the server. Before
-/// that, a queue might be deleted between an operation's look at it and the
-/// server's receipt of the BLMOVE, and that would wake nobody: so a wait ends once
-/// after this long, for another look.
+/// A BLMOVE on `:closed` that has stood so long is known to the server, if a PING
+/// that was sent right before it has been answered: a machine under load may keep
+/// what is sent for longer than this. Before that, a queue might be deleted between
+/// an operation's look at it and the server's receipt of the BLMOVE, and that would
+/// wake nobody: so a wait ends after this long, for another look.
 const SETTLED: Duration = Duration::from_millis(50);
 
 /// How often to look where a closed queue's role is awaited: `:closed` can't tell
@@ -69,6 +70,7 @@ impl Waiting {
             store: store.clone(),
             longest: options.look_interval,
             patience: options.look_interval + options.response_timeout,
+            confirms: suffix == ":closed",
             state: Mutex::default(),
         };
         Self {
@@ -200,12 +202,14 @@ struct Lane {
     longest: Duration,
     /// After this long the server is taken for dead.
     patience: Duration,
+    /// Whether to find out when the server knows of the BLMOVE.
+    confirms: bool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// With the time when it was sent, once it was.
+    /// With the time when the server had it, once that is known.
     pending: Option<(Pending, Arc<OnceLock<Instant>>)>,
     connection: Option<MultiplexedConnection>,
 }
@@ -214,8 +218,8 @@ impl Lane {
     /// Whether a BLMOVE stands, and the server must know of it by now.
     fn is_settled(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.pending.as_ref().is_some_and(|(pending, sent)| {
-            pending.peek().is_none() && sent.get().is_some_and(|sent| sent.elapsed() >= SETTLED)
+        state.pending.as_ref().is_some_and(|(pending, known)| {
+            pending.peek().is_none() && known.get().is_some_and(|known| known.elapsed() >= SETTLED)
         })
     }
 
@@ -228,9 +232,9 @@ impl Lane {
             match &state.pending {
                 Some((pending, _)) => pending.clone(),
                 None => {
-                    let sent = Arc::new(OnceLock::new());
-                    let pending = self.start(state.connection.take(), Arc::clone(&sent));
-                    state.pending = Some((pending.clone(), sent));
+                    let known = Arc::new(OnceLock::new());
+                    let pending = self.start(state.connection.take(), Arc::clone(&known));
+                    state.pending = Some((pending.clone(), known));
                     pending
                 }
             }
@@ -247,10 +251,10 @@ impl Lane {
     fn start(
         &self,
         connection: Option<MultiplexedConnection>,
-        sent: Arc<OnceLock<Instant>>,
+        known: Arc<OnceLock<Instant>>,
     ) -> Pending {
         let (store, queue, key) = (self.store.clone(), self.queue.clone(), self.key.clone());
-        let (longest, patience) = (self.longest, self.patience);
+        let (longest, patience, confirms) = (self.longest, self.patience, self.confirms);
         async move {
             let mut connection = match connection {
                 Some(connection) => connection,
@@ -261,8 +265,20 @@ impl Lane {
             };
             let mut blmove = redis::cmd("BLMOVE");
             blmove.arg(&key).arg(&key).arg("RIGHT").arg("RIGHT").arg(longest.as_secs_f64());
-            let _ = sent.set(Instant::now());
-            match blmove.query_async::<redis::Value>(&mut connection).await {
+            let mut asking = connection.clone();
+            let confirm = async {
+                if confirms {
+                    let answer = redis::cmd("PING").exec_async(&mut asking).await;
+                    // A refusal is an answer too.
+                    if !answer.is_err_and(|error| error.is_io_error()) {
+                        let _ = known.set(Instant::now());
+                    }
+                }
+            };
+            // In this order, without a pause between the two.
+            let ((), moved) =
+                futures::join!(confirm, blmove.query_async::<redis::Value>(&mut connection));
+            match moved {
                 Ok(_) => (Ok(()), Some(connection)),
                 // The next try finds out where the queue is now.
                 Err(error) if is_elsewhere(&error) => (Ok(()), None),

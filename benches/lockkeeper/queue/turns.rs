@@ -1,0 +1,162 @@
+//! Two at once: a producer and a consumer through a queue with a bound and without,
+//! and two processes that take turns through a bound of 1.
+
+use std::process::Stdio;
+
+use lockkeeper::plan::connection::RedisSettings;
+use lockkeeper::pressure::Wait;
+use redis::aio::MultiplexedConnection;
+
+use super::{Corner, timed};
+use crate::client::rounds;
+use crate::table::{PING_PONG, Table};
+use crate::{Options, Result};
+
+/// Turns of two processes.
+const TURNS: usize = 3000;
+
+/// A producer and a consumer at once, element by element, beside LPUSH and BRPOP
+/// of a list that nothing bounds.
+pub async fn through(
+    corner: &Corner,
+    options: &Options,
+    table: &mut Table,
+    bound: u64,
+) -> Result<()> {
+    let count = 2000;
+    let list = format!("{}:bare-through", corner.prefix);
+    let ends = [corner.bare().await?, corner.bare().await?];
+    let queues = [corner.queue("through")?, corner.queue("through")?];
+    queues[0].create(bound).await?;
+    let bare = async || {
+        timed(async {
+            let push = async {
+                for _ in 0..count {
+                    let () = redis::cmd("LPUSH")
+                        .arg(&list)
+                        .arg("0123456789")
+                        .query_async(&mut ends[0].clone())
+                        .await?;
+                }
+                Result::<()>::Ok(())
+            };
+            let pop = async {
+                for _ in 0..count {
+                    let _: redis::Value = redis::cmd("BRPOP")
+                        .arg(&list)
+                        .arg(0)
+                        .query_async(&mut ends[1].clone())
+                        .await?;
+                }
+                Result::<()>::Ok(())
+            };
+            tokio::try_join!(push, pop).map(|_| ())
+        })
+        .await
+    };
+    let ours = async || {
+        timed(async {
+            let put = async {
+                for _ in 0..count {
+                    queues[0].put("0123456789").await?;
+                }
+                Result::<()>::Ok(())
+            };
+            let get = async {
+                for _ in 0..count {
+                    queues[1].get().await?;
+                }
+                Result::<()>::Ok(())
+            };
+            tokio::try_join!(put, get).map(|_| ())
+        })
+        .await
+    };
+    let pairs = rounds(options.rounds, bare, ours).await?;
+    let what = if bound == 0 { "no bound".to_owned() } else { format!("bound {bound}") };
+    table.speed(&format!("put and get at once, {what}, beside an unbounded list"), &pairs, None);
+    Ok(queues[0].delete(Wait::Forever).await?)
+}
+
+/// Two processes that take turns: through a queue of bound 1, beside two lists.
+pub async fn ping_pong(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
+    let queue = corner.queue("turns")?;
+    queue.create(1).await?;
+    let there = format!("{}:bare-there", corner.prefix);
+    let back = format!("{}:bare-back", corner.prefix);
+    let connection = corner.bare().await?;
+    let bare = async || {
+        let mut peer = peer(corner, "bare")?;
+        // The first turn waits for the other process.
+        turn(&connection, &there, &back).await?;
+        let took = timed(async {
+            for _ in 1..TURNS {
+                turn(&connection, &there, &back).await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        peer.wait().await?;
+        Ok(took)
+    };
+    let ours = async || {
+        let mut peer = peer(corner, "ours")?;
+        queue.put("0").await?;
+        queue.put("1").await?;
+        let took = timed(async {
+            for _ in 2..TURNS {
+                queue.put("0123456789").await?;
+            }
+            Ok(())
+        });
+        let took = took.await?;
+        peer.wait().await?;
+        Ok(took)
+    };
+    let pairs = rounds(options.rounds, bare, ours).await?;
+    table.speed("two processes through a bound of 1, beside two lists", &pairs, Some(PING_PONG));
+    Ok(queue.delete(Wait::Forever).await?)
+}
+
+async fn turn(connection: &MultiplexedConnection, push: &str, pop: &str) -> Result<()> {
+    let mut connection = connection.clone();
+    let () = redis::cmd("LPUSH").arg(push).arg("0123456789").query_async(&mut connection).await?;
+    let _: redis::Value = redis::cmd("BRPOP").arg(pop).arg(0).query_async(&mut connection).await?;
+    Ok(())
+}
+
+fn peer(corner: &Corner, how: &str) -> Result<tokio::process::Child> {
+    Ok(tokio::process::Command::new(std::env::current_exe()?)
+        .args(["--peer", how, "--prefix", &corner.prefix])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?)
+}
+
+/// What the other process does.
+pub async fn run_peer(how: &str, prefix: &str) -> Result<()> {
+    let url = std::env::var("REDIS_URL")?;
+    let corner =
+        Corner { settings: RedisSettings::from_url(&url)?, url, prefix: prefix.to_owned() };
+    if how == "ours" {
+        let queue = corner.queue("turns")?;
+        for _ in 0..TURNS {
+            queue.get().await?;
+        }
+        return Ok(());
+    }
+    let mut connection = corner.bare().await?;
+    for _ in 0..TURNS {
+        let _: redis::Value = redis::cmd("BRPOP")
+            .arg(format!("{prefix}:bare-there"))
+            .arg(0)
+            .query_async(&mut connection)
+            .await?;
+        let () = redis::cmd("LPUSH")
+            .arg(format!("{prefix}:bare-back"))
+            .arg("0123456789")
+            .query_async(&mut connection)
+            .await?;
+    }
+    Ok(())
+}
