@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use rand::RngExt;
 
 use super::reply::{Observation, Verdict, queue_seen};
 use super::{Store, StoreError, scripts};
@@ -95,8 +96,13 @@ impl Store {
         Ok(Look { at, time: Timestamp::now(), run_id, seen, connections })
     }
 
-    /// Makes one repair, in one script that checks all of its evidence again.
+    /// Makes one repair, in one script that checks all of its evidence again. Where it
+    /// rests on evidence, it first looks at the queue for a second, or for as long as
+    /// the evidence took, whichever is shorter.
     pub async fn repair(&self, queue: &QueueName, repair: &Repair) -> Result<Repaired, StoreError> {
+        if !self.stays_so(queue, repair).await? {
+            return Ok(Repaired::Stale);
+        }
         let raw = self.observation(queue).await?;
         let mut expected = expected(&raw);
         if !repair.still_fits(&queue_seen(raw)?) {
@@ -128,6 +134,36 @@ impl Store {
             "stale" => Ok(Repaired::Stale),
             _ => Err(verdict.into_error(&queue.data())),
         }
+    }
+}
+
+/// So often a queue is looked at just before a repair that rests on evidence.
+const CHECKS: u32 = 20;
+
+/// The longest time that this takes, but for the looks themselves.
+const CHECKING: Duration = Duration::from_secs(1);
+
+impl Store {
+    /// Whether the queue stays as the repair wants it, at many moments. Looks that are
+    /// far apart may each time have met a client that takes and returns a role over and
+    /// over, under the same name and always over a new connection.
+    async fn stays_so(&self, queue: &QueueName, repair: &Repair) -> Result<bool, StoreError> {
+        let evidence = match repair {
+            Repair::SettleTokens => return Ok(true),
+            Repair::GiveBack { evidence, .. }
+            | Repair::FinishCreation { evidence }
+            | Repair::FinishDeletion { evidence } => evidence,
+        };
+        let pause = evidence.idle.min(CHECKING) / CHECKS;
+        for _ in 0..CHECKS {
+            if !repair.still_fits(&self.observe(queue).await?) {
+                return Ok(false);
+            }
+            // At no rhythm that a client could have too.
+            let pause = pause.mul_f64(rand::rng().random_range(0.0..2.0));
+            tokio::time::sleep(pause).await;
+        }
+        Ok(true)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::pressure_text::TextClient;
 use crate::redis_support::{Place, PrivateRedis, eventually};
 use crate::text_queue;
 
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE: Duration = Duration::from_millis(200);
 
 /// A server with room for a queue in each of many databases.
 pub async fn server() -> PrivateRedis {
@@ -73,10 +73,10 @@ impl Ward {
         self.doctor.look(look)
     }
 
-    /// What two looks tell, a second apart.
+    /// What two looks tell, a moment apart.
     pub async fn examine(&mut self) -> Diagnosis {
-        self.look(Duration::from_secs(1)).await;
-        self.look(Duration::from_secs(1)).await
+        self.look(IDLE / 4).await;
+        self.look(IDLE / 4).await
     }
 
     /// Makes all repairs that the diagnosis allows; returns what was done.

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::super::report::{Outcome, Report, ReportedStatus};
 use super::{Findings, doctor};
 use crate::api::PressureQueueStatus;
-use crate::api::conditions::{DAMAGED, OVERFILLED, Say, WAITING_FOR_ROLE, reason};
+use crate::api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
 use crate::api::pressure_queue::RoleStatus;
 use crate::plan::pressure_queue::{Remark, Role};
 
@@ -19,14 +19,7 @@ impl ReportedStatus for PressureQueueStatus {
         self.conditions = conditions;
     }
     fn without_counters(&self) -> Self {
-        let mut conditions = self.conditions.clone();
-        // How far the counters are off changes with every element on some queues;
-        // what is new has another reason, or an event.
-        if let Some(damaged) = conditions.iter_mut().find(|c| c.type_ == DAMAGED) {
-            damaged.message.clear();
-        }
         Self {
-            conditions,
             produced_messages: None,
             produced_bytes: None,
             consumed_messages: None,

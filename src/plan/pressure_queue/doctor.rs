@@ -198,7 +198,8 @@ impl Doctor {
         } else if let Some(connected) = connected.filter(|connected| !connected.is_empty()) {
             Remedy::Wait(Against::Connected(connected))
         } else if let Some(run_id) = run_id.filter(|_| is_proven && idle_for >= self.idle) {
-            let evidence = Box::new(Evidence { unchanged: watch.unchanged.clone(), run_id });
+            let evidence =
+                Box::new(Evidence { unchanged: watch.unchanged.clone(), run_id, idle: self.idle });
             Remedy::Mend(match watch.subject {
                 Subject::Role(role) => Repair::GiveBack { role, evidence },
                 Subject::Creation => Repair::FinishCreation { evidence },

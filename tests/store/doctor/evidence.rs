@@ -1,6 +1,8 @@
 //! What a repair rests on: evidence that went stale changes nothing, a server that
 //! does not tell gets no repair, a restart begins anew (hazard P12).
 
+use std::time::Duration;
+
 use lockkeeper::plan::pressure_queue::doctor::{Against, Remedy, Repair};
 use lockkeeper::pressure::{Repaired, Store, StoreOptions};
 
@@ -84,6 +86,10 @@ async fn of_two_who_decided_on_the_same_repair_one_finds_its_evidence_stale() {
     let mut ward = Ward::with_queue(&server, 1, 3).await;
     with_dead_producer(&ward).await;
     let repair = decided(&mut ward).await;
+    let Repair::GiveBack { role, mut evidence } = repair else { panic!("{repair:?}") };
+    // Without pauses they keep step.
+    evidence.idle = Duration::ZERO;
+    let repair = Repair::GiveBack { role, evidence };
     // Over one connection: both have looked before either has changed anything, so
     // only the script itself can tell.
     let both = tokio::join!(
@@ -134,6 +140,21 @@ async fn the_documented_permissions_suffice_for_every_repair() {
     assert!(!ward.heal().await.is_empty());
     let () = ward.place.run(&["SET", &ward.place.key(":bound"), "1"]).await;
     assert_eq!(ward.heal().await.len(), 3);
+    ward.check_use().await;
+}
+
+#[tokio::test]
+async fn a_dead_producers_role_is_given_back_on_valkey_too() {
+    let server = PrivateRedis::valkey().await;
+    let mut ward = Ward::with_queue(&server, 1, 3).await;
+    with_dead_producer(&ward).await;
+    let living = ward.client("living").await;
+    assert!(ward.heal().await.is_empty());
+    let number = living.client;
+    drop(living);
+    ward.until_gone(number).await;
+    assert_eq!(ward.heal().await.len(), 1);
+    ward.check_invariants().await;
     ward.check_use().await;
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use lockkeeper::plan::pressure_queue::Remark;
 use lockkeeper::plan::pressure_queue::doctor::{Against, Remedy, Repair};
+use lockkeeper::pressure::Repaired;
 
 use super::{Ward, reasons, repairs, server};
 use crate::pressure_text::Worker;
-use crate::redis_support::{eventually, wait_until_blocked};
+use crate::redis_support::{Place, connect, eventually, wait_until_blocked};
 use crate::{numbers, text_queue};
 
 const AN_HOUR: Duration = Duration::from_hours(1);
@@ -124,4 +125,63 @@ async fn a_living_producer_wakes_when_a_dead_consumer_s_role_and_token_are_given
     assert!(producer.join().await.error.is_none());
     assert_eq!(ward.client("next").await.get().await.unwrap(), "second");
     ward.check_invariants().await;
+}
+
+/// One try of a client that puts without waiting, over a connection of its own: it
+/// takes the role, finds no room and gives the role back.
+async fn try_in_vain(place: &Place) {
+    let mut connection = connect(&place.url).await;
+    let mut run = async |command: &[&str], suffix: &str, rest: &[&str]| {
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(place.key(suffix)).arg(rest);
+        let answer: redis::Value = cmd.query_async(&mut connection).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        answer
+    };
+    if run(&["RPOP"], ":producer_free", &[]).await == redis::Value::Nil {
+        return;
+    }
+    run(&["SET"], ":producer", &["stubborn"]).await;
+    assert_eq!(run(&["RPOP"], ":not_full", &[]).await, redis::Value::Nil);
+    run(&["LPUSH"], ":producer_free", &["0"]).await;
+}
+
+#[tokio::test]
+async fn a_client_that_tries_again_and_again_over_new_connections_keeps_its_role() {
+    let server = server().await;
+    let mut ward = Ward::with_queue(&server, 1, 1).await;
+    ward.client("before").await.put("x").await.unwrap();
+    let url = ward.place.url.clone();
+    let queue = ward.place.queue.clone();
+    let trying = tokio::spawn(async move {
+        let place = Place { url: url.clone(), queue, raw: connect(&url).await };
+        let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
+        loop {
+            try_in_vain(&place).await;
+        }
+    });
+    // A doctor who has the bad luck to look only while the role is taken.
+    let mut decided = 0;
+    for hour in 0..200_u32 {
+        eventually("the role is taken", async || {
+            let seen = ward.seen().await;
+            seen.producer.busy && seen.producer.id.is_some()
+        })
+        .await;
+        let seen = ward.seen().await;
+        if !seen.producer.busy {
+            continue;
+        }
+        let at = AN_HOUR * hour;
+        let name = &ward.place.queue;
+        let look = ward.store.look_around(name, &ward.doctor, seen, at, true).await.unwrap();
+        for repair in repairs(&ward.doctor.look(look)) {
+            decided += 1;
+            let repaired = ward.store.repair(name, &repair).await.unwrap();
+            assert_eq!(repaired, Repaired::Stale);
+        }
+    }
+    println!("{decided} repairs were decided on and not made");
+    assert!(decided > 0, "else this shows nothing");
+    trying.abort();
 }

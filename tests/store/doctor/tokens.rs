@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkeeper::plan::pressure_queue::Remark;
 use lockkeeper::plan::pressure_queue::doctor::Repair;
 use lockkeeper::pressure::Repaired;
 
@@ -110,7 +111,7 @@ async fn counters_that_don_t_add_up_are_named_and_never_corrected() {
     let _: String = ward.place.run(&["RPOP", &ward.place.key("")]).await;
     let diagnosis = ward.examine().await;
     assert_eq!(reasons(&diagnosis), ["CounterDrift"]);
-    assert!(diagnosis.damage[0].remark.to_string().contains("off by 1 "));
+    assert_eq!(diagnosis.damage[0].remark, Remark::CounterDrift { by: 1 });
     let before = ward.place.dump().await;
     assert!(ward.heal().await.is_empty());
     assert_eq!(ward.place.dump().await, before);

@@ -163,6 +163,8 @@ pub struct Evidence {
     pub unchanged: QueueSeen,
     /// The start of the server that was asked.
     pub run_id: String,
+    /// For how long the queue had to be seen so.
+    pub idle: Duration,
 }
 
 impl Repair {
