@@ -224,7 +224,9 @@ impl Link {
 
     async fn reach_node(&self, node: &Arc<Node>, purpose: Purpose) -> Result<Lease, StoreError> {
         let open = || async {
-            timeout(self.options().connect_timeout, self.opener.open(node.address(), purpose))
+            // Boxed: it is large, rare, and else a part of every operation's future.
+            let opening = Box::pin(self.opener.open(node.address(), purpose));
+            timeout(self.options().connect_timeout, opening)
                 .await
                 .unwrap_or(Err(StoreError::Timeout))
         };

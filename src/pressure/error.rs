@@ -215,9 +215,16 @@ fn from_code(code: &str, detail: String) -> StoreError {
 
 /// What the TLS library says of a handshake that failed, on either side.
 fn is_about_tls(text: &str) -> bool {
-    ["invalid peer certificate", "received fatal alert", "received corrupt message", " PEM"]
-        .iter()
-        .any(|part| text.contains(part))
+    [
+        "invalid peer certificate",
+        "received fatal alert",
+        "received corrupt message",
+        // Before anything is sent: certificates or a key that can't be read.
+        " PEM",
+        "TLS trust anchors",
+    ]
+    .iter()
+    .any(|part| text.contains(part))
 }
 
 /// Servers before 7 wrap the error of a command inside a script into a general

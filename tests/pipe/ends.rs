@@ -1,6 +1,7 @@
 //! An early end from outside: a signal, a queue that others close or delete, a
 //! server that goes away. What was done is told exactly.
 
+use std::io::Seek;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,38 @@ async fn a_signal_to_put_amid_a_flow_leaves_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_put_accounts_for_every_line_that_it_has_read() {
+    let place = Place::new().await;
+    let path = format!("{}/lines-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
+    std::fs::write(&path, "123456789\n".repeat(3_000_000)).unwrap();
+    for number in 0..20 {
+        let (bound, pause) = if number == 0 { ("3", 50) } else { ("0", number * 3) };
+        succeed(&place, "create", &["--bound", bound]).await;
+        let mut file = std::fs::File::open(&path).unwrap();
+        let mut putting = queue(&place, "put", &[]);
+        let putting = putting.stdin(file.try_clone().unwrap()).spawn().unwrap();
+        eventually("elements flow", async || place.length("").await > 2).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let outcome = end(putting, "INT").await;
+        assert_eq!(outcome.code, Some(130), "{outcome:?}");
+        let numbers: Vec<u64> =
+            outcome.stderr.split([' ', '(']).filter_map(|word| word.parse().ok()).collect();
+        let [put, bytes, left] = numbers[..] else { panic!("{outcome:?}") };
+        assert_eq!((put, bytes), (place.length("").await, put * 9), "{outcome:?}");
+        // The process and we share the position in the file.
+        let read = file.stream_position().unwrap();
+        assert_eq!(put + left, read / 10, "{outcome:?}");
+        assert_eq!(
+            outcome.stderr.contains("and a beginning"),
+            !read.is_multiple_of(10),
+            "{outcome:?}"
+        );
+        succeed(&place, "delete", &["--yes"]).await;
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
     let place = Place::new().await;
     succeed(&place, "create", &["--bound", "1"]).await;
@@ -107,10 +140,12 @@ async fn a_signal_ends_get_at_once_and_what_it_has_taken_goes_back() {
 
         // While nobody reads what it writes.
         fill(&place, seq(1, 30_000).as_bytes()).await;
-        let getting = queue(&place, "get", &[]).spawn().unwrap();
+        let mut getting = queue(&place, "get", &[]).spawn().unwrap();
         let taken = async || counter(&place, ":stats:consumed_messages").await >= 3;
         eventually("it has taken more than it can write", taken).await;
-        let outcome = end(getting, name).await;
+        crate::environment::signal(getting.id().unwrap(), name);
+        getting.wait().await.unwrap();
+        let outcome = finish(getting).await;
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
         assert!(outcome.stderr.contains("given back to the queue"), "{outcome:?}");
         let written = outcome.text().lines().count();
@@ -150,6 +185,7 @@ async fn a_queue_that_others_close_or_delete_ends_put_with_an_account() {
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
         let account = "5 elements (5 bytes) put; 7 elements read and not put";
         assert!(outcome.stderr.contains(account), "{outcome:?}");
+        assert!(!outcome.stderr.contains("not closed"), "{outcome:?}");
         if verb == "close" {
             is_at_rest_and_closed(&place).await;
             succeed(&place, "delete", &["--yes"]).await;

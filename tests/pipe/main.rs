@@ -9,8 +9,11 @@
 mod environment;
 #[path = "../support/redis.rs"]
 mod redis_support;
+#[path = "../support/redis_tls.rs"]
+mod redis_tls;
 
 mod doctor;
+mod encrypted;
 mod ends;
 mod errors;
 mod examples;
@@ -29,8 +32,9 @@ use redis_support::{Place, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-/// Nothing here takes longer.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Nothing here takes longer, on a busy machine either. A wait that looked now and
+/// then, instead of waking, would.
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// What a finished process leaves.
 #[derive(Debug)]

@@ -83,18 +83,25 @@ struct Schedule {
     begun: Instant,
 }
 
-async fn run(seed: u64, url: String) {
+/// What happened in a schedule that not every one has: a foreign client kept the
+/// producer's role, or the consumer's; the queue was deleted in the middle.
+type Happened = [bool; 3];
+
+async fn run(seed: u64, url: String) -> Happened {
     let plan = Plan::new(seed);
     let what = format!("{plan:?}");
     let run = tokio::spawn(async move {
         let place = Place::at(&url).await;
         let mut schedule = Schedule::begin(plan, place).await;
         schedule.go_on().await;
+        let shared = Arc::clone(&schedule.shared);
+        let is_kept = |role| shared.stuck(role).is_some();
+        let deleted_early = is(&shared.delete_begun);
         schedule.check_the_end().await;
+        [is_kept(QueueRole::Producer), is_kept(QueueRole::Consumer), deleted_early]
     });
-    if let Err(panic) = run.await {
-        panic!("LOCKKEEPER_TEST_SEED={seed} repeats it: {what}: {panic}");
-    }
+    run.await
+        .unwrap_or_else(|panic| panic!("LOCKKEEPER_TEST_SEED={seed} repeats it: {what}: {panic}"))
 }
 
 impl Schedule {
@@ -280,12 +287,17 @@ impl Schedule {
 async fn a_thousand_schedules_beside_foreign_clients_keep_order_and_lose_nothing() {
     let server = PrivateRedis::start(&[]).await;
     if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
-        return run(seed.parse().expect("a number"), server.url()).await;
+        run(seed.parse().expect("a number"), server.url()).await;
+        return;
     }
     let first: u64 = rand::random::<u32>().into();
     println!("seeds from {first}; LOCKKEEPER_TEST_SEED=<seed> repeats one schedule");
-    let url = server.url();
-    futures::stream::iter(first..first + SCHEDULES)
-        .for_each_concurrent(AT_A_TIME, |seed| run(seed, url.clone()))
+    let happened: Vec<Happened> = futures::stream::iter(first..first + SCHEDULES)
+        .map(|seed| run(seed, server.url()))
+        .buffer_unordered(AT_A_TIME)
+        .collect()
         .await;
+    let counts = [0, 1, 2].map(|which| happened.iter().filter(|h| h[which]).count());
+    println!("producer's role kept, consumer's role kept, deleted early: {counts:?}");
+    assert!(counts.iter().all(|count| *count >= 20), "too tame: {counts:?}");
 }

@@ -5,6 +5,7 @@ use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
+use lockkeeper::plan::pressure_queue::doctor::Connections;
 use lockkeeper::pressure::{
     Applied, Deletion, Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
 };
@@ -232,6 +233,28 @@ async fn programs_put_and_get_wait_and_are_woken_wherever_the_queue_lies_and_mov
     assert_eq!(consumer.get().await, Err(QueueError::Closed));
     consumer.delete(Wait::Forever).await.unwrap();
     assert!(cluster.keys().await.concat().is_empty());
+}
+
+#[tokio::test]
+async fn a_doctor_asks_the_node_that_has_the_queue_who_is_connected() {
+    let cluster = Cluster::start().await;
+    let store = cluster.store(0);
+    for node in 0..SLOTS.len() {
+        let mut client = connect(&cluster.0[node].url()).await;
+        let name = format!("client-of-{node}");
+        let mut command = redis::cmd("CLIENT");
+        let () = command.arg(&["SETNAME", &name]).query_async(&mut client).await.unwrap();
+        let queue = queue_on(node, "jobs");
+        assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
+        let Connections::Listed(listed) = store.connections(&queue).await.unwrap() else {
+            panic!("the list is allowed")
+        };
+        let names: Vec<&str> = listed.iter().map(|connection| connection.name.as_str()).collect();
+        let others = ["client-of-0", "client-of-1", "client-of-2"].into_iter();
+        for other in others {
+            assert_eq!(names.contains(&other), other == name, "{names:?}");
+        }
+    }
 }
 
 #[tokio::test]

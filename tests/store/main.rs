@@ -7,6 +7,8 @@
 mod pressure_text;
 #[path = "../support/redis.rs"]
 mod redis_support;
+#[path = "../support/redis_tls.rs"]
+mod redis_tls;
 
 mod bound;
 mod close;

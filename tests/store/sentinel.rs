@@ -14,8 +14,23 @@ use lockkeeper::pressure::{
 
 use crate::redis_support::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
 
+/// Asks until it is answered: a sentinel cuts the connections of a server that it
+/// makes a replica.
 async fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> T {
-    redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connect(url).await).await.unwrap()
+    let mut answer = None;
+    in_time("a server answers", async || {
+        let Ok(client) = redis::Client::open(url) else { return false };
+        let Ok(mut raw) = client.get_multiplexed_async_connection().await else { return false };
+        match redis::cmd(command[0]).arg(&command[1..]).query_async(&mut raw).await {
+            Err(err) if err.is_io_error() => false,
+            other => {
+                answer = Some(other.unwrap());
+                true
+            }
+        }
+    })
+    .await;
+    answer.unwrap()
 }
 
 /// One sentinel, which needs no majority.

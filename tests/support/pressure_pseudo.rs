@@ -2,8 +2,8 @@
 //! ("Redis Reference Implementation"), command by command over a connection of
 //! its own: nothing of this crate's is used. It does what is written there, also
 //! where the text before it says otherwise: every get pushes to `:not_full`, the
-//! counters have no `:stats` in their names, and whoever raises QueueClosedError
-//! or QueueFullError keeps its role.
+//! counters have no `:stats` in their names, and whoever raises `QueueClosedError`
+//! or `QueueFullError` keeps its role.
 //!
 //! What is no Redis command is read as what it must mean: `LPUSH :not_full`
 //! without an element pushes one, and `RPOP` takes one key and no timeout. A
@@ -17,15 +17,15 @@ use redis::{FromRedisValue, RedisError};
 /// What the pseudo-code raises.
 #[derive(Debug)]
 pub enum PseudoError {
-    /// QueueDoesNotExistError.
+    /// `QueueDoesNotExistError`.
     DoesNotExist,
-    /// QueueAlreadyExistsError.
+    /// `QueueAlreadyExistsError`.
     AlreadyExists,
-    /// QueueClosedError: the role stays taken.
+    /// `QueueClosedError`: the role stays taken.
     Closed,
-    /// QueueFullError: the role stays taken.
+    /// `QueueFullError`: the role stays taken.
     Full,
-    /// QueueInUseError.
+    /// `QueueInUseError`.
     InUse,
     /// Redis or the connection failed.
     Redis(RedisError),

@@ -246,21 +246,29 @@ impl Getting<'_> {
         Err(end)
     }
 
+    /// How many bytes were written, and how many of those nobody will read. The
+    /// first is not known where a write can't be stopped.
+    async fn arrived(&self, nobody_reads: bool) -> (Option<u64>, u64) {
+        let outlet = Arc::clone(&self.outlet);
+        let ask = tokio::task::spawn_blocking(move || {
+            let outlet = lock(&outlet);
+            (outlet.written(), if nobody_reads { outlet.unread() } else { 0 })
+        });
+        match timeout(LAST, ask).await {
+            Ok(Ok((written, unread))) => (Some(written), unread),
+            Ok(Err(_)) | Err(_) => (None, 0),
+        }
+    }
+
     async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
-        drop(self.progress);
         if let End::Queue(error) = &end
             && ends_unknown(error)
         {
             self.unwritten.may_have_lost(self.most);
         }
-        // Whoever holds the lock still is stuck in a write.
-        let (written, unread) = match self.outlet.try_lock() {
-            Ok(outlet) => {
-                let nobody_reads = matches!(end, End::Output(Ended::NoReader));
-                (Some(outlet.written()), if nobody_reads { outlet.unread() } else { 0 })
-            }
-            Err(_) => (None, 0),
-        };
+        let nobody_reads = matches!(end, End::Output(Ended::NoReader));
+        let (written, unread) = self.arrived(nobody_reads).await;
+        drop(self.progress);
         let fate = self.unwritten.give_back(&self.queue, written, unread).await;
         let then = format!(". {fate}");
         let name = self.queue.name();

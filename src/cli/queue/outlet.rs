@@ -10,8 +10,8 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// What a pipe takes without making the writer wait once it is writable, and the
-/// smallest size that it can have.
+/// What a pipe takes without making the writer wait once it is writable. A pipe
+/// that is made no larger has room for one page, whatever size those have.
 const PAGE: usize = 4096;
 
 /// Written at once where nobody has to read it first.
@@ -73,7 +73,7 @@ impl Outlet {
         let metadata = file.metadata()?;
         let kind = if metadata.file_type().is_fifo() {
             let size = pipe_size(&file, FcntlArg::F_GETPIPE_SZ).unwrap_or(16 * PAGE);
-            Kind::Pipe { size, small: pipe_size(&file, to_size(PAGE)) == Some(PAGE) }
+            Kind::Pipe { size, small: pipe_size(&file, to_size(PAGE)).is_some() }
         } else if metadata.is_file() {
             Kind::File
         } else {

@@ -197,39 +197,60 @@ impl Putting<'_> {
     }
 
     async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
-        let name = self.queue.name().clone();
+        self.input.settle().await;
         match end {
             End::Input(Ok(())) if self.arguments.keep_open => Ok(()),
-            End::Input(Ok(())) => {
-                let close = self.queue.close(self.arguments.patience.wait());
-                let closed = tokio::select! {
-                    closed = close => closed,
-                    signal = signals.next_to_end() => return Err(stopped_by(signal, &self.account())),
-                };
-                match closed {
-                    // Somebody was faster.
-                    Ok(()) | Err(QueueError::Closed) => Ok(()),
-                    Err(error) => Err(self.failure(code(&error), &format!("{name}: {error}"))),
-                }
-            }
+            End::Input(Ok(())) => self.close(signals).await,
             End::Input(Err(error)) => {
                 let code = match &error {
                     ReadError::Io(_) => Failure::CANT_READ,
                     ReadError::TooLong(_) => Failure::DATA,
                 };
-                Err(self.failure(code, &error.to_string()))
+                Err(Failure::new(code, format!("{error}. {}{}", self.account(), self.open())))
             }
-            End::Queue(error) => Err(self.failure(code(&error), &format!("{name}: {error}"))),
-            End::Signal(signal) => Err(stopped_by(signal, &self.account())),
+            End::Queue(error) => Err(self.failed(&error)),
+            End::Signal(signal) => {
+                Err(stopped_by(signal, &format!("{}{}", self.account(), self.open())))
+            }
         }
     }
 
-    fn failure(&mut self, code: u8, why: &str) -> Failure {
-        Failure::new(code, format!("{why}. {}", self.account()))
+    async fn close(&self, signals: &mut Signals) -> Result<(), Failure> {
+        let close = self.queue.close(self.arguments.patience.wait());
+        tokio::pin!(close);
+        let signal = tokio::select! {
+            closed = &mut close => return match closed {
+                // Or somebody was faster.
+                Ok(()) | Err(QueueError::Closed) => Ok(()),
+                Err(error) => Err(self.failed(&error)),
+            },
+            signal = signals.next_to_end() => signal,
+        };
+        self.queue.stop_waiting();
+        let open = match timeout(LAST, close).await {
+            Ok(Ok(()) | Err(QueueError::Closed)) => return Ok(()),
+            Ok(Err(error)) if !ends_unknown(&error) => self.open(),
+            Ok(Err(_)) | Err(_) => "; the queue may be closed",
+        };
+        Err(stopped_by(signal, &format!("{}{open}", self.account())))
+    }
+
+    fn failed(&self, error: &QueueError) -> Failure {
+        let open = match error {
+            QueueError::Closed | QueueError::DoesNotExist => "",
+            _ => self.open(),
+        };
+        let text = format!("{}: {error}. {}{open}", self.queue.name(), self.account());
+        Failure::new(code(error), text)
+    }
+
+    /// That the queue will have no end, where it should have one.
+    fn open(&self) -> &'static str {
+        if self.arguments.keep_open { "" } else { "; the queue was not closed" }
     }
 
     /// What became of everything that was read.
-    fn account(&mut self) -> String {
+    fn account(&self) -> String {
         let mut text = format!("{} put", self.put);
         if self.unknown > 0 {
             let _ = write!(text, ", and perhaps up to {} more", self.unknown);
@@ -241,7 +262,7 @@ impl Putting<'_> {
             let left = count(left as u64, "element");
             let _ = write!(text, "; {left}{begun} read and not put");
         }
-        text + "; the queue was not closed"
+        text
     }
 }
 

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, Stdin, stdin};
+use tokio::time::timeout;
 
 /// Most elements, and most bytes unless one element alone has more, that are put
 /// at once and that are read ahead.
@@ -13,6 +15,9 @@ pub(super) const BATCH_BYTES: usize = 1 << 20;
 
 /// The longest element that Redis takes, unless its administrator allows more.
 pub(super) const MAX_ELEMENT: usize = 512 << 20;
+
+/// What is there is read within this time.
+const SETTLED: Duration = Duration::from_millis(10);
 
 /// Read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -88,6 +93,8 @@ pub(super) struct Input {
     cutter: Cutter,
     read: VecDeque<Vec<u8>>,
     read_bytes: usize,
+    /// A read was begun whose outcome is not known yet.
+    is_reading: bool,
     /// Nothing more comes, for this reason if it is no good one.
     ended: Option<Result<(), ReadError>>,
 }
@@ -100,6 +107,7 @@ impl Input {
             cutter: Cutter::new(cut, MAX_ELEMENT),
             read: VecDeque::new(),
             read_bytes: 0,
+            is_reading: false,
             ended: None,
         }
     }
@@ -122,8 +130,11 @@ impl Input {
     /// Waits for input and reads what is there. Cancel safe: what is read
     /// meanwhile is not lost.
     pub async fn read_more(&mut self) {
+        self.is_reading = true;
+        let outcome = self.stdin.read(&mut self.buffer).await;
+        self.is_reading = false;
         let before = self.read.len();
-        match self.stdin.read(&mut self.buffer).await {
+        match outcome {
             Ok(0) => {
                 self.read.extend(self.cutter.end());
                 self.ended = Some(Ok(()));
@@ -136,6 +147,13 @@ impl Input {
             Err(error) => self.ended = Some(Err(error.into())),
         }
         self.read_bytes += self.read.range(before..).map(Vec::len).sum::<usize>();
+    }
+
+    /// Counts in what a read that was not awaited has brought meanwhile.
+    pub async fn settle(&mut self) {
+        if self.is_reading {
+            let _ = timeout(SETTLED, self.read_more()).await;
+        }
     }
 
     /// What is to be put next; nothing if nothing was read.

@@ -78,7 +78,7 @@ pub enum Remark {
     /// A key holds what pressure never writes there. Nothing is changed while
     /// that is so.
     WrongType {
-        /// The key's suffix, or [`DATA_LABEL`].
+        /// The key's suffix, or [`DATA_LABEL`](super::DATA_LABEL).
         key: String,
     },
 }

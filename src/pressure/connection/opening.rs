@@ -63,6 +63,27 @@ impl Opener {
         port: u16,
         purpose: Purpose,
     ) -> Result<MultiplexedConnection, StoreError> {
+        match self.dial_and_greet(host, port, purpose).await {
+            // A server refuses our certificate only after the handshake. Whether
+            // its reason arrives, or the connection is found broken, is chance.
+            Err(StoreError::Unreachable { .. }) if self.settings.tls.is_some() => {}
+            other => return other,
+        }
+        self.dial_and_greet(host, port, purpose).await.map_err(|err| match err {
+            StoreError::Unreachable { detail } if detail.contains("broken pipe") => {
+                let detail = "the server ended the connection right after the handshake".to_owned();
+                StoreError::CertificateRefused { detail }
+            }
+            other => other,
+        })
+    }
+
+    async fn dial_and_greet(
+        &self,
+        host: &str,
+        port: u16,
+        purpose: Purpose,
+    ) -> Result<MultiplexedConnection, StoreError> {
         let mut connection = self.dial(host, port, purpose).await?;
         self.log_in(&mut connection).await?;
         self.select(&mut connection).await?;

@@ -43,7 +43,7 @@ impl Schedule {
 
     pub(super) async fn check_the_end(mut self) {
         let left: Vec<String> = self.place.run(&["LRANGE", &self.place.key(""), "0", "-1"]).await;
-        self.check_elements(left);
+        self.check_elements(&left);
         if !is(&self.shared.delete_begun) {
             let seen = self.store.observe(&self.place.queue).await.unwrap();
             self.check_moment(&seen);
@@ -71,11 +71,11 @@ impl Schedule {
     }
 
     /// Nothing lost, nothing doubled, and each producer's elements in order.
-    fn check_elements(&self, left: Vec<String>) {
+    fn check_elements(&self, left: &[String]) {
         let put: BTreeSet<String> = self.shared.put.lock().unwrap().iter().cloned().collect();
         let got = self.shared.got.lock().unwrap();
         let mut seen = BTreeSet::new();
-        for element in got.iter().map(|got| &got.element).chain(&left) {
+        for element in got.iter().map(|got| &got.element).chain(left) {
             assert!(seen.insert(element.clone()), "{element} twice: {got:?}");
         }
         let offered = self.shared.offered.lock().unwrap();

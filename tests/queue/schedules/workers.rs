@@ -99,17 +99,17 @@ impl Shared {
         Ok(is_end || client.keeps_role(refusal))
     }
 
-    /// What was true before an operation began that succeeded.
-    fn may_succeed(&self, (closed, gone): (bool, bool), is_put: bool) -> Result<(), String> {
-        if gone || (closed && is_put) {
-            return Err(format!("success after the end, closed {closed}, gone {gone}"));
-        }
-        Ok(())
-    }
-
     fn ends(&self) -> (bool, bool) {
         (is(&self.close_done), is(&self.gone))
     }
+}
+
+/// What was true before an operation began that succeeded.
+fn may_succeed((closed, gone): (bool, bool), is_put: bool) -> Result<(), String> {
+    if gone || (closed && is_put) {
+        return Err(format!("success after the end, closed {closed}, gone {gone}"));
+    }
+    Ok(())
 }
 
 /// One client at work.
@@ -160,7 +160,7 @@ pub fn produce(
             shared.put.lock().unwrap().extend_from_slice(&all[next..next + put]);
             next += put;
             if put > 0 {
-                shared.may_succeed(ends, true)?;
+                may_succeed(ends, true)?;
             }
             if let Err(refusal) = result {
                 shared.note(&client, &id, role, &refusal);
@@ -194,7 +194,7 @@ pub fn consume(mut client: Client, id: String, seed: u64, shared: Arc<Shared>) -
                         Got { by, element, begun, ended }
                     });
                     shared.got.lock().unwrap().extend(got);
-                    shared.may_succeed(ends, false)?;
+                    may_succeed(ends, false)?;
                     if random.random_bool(0.2) {
                         pause(&mut random).await;
                     }

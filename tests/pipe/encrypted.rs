@@ -1,0 +1,55 @@
+//! The command over an encrypted connection: with the files of the environment,
+//! with the machine's own authorities, and where neither trusts the server.
+
+use crate::Command;
+use crate::redis_tls::{Authority, TlsServer};
+
+fn queue(server: &TlsServer, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    command.args(["queue"]).args(arguments);
+    command.env("REDIS_URL", format!("rediss://localhost:{}/0", server.port));
+    command.envs(variables.iter().copied());
+    command
+}
+
+#[tokio::test]
+async fn the_files_of_the_environment_say_whom_to_trust_and_who_we_are() {
+    let server = TlsServer::start("DNS:localhost", true).await;
+    let file = |name| server.authority.file(name);
+    let (authority, certificate, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let files = [
+        ("REDIS_TLS_CA_FILE", authority.as_str()),
+        ("REDIS_TLS_CERT_FILE", &certificate),
+        ("REDIS_TLS_KEY_FILE", &key),
+    ];
+    for arguments in [&["create", "frames"][..], &["length", "frames"], &["delete", "frames"]] {
+        let output = queue(&server, arguments, &files).output().await.unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    }
+    // Without a certificate of its own.
+    let output = queue(&server, &["length", "frames"], &files[..1]).output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(69) && said.contains("check ca.crt, tls.crt and tls.key"),
+        "{output:?}"
+    );
+    let output = queue(&server, &["length", "frames"], &files[..2]).output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(64) && said.contains("REDIS_TLS_KEY_FILE"), "{output:?}");
+}
+
+#[tokio::test]
+async fn without_files_the_machine_s_authorities_are_trusted_and_no_others() {
+    let server = TlsServer::start("DNS:localhost", false).await;
+    let machine = server.authority.file("ca.crt");
+    let trusting = [("SSL_CERT_FILE", machine.as_str())];
+    let output = queue(&server, &["create", "frames"], &trusting).output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let stranger = Authority::new();
+    let other = stranger.file("ca.crt");
+    for variables in [&[("SSL_CERT_FILE", other.as_str())][..], &[]] {
+        let output = queue(&server, &["length", "frames"], variables).output().await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(69) && said.contains("UnknownIssuer"), "{output:?}");
+    }
+}
