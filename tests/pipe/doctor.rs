@@ -38,7 +38,7 @@ async fn a_whole_queue_is_said_to_be_whole_and_a_missing_one_is_missing() {
 async fn a_dead_clients_role_is_named_with_84_and_mended_when_told_to() {
     let (_server, place) = place().await;
     take_the_role(&place).await;
-    let outcome = run(&place, "doctor", &[]).await;
+    let outcome = run(&place, "doctor", &["--idle", "0s"]).await;
     assert_eq!(outcome.code, Some(84), "{outcome:?}");
     for part in ["RoleStuck", "damaged", "producer role is taken by evil", "--repair mends it"] {
         assert!(outcome.text().contains(part), "{part}: {outcome:?}");
@@ -105,6 +105,9 @@ async fn tokens_are_put_right_at_once_and_counters_never() {
     fill(&place, b"a\n").await;
     let () = place.run(&["DEL", &place.key(":not_full")]).await;
     let _: u64 = place.run(&["INCR", &place.key(":stats:produced_messages")]).await;
+    let outcome = run(&place, "doctor", &[]).await;
+    assert!(outcome.text().contains("LostToken      damaged"), "{outcome:?}");
+    assert_eq!(place.length(":not_full").await, 0, "not told to mend it");
     let outcome = run(&place, "doctor", &["--repair", "-o", "yaml"]).await;
     assert_eq!(outcome.code, Some(84), "the counters stay off: {outcome:?}");
     for part in ["LostToken", "mended", "CounterDrift", "never corrected"] {
