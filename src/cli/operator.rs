@@ -32,7 +32,8 @@ pub struct Arguments {
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
 
-    /// The server of PressureQueues that name none: redis://user:password@host:6379/0
+    /// The server of PressureQueues that name none: redis://user:password@host:6379/0; for
+    /// rediss:// the files REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE count
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     redis_url: Option<String>,
 
@@ -103,8 +104,16 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         }
         (None, None) => None,
     };
+    // The URL as an argument goes before that of the environment; certificates are
+    // the environment's in any case.
     let redis = given(&arguments.redis_url)
-        .map(|url| RedisSettings::from_url(&url))
+        .map(|url| {
+            let variable = |name: &str| match name {
+                "REDIS_URL" => Some(url.clone()),
+                _ => std::env::var(name).ok(),
+            };
+            RedisSettings::from_environment(variable, |file| std::fs::read_to_string(file).ok())
+        })
         .transpose()
         .map_err(|error| usage("the default Redis server", error))?;
     Ok(Options {
