@@ -39,8 +39,11 @@ pub(super) static LOOK: LazyLock<Script> = script!("look.lua");
 pub(super) static ALLOWED: LazyLock<Script> = script!("allowed.lua");
 pub(super) static PUT: LazyLock<Script> = script!("put.lua");
 /// For a transaction, where a script that the server does not know would be noticed
-/// too late.
-pub(super) static PUT_TEXT: &str = text!("put.lua");
+/// too late: so its text goes along each time, without what only people read.
+pub(super) static PUT_TEXT: LazyLock<String> = LazyLock::new(|| {
+    let lines = text!("put.lua").lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect::<Vec<_>>().join("\n")
+});
 pub(super) static GET: LazyLock<Script> = script!("get.lua");
 pub(super) static GET_AT_MEMORY_LIMIT: LazyLock<Script> = script_at_memory_limit!("get.lua");
 pub(super) static GIVE_BACK: LazyLock<Script> = script!("giveback.lua");

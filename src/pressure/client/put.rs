@@ -182,7 +182,11 @@ impl Queue {
     async fn put_large(&self, element: &[u8], mode: &str) -> Result<Verdict, StoreError> {
         let mut transaction = redis::pipe();
         transaction.atomic().lpush(&self.0.keys[0], element).ignore();
-        transaction.cmd("EVAL").arg(scripts::PUT_TEXT).arg(self.0.keys.len()).arg(&self.0.keys);
+        transaction
+            .cmd("EVAL")
+            .arg(scripts::PUT_TEXT.as_str())
+            .arg(self.0.keys.len())
+            .arg(&self.0.keys);
         transaction.arg(&self.0.options.client_id).arg(mode).arg(element.len());
         self.0.store.transact(&self.0.name, &transaction).await
     }
