@@ -14,11 +14,13 @@ use crate::{LOCK, create, lockkeeper};
 /// Runs a line of shell at a terminal of its own, whose output goes to `file`.
 fn at_a_terminal(vhost: &Vhost, scratch: &Scratch, line: &str) -> Child {
     let bare = lockkeeper(vhost, &[]);
-    let mut command = Command::new("script");
+    // Whoever runs the tests in the background may have told us to ignore the keys.
+    let mut command = Command::new("env");
     let variables =
         bare.as_std().get_envs().filter_map(|(k, v)| Some((k.to_owned(), v?.to_owned())));
     let line = line.replace("lockkeeper", env!("CARGO_BIN_EXE_lockkeeper"));
     command
+        .args(["--default-signal=INT,QUIT,HUP", "script"])
         .args(["--quiet", "--return", "--flush", "--command", &line, &scratch.file("shown")])
         .envs(variables)
         .env("SHELL", "/bin/sh")

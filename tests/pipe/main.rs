@@ -52,8 +52,10 @@ impl Outcome {
 
 /// `lockkeeper queue VERB jobs …` in the test's place. Ended with the test.
 fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    // Whoever runs the tests in the background may have told us to ignore signals.
+    let mut command = Command::new("env");
     in_place(place, &mut command);
+    command.args(["--default-signal=INT,QUIT,HUP", env!("CARGO_BIN_EXE_lockkeeper")]);
     command.args(["queue", verb, place.queue.as_str()]).args(arguments);
     command
 }
