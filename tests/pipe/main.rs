@@ -50,20 +50,25 @@ impl Outcome {
     }
 }
 
-/// `lockkeeper queue VERB jobs …` in the test's place. Ended with the test.
-fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
-    // Whoever runs the tests in the background may have told us to ignore signals.
+/// A program that heeds signals, whoever runs the tests: a shell that starts them in
+/// the background has them ignore some.
+fn program(place: &Place, name: &str) -> Command {
     let mut command = Command::new("env");
     in_place(place, &mut command);
-    command.args(["--default-signal=INT,QUIT,HUP", env!("CARGO_BIN_EXE_lockkeeper")]);
+    command.args(["--default-signal=INT,QUIT,HUP", name]);
+    command
+}
+
+/// `lockkeeper queue VERB jobs …` in the test's place. Ended with the test.
+fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
+    let mut command = program(place, env!("CARGO_BIN_EXE_lockkeeper"));
     command.args(["queue", verb, place.queue.as_str()]).args(arguments);
     command
 }
 
 /// A line of shell, in which `lockkeeper` is ours.
 fn shell(place: &Place, line: &str) -> Command {
-    let mut command = Command::new("bash");
-    in_place(place, &mut command);
+    let mut command = program(place, "bash");
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     command.args(["-c", line]).env("PATH", path);
