@@ -20,6 +20,7 @@ mod target;
 mod telemetry;
 mod waiting;
 
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -154,6 +155,11 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
     let duration: jiff::SignedDuration =
         text.parse().map_err(|_| "expected a duration such as 250ms, 10s or 5m".to_owned())?;
     duration.try_into().map_err(|_| "a duration can't be negative".to_owned())
+}
+
+/// Says what was done, beside the data.
+fn say(text: impl Display) {
+    let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
 }
 
 /// The first of SIGTERM and SIGINT.

@@ -20,7 +20,7 @@ mod rescue;
 mod returning;
 mod stat;
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use nix::sys::signal::Signal;
 use self::place::Which;
 use super::signals::{ENDING, Signals};
 use super::telemetry::{self, LogFormat};
-use super::{Failure, duration};
+use super::{Failure, duration, say};
 use crate::pressure::{Queue, QueueError, StoreError, Wait};
 
 /// Arguments of `lockkeeper queue`.
@@ -57,11 +57,11 @@ enum Verb {
     /// Get elements to standard output, until the queue is closed and empty
     Get(get::Arguments),
     /// How many elements there are
-    Length(length::Arguments),
+    Length(Which),
     /// Whether the queue exists: prints true or false, and ends with 0 or 1
-    Exists(exists::Arguments),
+    Exists(Which),
     /// Whether the queue is closed: prints true or false, and ends with 0 or 1
-    Closed(closed::Arguments),
+    Closed(Which),
     /// Close a queue for ever: nothing more in, the rest out
     Close(close::Arguments),
     /// Remove a queue with all that is in it
@@ -105,9 +105,9 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             Verb::Create(arguments) => create::run(arguments).await,
             Verb::Put(arguments) => put::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
-            Verb::Length(arguments) => length::run(arguments).await,
-            Verb::Exists(arguments) => exists::run(arguments).await,
-            Verb::Closed(arguments) => closed::run(arguments).await,
+            Verb::Length(which) => length::run(which).await,
+            Verb::Exists(which) => exists::run(which).await,
+            Verb::Closed(which) => closed::run(which).await,
             Verb::Close(arguments) => close::run(arguments).await,
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Peek(arguments) => peek::run(arguments).await,
@@ -178,11 +178,6 @@ fn print(text: &str) -> Result<(), Failure> {
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
-}
-
-/// Says what was done, beside the data.
-fn say(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
 }
 
 /// Elements, and their bytes together.

@@ -10,8 +10,6 @@ mod shrink;
 mod verify;
 mod wait;
 
-use std::fmt::Display;
-use std::io::Write;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -19,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::output::Format;
 use super::target::{Found, Place, resource};
 use super::telemetry::{self, LogFormat};
-use super::{Failure, duration};
+use super::{Failure, duration, say};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, SlotsSeen};
 use crate::semaphore::{Broker, BrokerError, BrokerOptions, ResizeError, ResizeTo};
@@ -179,9 +177,4 @@ fn failed(error: &BrokerError) -> Failure {
         _ => Failure::UNAVAILABLE,
     };
     Failure::new(code, error.to_string())
-}
-
-/// Says what was done, beside the data.
-fn say(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
 }

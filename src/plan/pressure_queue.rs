@@ -112,6 +112,16 @@ impl QueueSeen {
         self.bound.is_some() && !self.producer.busy && !self.consumer.busy
     }
 
+    /// Elements that were put and neither got nor are there, as the clients count:
+    /// below 0 if there are more than were put. Off by right while somebody works.
+    #[must_use]
+    pub fn drift(&self) -> i64 {
+        let number = |n: u64| i128::from(n);
+        let by =
+            number(self.produced_messages) - number(self.consumed_messages) - number(self.length);
+        i64::try_from(by).unwrap_or(if by < 0 { i64::MIN } else { i64::MAX })
+    }
+
     /// One of the two roles.
     #[must_use]
     pub fn role(&self, role: QueueRole) -> &Role {

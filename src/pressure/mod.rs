@@ -24,8 +24,8 @@ mod scripts;
 mod store;
 
 pub use client::{
-    Awaited, EnvironmentError, GiveBackError, Limit, PutBatchError, Queue, QueueError,
-    QueueOptions, QueueRole, QueueSink, Taken, Wait,
+    Awaited, EnvironmentError, GiveBackError, Limit, MAX_ELEMENT_BYTES, PutBatchError, Queue,
+    QueueError, QueueOptions, QueueRole, QueueSink, Taken, Wait,
 };
 pub use connection::StoreOptions;
 pub use doctor::{Deed, Repaired};

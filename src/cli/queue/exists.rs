@@ -2,14 +2,7 @@
 
 use super::{Failure, Which, answer, failed};
 
-/// Arguments of `lockkeeper queue exists`.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    which: Which,
-}
-
-pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let queue = arguments.which.find().await?;
+pub(super) async fn run(which: Which) -> Result<(), Failure> {
+    let queue = which.find().await?;
     answer(queue.exists().await.map_err(|error| failed(&queue, &error))?)
 }

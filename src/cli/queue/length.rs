@@ -2,15 +2,8 @@
 
 use super::{Failure, Which, failed, print};
 
-/// Arguments of `lockkeeper queue length`.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    which: Which,
-}
-
-pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let queue = arguments.which.find().await?;
+pub(super) async fn run(which: Which) -> Result<(), Failure> {
+    let queue = which.find().await?;
     let length = queue.len().await.map_err(|error| failed(&queue, &error))?;
     print(&format!("{length}\n"))
 }

@@ -14,7 +14,7 @@ use super::{
     Failure, Patience, Tally, Which, code, count, ends_unknown, failed, listen, stopped_by,
 };
 use crate::cli::signals::Signals;
-use crate::pressure::{PutBatchError, Queue, QueueError};
+use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 
 /// Arguments of `lockkeeper queue put`.
 #[derive(Debug, clap::Args)]
@@ -67,7 +67,7 @@ fn size(text: &str) -> Result<usize, String> {
         None => text.strip_suffix(['M', 'm']).map_or((text, 1), |number| (number, 1 << 20)),
     };
     let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
-    size.filter(|size| (1..=super::reading::MAX_ELEMENT).contains(size)).ok_or_else(wrong)
+    size.filter(|size| (1..=MAX_ELEMENT_BYTES).contains(size)).ok_or_else(wrong)
 }
 
 /// Why nothing more is put.

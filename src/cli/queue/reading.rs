@@ -8,13 +8,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, Stdin, stdin};
 use tokio::time::timeout;
 
+use crate::pressure::MAX_ELEMENT_BYTES;
+
 /// Most elements, and most bytes unless one element alone has more, that are put
 /// at once and that are read ahead.
 pub(super) const BATCH_ELEMENTS: usize = 1000;
 pub(super) const BATCH_BYTES: usize = 1 << 20;
-
-/// The longest element that Redis takes, unless its administrator allows more.
-pub(super) const MAX_ELEMENT: usize = 512 << 20;
 
 /// What is there is read within this time.
 const SETTLED: Duration = Duration::from_millis(10);
@@ -104,7 +103,7 @@ impl Input {
         Self {
             stdin: stdin(),
             buffer: vec![0; READ_BYTES],
-            cutter: Cutter::new(cut, MAX_ELEMENT),
+            cutter: Cutter::new(cut, MAX_ELEMENT_BYTES),
             read: VecDeque::new(),
             read_bytes: 0,
             is_reading: false,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{Failure, Which, failed, say};
 use crate::cli::output::{self, Format};
-use crate::plan::pressure_queue::{QueueSeen, Role};
+use crate::plan::pressure_queue::Role;
 use crate::pressure::QueueError;
 
 /// Arguments of `lockkeeper queue stat`.
@@ -56,14 +56,6 @@ impl ShownRole<'_> {
     }
 }
 
-/// Elements that were put and neither got nor are there, as the clients count:
-/// below 0 if there are more than were put.
-fn drift(seen: &QueueSeen) -> i64 {
-    let accounted = seen.consumed_messages.saturating_add(seen.length);
-    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    signed(seen.produced_messages).saturating_sub(signed(accounted))
-}
-
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let queue = arguments.which.find().await?;
     let seen = queue.stat().await.map_err(|error| failed(&queue, &error))?;
@@ -89,7 +81,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         produced_bytes: seen.produced_bytes,
         consumed_messages: seen.consumed_messages,
         consumed_bytes: seen.consumed_bytes,
-        drift: drift(&seen),
+        drift: seen.drift(),
     };
     let columns = [
         ("NAME", false),

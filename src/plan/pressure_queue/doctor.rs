@@ -43,10 +43,7 @@ impl Diagnosis {
         if !seen.is_idle() {
             return None;
         }
-        let number = |n: u64| i128::from(n);
-        let by =
-            number(seen.produced_messages) - number(seen.consumed_messages) - number(seen.length);
-        Some(i64::try_from(by).unwrap_or(if by < 0 { i64::MIN } else { i64::MAX }))
+        Some(seen.drift())
     }
 }
 

@@ -1,16 +1,8 @@
 //! How a queue ends: its producer closes it, its consumer deletes it.
 
-use std::time::Duration;
-
-use tokio::time::{Instant, timeout};
-
 use super::{Awaited, Queue, QueueError, QueueRole, Wait};
 use crate::plan::pressure_queue::QueueEffect;
 use crate::pressure::{Applied, Deletion};
-
-/// How often a deletion that waits for a role looks: a role that nobody took, and
-/// that is not free, counts as gone only after a while.
-const DELETION_LOOK: Duration = Duration::from_secs(1);
 
 impl Queue {
     /// Closes the queue for ever: nothing more can be put, and its consumer is
@@ -44,11 +36,7 @@ impl Queue {
         if seen.bound.is_none() && seen.leftovers.is_empty() {
             return Err(QueueError::DoesNotExist);
         }
-        let deadline = match wait {
-            Wait::No => Some(Instant::now()),
-            Wait::For(duration) => Instant::now().checked_add(duration),
-            Wait::Forever => None,
-        };
+        let mut pace = self.0.waiting.pace(wait, None);
         loop {
             let (role, holder) = match self.0.store.delete(&self.0.name, false).await? {
                 Deletion::WaitingFor { producer: Some(holder), .. } => {
@@ -61,20 +49,9 @@ impl Queue {
                     return Ok(());
                 }
             };
-            let awaited = Awaited::Role { role, who: holder.id };
-            if wait == Wait::No || self.0.waiting.over.is_cancelled() {
-                let Awaited::Role { role, who } = awaited else { return Ok(()) };
-                return Err(QueueError::InUse { role, who });
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(QueueError::TimedOut { awaited });
-            }
-            let look = deadline.map_or(DELETION_LOOK, |deadline| {
-                deadline.saturating_duration_since(Instant::now()).min(DELETION_LOOK)
-            });
-            if let Ok(woken) = timeout(look, self.0.waiting.change(&awaited, true)).await {
-                woken?;
-            }
+            // A queue whose deletion has begun is closed. Looking once a second also
+            // finds a role that nobody took, and that counts as gone after a while.
+            pace.until(Awaited::Role { role, who: holder.id }, true).await?;
         }
     }
 }

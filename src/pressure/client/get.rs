@@ -251,10 +251,8 @@ impl Drop for Inner {
         if taken.is_empty() {
             return;
         }
-        let (settings, name) = (self.store.settings().clone(), self.name.clone());
-        let options = self.options.clone();
+        let queue = Queue::over(self.store.clone(), self.name.clone(), self.options.clone());
         runtime.spawn(async move {
-            let queue = Queue::new(settings, name, options);
             if let Err(error) = queue.give_back(taken, Wait::For(LAST_WAIT)).await {
                 tracing::warn!(queue = %queue.name(), %error, "elements that nobody waited for any more are lost");
             }

@@ -26,6 +26,7 @@ pub use self::environment::EnvironmentError;
 pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, Wait};
 pub use self::flow::QueueSink;
 pub use self::get::Limit;
+pub use self::put::MAX_ELEMENT_BYTES;
 pub use self::taken::Taken;
 pub use crate::plan::pressure_queue::QueueRole;
 
@@ -139,7 +140,11 @@ impl Queue {
             response_timeout: options.response_timeout,
             ..StoreOptions::new(options.client_id.clone())
         };
-        let store = Store::new(settings, store);
+        Self::over(Store::new(settings, store), name, options)
+    }
+
+    /// The queue of this name in this store.
+    fn over(store: Store, name: QueueName, options: QueueOptions) -> Self {
         let waiting = Waiting::new(&store, &name, &options);
         Self(Arc::new(Inner {
             keys: scripts::keys(&name),
@@ -175,7 +180,7 @@ impl Queue {
     /// [`Wait::No`]. For a program that is told to end and must know what it has
     /// done: an operation that is awaited to its end, rather than dropped, tells.
     pub fn stop_waiting(&self) {
-        self.0.waiting.over.cancel();
+        self.0.waiting.stop();
     }
 
     /// Makes the queue with this bound; 0 is no bound. Errors:
@@ -244,18 +249,26 @@ impl Queue {
         verdict.into_error(&self.0.name.data()).into()
     }
 
+    /// For which attempt's connection it is known that the user may do this work.
+    fn known(&self, work: Work) -> &AtomicU64 {
+        match work {
+            Work::Put => &self.0.may_put,
+            Work::Get => &self.0.may_get,
+        }
+    }
+
     /// Learns once for each connection whether the user may do this work, so
     /// that no script is stopped half way; and which server it is.
     async fn check(&self, work: Work) -> Result<(), QueueError> {
-        let (known, argument) = match work {
-            Work::Put => (&self.0.may_put, "put"),
-            Work::Get => (&self.0.may_get, "get"),
-        };
+        let known = self.known(work);
         if self.0.store.attempt(&self.0.name) == Some(known.load(Ordering::Relaxed)) {
             return Ok(());
         }
         let mut call = self.call(&scripts::ALLOWED);
-        call.arg(argument);
+        call.arg(match work {
+            Work::Put => "put",
+            Work::Get => "get",
+        });
         let verdict = self.0.store.ask(&self.0.name, &call).await?;
         if verdict.word != "allowed" {
             return Err(self.unexpected(verdict));
@@ -271,11 +284,7 @@ impl Queue {
     async fn explain(&self, error: StoreError, work: Work) -> QueueError {
         if matches!(&error, StoreError::Protocol { detail } if detail.contains("wrong kind of value"))
         {
-            let known = match work {
-                Work::Put => &self.0.may_put,
-                Work::Get => &self.0.may_get,
-            };
-            known.store(0, Ordering::Relaxed);
+            self.known(work).store(0, Ordering::Relaxed);
             if let Err(named @ QueueError::Store(StoreError::WrongType { .. })) =
                 self.check(work).await
             {

@@ -7,8 +7,9 @@ use super::{Awaited, PutBatchError, Queue, QueueError, QueueRole, Wait, Work};
 use crate::pressure::reply::Verdict;
 use crate::pressure::{StoreError, scripts};
 
-/// The largest element that Redis takes.
-const MAX_ELEMENT_BYTES: usize = 512 * 1024 * 1024;
+/// The largest element, in bytes, that Redis takes unless its administrator allows
+/// more: 512 MiB.
+pub const MAX_ELEMENT_BYTES: usize = 512 * 1024 * 1024;
 
 /// Elements and bytes of one script at most, so that none stops the server for
 /// long: a script of this size takes well under a millisecond.

@@ -58,7 +58,7 @@ pub(super) struct Waiting {
     data: Lane,
     closed: Lane,
     /// Nobody waits any more.
-    pub(super) over: CancellationToken,
+    over: CancellationToken,
 }
 
 impl Waiting {
@@ -83,6 +83,11 @@ impl Waiting {
         }
     }
 
+    /// Ends all waiting, now and from now on.
+    pub(super) fn stop(&self) {
+        self.over.cancel();
+    }
+
     /// How one operation waits between its tries. `first` is what it waits for even
     /// before its first try, because that is likely to fail; that is safe only
     /// while a BLMOVE on `:closed` stands, so else it does not.
@@ -99,11 +104,7 @@ impl Waiting {
     /// element, the queue was closed or deleted, or enough time has passed.
     ///
     /// Cancel safe.
-    pub(super) async fn change(
-        &self,
-        awaited: &Awaited,
-        is_closed: bool,
-    ) -> Result<(), StoreError> {
+    async fn change(&self, awaited: &Awaited, is_closed: bool) -> Result<(), StoreError> {
         let lane = match awaited {
             Awaited::Room => &self.not_full,
             Awaited::Element => &self.data,

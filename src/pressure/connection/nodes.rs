@@ -88,7 +88,8 @@ impl Node {
 
     /// The number of the attempt that made the open connection, if there is one.
     pub(super) fn attempt(&self) -> Option<u64> {
-        Some(self.present()?.1)
+        let shared = self.shared();
+        shared.open.as_ref().map(|_| shared.attempt)
     }
 
     /// Gives the connection of this attempt up, unless another has taken its
