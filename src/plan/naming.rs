@@ -56,18 +56,48 @@ pub enum Profile {
     AmqpLocksPython,
 }
 
+/// What kind of queue keeps the tokens of a semaphore of protocol Token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QueueType {
+    /// As the clients of the RabbitMQ blog declare it: durable, without arguments.
+    #[default]
+    Classic,
+    /// Replicated, and counting how often a token changed hands (fencing); such
+    /// clients' declares are refused.
+    Quorum,
+}
+
+/// How a holder holds, and in which queues that shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// By an exclusive queue `B[i]` (source document "persistent semaphore").
+    ExclusiveQueue(Profile),
+    /// By an exclusive consumer of a queue `C[i]`, whose loss the broker tells.
+    ExclusiveConsumer,
+    /// By a message that is never acknowledged (RabbitMQ blog, "Distributed
+    /// Semaphores with RabbitMQ"): there are tokens rather than slots, and the
+    /// broker itself gives them to those who wait.
+    Token(QueueType),
+}
+
+impl Default for Protocol {
+    fn default() -> Self {
+        Self::ExclusiveQueue(Profile::Guideline)
+    }
+}
+
 /// A semaphore's name on the broker: `N` of the source document "persistent
-/// semaphore", and the profile. Everything that belongs to the semaphore is
+/// semaphore", and the protocol. Everything that belongs to the semaphore is
 /// derived from it, so a name that could be read as a part of another semaphore
 /// is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName {
     name: String,
-    profile: Profile,
+    protocol: Protocol,
 }
 
 impl LockName {
-    /// Checks the naming rules. The profile is [`Profile::Guideline`].
+    /// Checks the naming rules. The protocol is [`Protocol::default`].
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         check_common(&name)?;
@@ -77,13 +107,19 @@ impl LockName {
         if let Some(rule) = collides_with_a_part(&name) {
             return Err(NameError::new(&name, rule));
         }
-        Ok(Self { name, profile: Profile::default() })
+        Ok(Self { name, protocol: Protocol::default() })
     }
 
-    /// The same name under another profile.
+    /// The same name under another protocol.
+    #[must_use]
+    pub fn with_protocol(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
+    }
+
+    /// The same name under the protocol `ExclusiveQueue` with another profile.
     #[must_use]
     pub fn with_profile(self, profile: Profile) -> Self {
-        Self { profile, ..self }
+        self.with_protocol(Protocol::ExclusiveQueue(profile))
     }
 
     /// The name as written.
@@ -92,10 +128,26 @@ impl LockName {
         &self.name
     }
 
+    /// How a holder holds.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
     /// How the queues are named.
     #[must_use]
     pub fn profile(&self) -> Profile {
-        self.profile
+        match self.protocol {
+            Protocol::ExclusiveQueue(profile) => profile,
+            Protocol::ExclusiveConsumer | Protocol::Token(_) => Profile::Guideline,
+        }
+    }
+
+    /// Whether it has numbered slots, each with queues of its own; else tokens in
+    /// one queue.
+    #[must_use]
+    pub fn has_slots(&self) -> bool {
+        !matches!(self.protocol, Protocol::Token(_))
     }
 
     /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be
@@ -105,36 +157,59 @@ impl LockName {
         self.part(slot, 'A')
     }
 
-    /// The holder queue `B[i]`, `N-i-B`: exclusive to the connection that holds
-    /// slot `i`.
+    /// The queue by which slot `i` is held: `B[i]`, `N-i-B`, exclusive to the
+    /// connection that holds it; in protocol `ExclusiveConsumer` `C[i]`, `N-i-C`,
+    /// which whoever administers makes, and whose only consumer holds it.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
-        self.part(slot, 'B')
+        self.part(slot, self.holder_part())
+    }
+
+    fn holder_part(&self) -> char {
+        if self.protocol == Protocol::ExclusiveConsumer { 'C' } else { 'B' }
+    }
+
+    /// The token queue, `N.semaphore`, which has one message for each holder that
+    /// there may be. Only in protocol Token.
+    #[must_use]
+    pub fn token_queue(&self) -> String {
+        format!("{}.semaphore", self.name)
+    }
+
+    /// The queue by which the holder of a token says who it is, `N-<token>-B`:
+    /// exclusive to its connection. Only in protocol Token.
+    #[must_use]
+    pub fn announcement(&self, token: u64) -> String {
+        format!("{}-{token}-B", self.name)
     }
 
     /// The slot record `F[i]`, `N-i-F`: it has one message, the record of slot
     /// `i`'s last holder, and exists only where there is fencing or a lock delay.
-    /// Only in profile Guideline.
+    /// Not in profile `AmqpLocksPython` and protocol Token.
     #[must_use]
     pub fn record_queue(&self, slot: u32) -> Option<String> {
-        (self.profile == Profile::Guideline).then(|| self.part(slot, 'F'))
+        self.has_more_than_slots().then(|| self.part(slot, 'F'))
     }
 
-    /// The wait queue `N-W`: who waits for a slot consumes from it. Only in
-    /// profile Guideline.
+    /// The wait queue `N-W`: who waits for a slot consumes from it. Not in profile
+    /// `AmqpLocksPython`, and not in protocol Token, whose broker keeps the queue.
     #[must_use]
     pub fn wait_queue(&self) -> Option<String> {
-        (self.profile == Profile::Guideline).then(|| format!("{}-W", self.name))
+        self.has_more_than_slots().then(|| format!("{}-W", self.name))
     }
 
-    /// The administration mutex: the exclusive queue `N`, in every profile.
+    fn has_more_than_slots(&self) -> bool {
+        self.has_slots() && self.profile() == Profile::Guideline
+    }
+
+    /// The administration mutex: the exclusive queue `N`, in every protocol.
     #[must_use]
     pub fn admin_mutex(&self) -> &str {
         &self.name
     }
 
     fn part(&self, slot: u32, part: char) -> String {
-        match self.profile {
+        match self.profile() {
             Profile::Guideline => format!("{}-{slot}-{part}", self.name),
             Profile::AmqpLocksPython => format!("{}-{part}-{slot}", self.name),
         }
@@ -149,12 +224,12 @@ impl LockName {
     /// The slot number if `queue` is one of this semaphore's holder queues.
     #[must_use]
     pub fn slot_of_holder_queue(&self, queue: &str) -> Option<u32> {
-        self.slot_of(queue, 'B')
+        self.slot_of(queue, self.holder_part())
     }
 
     fn slot_of(&self, queue: &str, part: char) -> Option<u32> {
         let rest = queue.strip_prefix(&self.name)?.strip_prefix('-')?;
-        let number = match self.profile {
+        let number = match self.profile() {
             Profile::Guideline => rest.strip_suffix(part)?.strip_suffix('-')?,
             Profile::AmqpLocksPython => rest.strip_prefix(part)?.strip_prefix('-')?,
         };

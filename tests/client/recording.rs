@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use lapin::options::{
-    BasicGetOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
@@ -31,7 +32,10 @@ async fn publish(channel: &Channel, slot: u32, record: &SlotRecord) {
     let persistent = BasicProperties::default().with_delivery_mode(2);
     let body = record.to_json();
     let options = BasicPublishOptions::default();
-    channel.basic_publish("".into(), queue, options, &body, persistent).await.unwrap();
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let sent = channel.basic_publish("".into(), queue, options, &body, persistent).await.unwrap();
+    // What another channel does next must not be quicker.
+    sent.await.unwrap();
 }
 
 /// All that the record queue has, which is put back.
