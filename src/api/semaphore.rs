@@ -1,10 +1,11 @@
-//! The Semaphore kind: what its spec may say and what its status tells.
+//! The Semaphore kind: what its spec may say. Its status is in `status`.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+mod status;
 
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+pub use self::status::{HolderStatus, SemaphoreStatus};
 use super::{DeletionPolicy, SecretReference};
 use crate::plan::naming;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder};
@@ -19,7 +20,7 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     version = "v1alpha1",
     kind = "Semaphore",
     namespaced,
-    doc = "A lock that up to spec.slots clients may hold at once, kept in RabbitMQ as the amqp-locks guideline describes (\"persistent semaphore\"). Change spec.slots to resize it while clients hold it.",
+    doc = "A lock that up to spec.slots clients may hold at once, kept in RabbitMQ. Change spec.slots to resize it while clients hold it.",
     status = "SemaphoreStatus",
     derive = "PartialEq",
     shortname = "sem",
@@ -100,6 +101,12 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("has(self.lockName) == has(oldSelf.lockName) && (!has(self.lockName) || self.lockName == oldSelf.lockName)").message("lockName can't be changed, added or removed after creation: create another Semaphore with the new lockName and delete this one").field_path(".lockName"),
     validation = Rule::new("has(self.rabbitmqClusterReference) == has(oldSelf.rabbitmqClusterReference) && (!has(self.rabbitmqClusterReference) || self.rabbitmqClusterReference == oldSelf.rabbitmqClusterReference)").message("rabbitmqClusterReference can't be changed, added or removed after creation: create another Semaphore for the other broker and delete this one").field_path(".rabbitmqClusterReference"),
     validation = Rule::new("has(self.vhost) == has(oldSelf.vhost) && (!has(self.vhost) || self.vhost == oldSelf.vhost)").message("vhost can't be changed, added or removed after creation: create another Semaphore in the other vhost and delete this one").field_path(".vhost"),
+    validation = Rule::new("self.protocol == oldSelf.protocol").message("protocol can't be changed after creation: create another Semaphore with the other protocol and another lockName, and delete this one").field_path(".protocol"),
+    validation = Rule::new("(has(self.token) ? self.token.queueType : 'Classic') == (has(oldSelf.token) ? oldSelf.token.queueType : 'Classic')").message("token.queueType can't be changed after creation: create another Semaphore with the other queueType and another lockName, and delete this one").field_path(".token"),
+    validation = Rule::new("self.protocol == 'Token' || !has(self.token)").message("token is only for protocol Token: leave it out, or set protocol: Token").field_path(".token"),
+    validation = Rule::new("self.protocol == 'ExclusiveQueue' || self.profile == 'Guideline'").message("profile AmqpLocksPython is only for protocol ExclusiveQueue, which is all that its clients know: leave profile or protocol out").field_path(".profile"),
+    validation = Rule::new("self.protocol != 'Token' || !self.fencing || (has(self.token) && self.token.queueType == 'Quorum')").message("fencing with protocol Token needs token.queueType: Quorum, since only such a queue counts how often a token changed hands").field_path(".fencing"),
+    validation = Rule::new("self.protocol != 'Token' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with protocol Token: the broker gives a token back to the next client by itself, and nobody could make it rest. Use another protocol, or leave lockDelay out").field_path(".lockDelay"),
     validation = Rule::new("self.profile == oldSelf.profile").message("profile can't be changed after creation: create another Semaphore with the other profile and delete this one").field_path(".profile"),
     validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so they would neither get nor raise the numbers").field_path(".fencing"),
     validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so none would wait").field_path(".lockDelay"),
@@ -117,6 +124,21 @@ pub struct SemaphoreSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 10000))]
     pub slots: i32,
+
+    /// How a client holds the lock; all clients of one lock must use the same. ExclusiveQueue: as
+    /// the amqp-locks guideline says ("persistent semaphore"), by a queue that belongs to its
+    /// connection. ExclusiveConsumer: by being the only consumer of the slot's queue, which is
+    /// several times as fast, and whose loss the broker tells at once; clients of the guideline
+    /// don't know it. Token: by a message that it doesn't acknowledge, as the RabbitMQ blog
+    /// describes ("distributed semaphores"); slots have no numbers then, and the broker itself
+    /// gives a free one to whoever waits. Can't be changed. Default ExclusiveQueue.
+    #[serde(default = "exclusive_queue")]
+    pub protocol: Protocol,
+
+    /// What is particular to protocol Token, and only allowed there. Absent: as if each of its
+    /// fields had its default. Can't be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<Token>,
 
     /// The lock's name on the broker, at most 200 bytes; clients use it to acquire. Can't be
     /// changed. Default: <namespace>.<name>. Example: ci.deploy-prod.
@@ -139,23 +161,25 @@ pub struct SemaphoreSpec {
     /// <lockName>-<n>-A, which survive a restart of the broker. AmqpLocksPython: as the library
     /// amqp-locks-python has them, <lockName>-A-<n>, which don't, and are made again at the next
     /// look; its clients and those of the Guideline don't see each other's holders. A broker that
-    /// refuses queues that are not durable (RabbitMQ from 4.3 on) can't have the second. Can't be
-    /// changed. Default Guideline.
+    /// refuses queues that are not durable (RabbitMQ from 4.3 on) can't have the second, nor can
+    /// another protocol than ExclusiveQueue. Can't be changed. Default Guideline.
     #[serde(default = "guideline")]
     pub profile: Profile,
 
     /// true: each acquisition of a slot gets a number greater than any before on that slot, which
     /// the client passes on to what the lock guards, so that this can refuse whoever lost the lock
     /// without knowing. The numbers are kept in a record beside each slot, also while the slot is
-    /// removed. Only in profile Guideline. Default false.
+    /// removed. Only in profile Guideline. In protocol Token only with token.queueType Quorum,
+    /// whose tokens have such numbers anyway: the token's id and how often it changed hands, in
+    /// one number that grows for each token. Default false.
     #[serde(default)]
     pub fencing: bool,
 
     /// How long a slot whose holder ended without releasing it stays unused: the next holder waits
     /// that long before it begins, so that what the last one still does can end. 0s to 1h. It is
     /// kept in a record beside each slot, so a changed value reaches a slot with the next holder
-    /// that knows this resource, and slots added from now on at once. Only in profile Guideline.
-    /// Default 0s. Example: 15s.
+    /// that knows this resource, and slots added from now on at once. Only in profile Guideline,
+    /// and not in protocol Token. Default 0s. Example: 15s.
     #[serde(default = "no_delay")]
     #[schemars(
         length(min = 2, max = 20),
@@ -163,7 +187,8 @@ pub struct SemaphoreSpec {
     )]
     pub lock_delay: String,
 
-    /// How the number of slots is changed on the broker.
+    /// How the number of slots is changed on the broker. Without effect in protocol Token, where
+    /// slots have no numbers.
     #[serde(default)]
     pub resize: Resize,
 
@@ -230,6 +255,61 @@ impl From<Order> for DeletionOrder {
     }
 }
 
+/// How a client holds a lock.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum Protocol {
+    /// By an exclusive queue.
+    ExclusiveQueue,
+    /// By an exclusive consumer.
+    ExclusiveConsumer,
+    /// By an unacknowledged message.
+    Token,
+}
+
+/// What is particular to protocol Token.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Token {
+    /// The queue that keeps the tokens. Classic: as the clients of the RabbitMQ blog declare it,
+    /// durable and without arguments, on one node of the broker. Quorum: replicated, and counting
+    /// how often a token changed hands, for fencing; clients that declare it as the blog does are
+    /// refused (406), so they must not declare it. Can't be changed. Default Classic.
+    #[serde(default = "classic")]
+    pub queue_type: QueueType,
+}
+
+/// The kind of the queue that keeps the tokens.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum QueueType {
+    /// On one node, without arguments.
+    Classic,
+    /// Replicated.
+    Quorum,
+}
+
+impl From<QueueType> for naming::QueueType {
+    fn from(queue_type: QueueType) -> Self {
+        match queue_type {
+            QueueType::Classic => Self::Classic,
+            QueueType::Quorum => Self::Quorum,
+        }
+    }
+}
+
+impl SemaphoreSpec {
+    /// How its clients hold it, and in which queues. What the API server refuses to combine is
+    /// left aside.
+    #[must_use]
+    pub fn naming(&self) -> naming::Protocol {
+        let queue_type = self.token.as_ref().map(|token| token.queue_type.into());
+        match self.protocol {
+            Protocol::ExclusiveQueue => naming::Protocol::ExclusiveQueue(self.profile.into()),
+            Protocol::ExclusiveConsumer => naming::Protocol::ExclusiveConsumer,
+            Protocol::Token => naming::Protocol::Token(queue_type.unwrap_or_default()),
+        }
+    }
+}
+
 /// How a lock's queues are named and kept.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum Profile {
@@ -252,6 +332,14 @@ fn no_delay() -> String {
     "0s".to_owned()
 }
 
+fn exclusive_queue() -> Protocol {
+    Protocol::ExclusiveQueue
+}
+
+fn classic() -> QueueType {
+    QueueType::Classic
+}
+
 fn guideline() -> Profile {
     Profile::Guideline
 }
@@ -270,86 +358,4 @@ fn delete() -> DeletionPolicy {
 
 fn default_overshoot() -> i32 {
     i32::try_from(DEFAULT_OVERSHOOT).unwrap_or(i32::MAX)
-}
-
-/// What the operator saw on the broker. A value that is not known is absent, never 0.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SemaphoreStatus {
-    /// The generation of the spec that this status is about.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// The lock's name on the broker. Example: ci.deploy-prod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lock_name: Option<String>,
-    /// The broker and virtual host that keep the lock, without credentials.
-    /// Example: rabbit:5672/prod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backend: Option<String>,
-    /// How many slots within the wanted count exist on the broker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slots: Option<i32>,
-    /// How many slots within the wanted count are held.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<i32>,
-    /// How many slots may be taken now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub free: Option<i32>,
-    /// How many holders keep a slot above the wanted count. Nobody else gets those slots.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draining: Option<i32>,
-    /// How many clients wait for a slot in the lock's wait queue; those that only look from time to
-    /// time are not counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waiting: Option<i32>,
-    /// The highest slot number that may exist on the broker; sweeps reach beyond it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub highest_slot: Option<i32>,
-    /// The label selector that the scale subresource must name; no pod needs to match it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selector: Option<String>,
-    /// The holders in one line, for kubectl. Example: 1:deploy-7, 2:deploy-9.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holders_summary: Option<String>,
-    /// Who holds a slot, by slot number, at most 50.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
-    pub holders: Vec<HolderStatus>,
-    /// true when there are more holders than listed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub holders_truncated: bool,
-    /// Ready, Reconciling, Stalled, BackendReachable, Drained and Saturated.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Vec<Condition>,
-}
-
-/// One holder of a slot.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HolderStatus {
-    /// The holder's own id for this acquisition, else its connection's name with the slot, else
-    /// slot-<number>.
-    pub id: String,
-    /// The slot that it holds, from 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slot: Option<i32>,
-    /// Who it says it is, else its user on the broker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub identity: Option<String>,
-    /// Why it says that it holds the lock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// Where it says that more can be read, such as a build's page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
-    /// When it says that it acquired the slot, in RFC 3339.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<String>,
-    /// Its connection to the broker: name and peer address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connection: Option<String>,
-    /// true: its slot is above the wanted count; it keeps the slot until it releases.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub draining: bool,
 }

@@ -107,9 +107,10 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
     let secret = spec.rabbitmq_cluster_reference.as_ref().map(|r| r.connection_secret.name.clone());
     let name = lock_name(object);
     check_tenancy(object, &name, secret.is_some(), names, "lockName")?;
-    let lock = LockName::new(name)?.with_profile(spec.profile.into());
+    let lock = LockName::new(name)?.with_protocol(spec.naming());
     let lock_delay = duration(&spec.lock_delay);
-    // The API server refuses both for a profile without records.
+    // The API server refuses both where there are no records, but for a Token's fencing, which
+    // its queue does without any.
     let has_records =
         lock.record_queue(1).is_some() && (spec.fencing || lock_delay > Duration::ZERO);
     Ok(ValidSemaphore {
@@ -185,6 +186,7 @@ fn check_tenancy<K: ResourceExt>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::naming::{Profile, Protocol, QueueType};
 
     fn semaphore_of(yaml: &str) -> Semaphore {
         serde_yaml::from_str(&format!(
@@ -212,6 +214,26 @@ mod tests {
         assert_eq!(records("{lockDelay: 15s}"), Some(15_000));
         assert_eq!(records("{fencing: true, lockDelay: 1h2m3s4ms}"), Some(3_723_004));
         assert_eq!(records("{fencing: true, profile: AmqpLocksPython}"), None);
+        assert_eq!(records("{fencing: true, protocol: ExclusiveConsumer}"), Some(0));
+        let token = "{fencing: true, protocol: Token, token: {queueType: Quorum}}";
+        assert_eq!(records(token), None);
+    }
+
+    #[test]
+    fn the_lock_has_the_protocol_that_the_spec_says() {
+        let protocol = |yaml| {
+            let valid = semaphore(&semaphore_of(yaml), DefaultNames::OfTheNamespace).unwrap();
+            valid.lock.protocol()
+        };
+        assert_eq!(protocol("{}"), Protocol::ExclusiveQueue(Profile::Guideline));
+        let python = Protocol::ExclusiveQueue(Profile::AmqpLocksPython);
+        assert_eq!(protocol("{profile: AmqpLocksPython}"), python);
+        assert_eq!(protocol("{protocol: ExclusiveConsumer}"), Protocol::ExclusiveConsumer);
+        let classic = Protocol::Token(QueueType::Classic);
+        assert_eq!(protocol("{protocol: Token}"), classic);
+        assert_eq!(protocol("{protocol: Token, token: {}}"), classic);
+        let quorum = protocol("{protocol: Token, token: {queueType: Quorum}}");
+        assert_eq!(quorum, Protocol::Token(QueueType::Quorum));
     }
 
     #[test]

@@ -50,3 +50,80 @@ async fn the_profile_can_not_be_changed() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn what_a_protocol_can_not_have_is_refused_with_what_to_do() {
+    in_a_world("kinds", async |world| {
+        for (spec, said) in [
+            ("{protocol: Paper}", "\"ExclusiveQueue\", \"ExclusiveConsumer\", \"Token\""),
+            (
+                "{protocol: ExclusiveConsumer, profile: AmqpLocksPython}",
+                "profile AmqpLocksPython is only for protocol ExclusiveQueue",
+            ),
+            (
+                "{protocol: Token, profile: AmqpLocksPython}",
+                "profile AmqpLocksPython is only for protocol ExclusiveQueue",
+            ),
+            ("{token: {}}", "token is only for protocol Token: leave it out, or set protocol"),
+            ("{protocol: ExclusiveConsumer, token: {}}", "token is only for protocol Token"),
+            ("{protocol: Token, token: {queueType: Stream}}", "\"Classic\", \"Quorum\""),
+            ("{protocol: Token, fencing: true}", "needs token.queueType: Quorum"),
+            ("{protocol: Token, fencing: true, token: {}}", "needs token.queueType: Quorum"),
+            ("{protocol: Token, lockDelay: 1s}", "lockDelay is not possible with protocol Token"),
+            (
+                "{protocol: Token, token: {queueType: Quorum}, lockDelay: 1ms}",
+                "lockDelay is not possible with protocol Token",
+            ),
+        ] {
+            let refused = refusal(world.apply::<Semaphore>("deploy", spec).await);
+            assert!(refused.contains(said), "{spec}: {refused}");
+        }
+        for spec in [
+            "{protocol: ExclusiveConsumer, fencing: true, lockDelay: 1h}",
+            "{protocol: Token, lockDelay: 0s, resize: {overshoot: 64}}",
+            "{protocol: Token, token: {queueType: Quorum}, fencing: true}",
+            "{protocol: ExclusiveQueue, profile: AmqpLocksPython}",
+        ] {
+            let name = format!("a-{}", spec.len());
+            world.apply::<Semaphore>(&name, spec).await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn neither_the_protocol_nor_the_queue_type_can_be_changed() {
+    in_a_world("kinds", async |world| {
+        let protocols = ["{}", "{protocol: ExclusiveConsumer}", "{protocol: Token}"];
+        for (number, before) in protocols.iter().enumerate() {
+            let name = format!("a-{number}");
+            world.apply::<Semaphore>(&name, before).await.unwrap();
+            for after in protocols.iter().filter(|after| after != &before) {
+                let refused = refusal(world.apply::<Semaphore>(&name, after).await);
+                let said = "protocol can't be changed after creation: create another";
+                assert!(refused.contains(said), "{before} to {after}: {refused}");
+            }
+        }
+        let quorum = "{protocol: Token, token: {queueType: Quorum}}";
+        world.apply::<Semaphore>("quorum", quorum).await.unwrap();
+        for (name, spec) in [
+            ("a-2", quorum),
+            ("quorum", "{protocol: Token}"),
+            ("quorum", "{protocol: Token, token: {queueType: Classic}}"),
+        ] {
+            let refused = refusal(world.apply::<Semaphore>(name, spec).await);
+            let said = "token.queueType can't be changed after creation";
+            assert!(refused.contains(said), "{spec}: {refused}");
+        }
+        // What it is by default may be said, and left out again.
+        for (name, spec) in [
+            ("a-0", "{protocol: ExclusiveQueue}"),
+            ("a-2", "{protocol: Token, token: {queueType: Classic}}"),
+            ("a-2", "{protocol: Token, token: {}}"),
+            ("a-2", "{protocol: Token, suspend: true}"),
+        ] {
+            world.apply::<Semaphore>(name, spec).await.unwrap();
+        }
+    })
+    .await;
+}
