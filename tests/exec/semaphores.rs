@@ -172,8 +172,8 @@ async fn a_slot_is_waited_for_until_it_is_taken_and_until_it_is_released() {
     holding.signal("TERM");
     assert!(released.wait().await.unwrap().success());
     succeed(&vhost, &[&["semaphore"][..], &any("released")].concat()).await;
-    let token = [&any("taken")[..], &["--slot", "1", "--protocol", "Token"]].concat();
-    let refused = semaphore(&vhost, &token).await;
+    let of_tokens = [&any("taken")[..], &["--slot", "1", "--protocol", "Token"]].concat();
+    let refused = semaphore(&vhost, &of_tokens).await;
     assert_eq!(refused.code, Some(64), "{refused:?}");
     assert!(refused.stderr.contains("tokens have no numbers"), "{refused:?}");
 }
