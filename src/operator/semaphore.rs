@@ -227,7 +227,7 @@ impl Step<'_> {
             // nothing is to be done about them.
             let planned = plan(wish, &seen, written_mark);
             found.seen = Some(seen);
-            let differs = !planned.declare.is_empty() || !planned.delete.is_empty();
+            let differs = !planned.is_empty();
             let lost = if self.sweep_due && !self.valid.suspend {
                 self.look_around(found).await?
             } else {

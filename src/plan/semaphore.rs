@@ -56,8 +56,11 @@ pub struct SlotsSeen {
     pub swept_to: u32,
     /// The slots whose slot queue `A[i]` exists.
     pub slots: BTreeSet<u32>,
-    /// The slots whose holder queue `B[i]` exists.
+    /// The slots that have a holder: by protocol, those whose holder queue `B[i]`
+    /// exists or whose `C[i]` has a consumer.
     pub held: BTreeSet<u32>,
+    /// The slots without slot queue whose `C[i]` nobody holds: it is only left over.
+    pub left_over: BTreeSet<u32>,
 }
 
 /// Holders and room, as a status shows them.
@@ -82,11 +85,12 @@ impl SlotsSeen {
         Counts { held, draining, free: count(free) }
     }
 
-    /// The highest slot that has a slot queue or a holder queue; 0 if none has.
+    /// The highest slot that has a slot queue, a holder or something left over; 0 if
+    /// none has.
     #[must_use]
     pub fn highest(&self) -> u32 {
         let last = |set: &BTreeSet<u32>| set.last().copied().unwrap_or(0);
-        last(&self.slots).max(last(&self.held))
+        last(&self.slots).max(last(&self.held)).max(last(&self.left_over))
     }
 
     /// Whether exactly the slots 1 to `slots` exist, as far as was looked.
@@ -122,13 +126,18 @@ pub struct SlotPlan {
     /// Slots to delete, in the wished order, each after the one before was
     /// confirmed.
     pub delete: Vec<u32>,
+    /// Slots above the wish of which something is left over.
+    pub tidy: Vec<u32>,
 }
 
 impl SlotPlan {
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.raise_mark_to.is_none() && self.declare.is_empty() && self.delete.is_empty()
+        self.raise_mark_to.is_none()
+            && self.declare.is_empty()
+            && self.delete.is_empty()
+            && self.tidy.is_empty()
     }
 }
 
@@ -145,7 +154,8 @@ pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     let found_anyway = mark.unwrap_or(0).saturating_add(wish.overshoot);
     let raise_mark_to =
         declare.last().is_some_and(|highest| *highest > found_anyway).then_some(wish.slots);
-    SlotPlan { raise_mark_to, declare, delete }
+    let tidy = seen.left_over.range(wish.slots.saturating_add(1)..).copied().collect();
+    SlotPlan { raise_mark_to, declare, delete, tidy }
 }
 
 /// What the high-water mark may be written as after a clean sweep: everything

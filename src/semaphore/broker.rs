@@ -1,7 +1,7 @@
 //! One virtual host of one broker: the handle that everything else of this room
 //! hangs on, and looking without changing anything. Changing is `converge`'s.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -14,9 +14,10 @@ use super::lane::Lane;
 use super::link::Link;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
+use super::protocol::{self, Eyes, HolderSeen, Holding};
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::{SlotWish, SlotsSeen};
 
 /// Most semaphores changed at the same time. Each takes channels of the admin
 /// connection, of which a broker allows 2,047, and every new one costs it four
@@ -83,7 +84,7 @@ pub(super) struct Inner {
     /// Locks whose last change lost its connection with effects in flight.
     disturbed: Mutex<HashSet<LockName>>,
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
-    facts: Arc<Facts>,
+    pub facts: Arc<Facts>,
 }
 
 impl fmt::Debug for Broker {
@@ -151,8 +152,8 @@ impl Broker {
         Ok(identity)
     }
 
-    /// Which of `A[1..=slots_to]` and `B[1..=holders_to]` exist, without the
-    /// admin mutex and without changing anything.
+    /// Which of the slots 1 to `slots_to` exist, and which of 1 to `holders_to` have
+    /// a holder, without the admin mutex and without changing anything.
     ///
     /// All or nothing: when a single answer is in doubt, it is an error. Note
     /// that a queue whose node is down looks as if it were missing;
@@ -164,7 +165,7 @@ impl Broker {
         slots_to: u32,
         holders_to: u32,
     ) -> Result<SlotsSeen, BrokerError> {
-        self.0.observe(lock, slots_to, holders_to).await
+        protocol::of(lock).observe(&self.0, lock, slots_to, holders_to).await
     }
 
     /// The high-water mark of a lock about which nothing is known: the highest
@@ -172,14 +173,23 @@ impl Broker {
     /// probing upwards until 2 × `overshoot` slots in a row have neither slot
     /// nor holder queue. At most [`MAX_SLOTS`]. Cancel safe.
     pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
-        self.0.find_mark(lock, overshoot).await
+        protocol::of(lock).find_mark(&self.0, lock, overshoot).await
     }
 
     /// How many clients wait for a slot of `lock`: consumers of its wait queue;
     /// `None` without one. Cancel safe.
     pub async fn waiting(&self, lock: &LockName) -> Result<Option<u32>, BrokerError> {
-        let Some(queue) = lock.wait_queue() else { return Ok(None) };
-        self.0.publisher().await?.consumers(&queue).await
+        protocol::of(lock).waiting(&self.0, lock).await
+    }
+
+    /// What should be there beside the slots (but for the wait queue, of which
+    /// [`Broker::waiting`] tells) and is not, in words. Cancel safe.
+    pub async fn lost_parts(
+        &self,
+        lock: &LockName,
+        wish: SlotWish,
+    ) -> Result<Vec<&'static str>, BrokerError> {
+        protocol::of(lock).lost_parts(&self.0, lock, wish).await
     }
 
     /// Wakes up to `count` of those who wait for a slot of `lock`, the ones with
@@ -192,14 +202,7 @@ impl Broker {
     /// Whether each of the slots 1 to `slots` has its record's queue, in profile
     /// Guideline. Cancel safe.
     pub async fn has_records(&self, lock: &LockName, slots: u32) -> Result<bool, BrokerError> {
-        let names: Vec<String> = (1..=slots).filter_map(|slot| lock.record_queue(slot)).collect();
-        let mut lane = self.0.publisher().await?;
-        for chunk in names.chunks(LOOKED_AT_TOGETHER) {
-            if !lane.all_exist(chunk).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.0.has_records(lock, slots).await
     }
 
     /// Who holds the slots in `seen.held`, at most `limit` of them, lowest slot
@@ -214,7 +217,7 @@ impl Broker {
         slots: u32,
         limit: usize,
     ) -> Holders {
-        Facts::holders(&self.0.facts, lock, seen, slots, limit).await
+        protocol::of(lock).holders(&self.0, lock, seen, slots, limit).await
     }
 }
 
@@ -233,21 +236,60 @@ impl Inner {
         slots_to: u32,
         holders_to: u32,
     ) -> Result<SlotsSeen, BrokerError> {
-        // Fails only if it is closed, which nobody does.
-        let _turn = self.looks.acquire().await.map_err(|_| BrokerError::Interrupted)?;
-        let names: Vec<String> = (1..=slots_to)
-            .map(|slot| lock.slot_queue(slot))
-            .chain((1..=holders_to).map(|slot| lock.holder_queue(slot)))
-            .collect();
-        let exist = self.probes.exist(&names).await?;
-        let (slots, holders) = exist.split_at(slots_to as usize);
-        let existing = |exist: &[bool]| {
-            (1..).zip(exist).filter(|(_, exists)| **exists).map(|(slot, _)| slot).collect()
-        };
-        Ok(SlotsSeen { swept_to: slots_to, slots: existing(slots), held: existing(holders) })
+        protocol::of(lock).observe(self, lock, slots_to, holders_to).await
     }
 
     pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
+        protocol::of(lock).find_mark(self, lock, overshoot).await
+    }
+
+    pub async fn observe_slots(
+        &self,
+        how: &dyn Holding,
+        lock: &LockName,
+        slots_to: u32,
+        holders_to: u32,
+    ) -> Result<SlotsSeen, BrokerError> {
+        // Fails only if it is closed, which nobody does.
+        let _turn = self.looks.acquire().await.map_err(|_| BrokerError::Interrupted)?;
+        let eyes = Eyes { prober: &self.probes, link: &self.probe_link };
+        let looked = how.look(eyes, lock, 1..=slots_to, 1..=holders_to, true).await?;
+        let slots: BTreeSet<u32> =
+            (1..).zip(looked.slots).filter_map(|(slot, exists)| exists.then_some(slot)).collect();
+        let holders = || (1..).zip(&looked.holders);
+        let held = holders().filter(|(_, seen)| **seen == HolderSeen::Held);
+        let left_over = holders().filter(|(slot, seen)| {
+            **seen == HolderSeen::Unheld && *slot <= slots_to && !slots.contains(slot)
+        });
+        Ok(SlotsSeen {
+            swept_to: slots_to,
+            held: held.map(|(slot, _)| slot).collect(),
+            left_over: left_over.map(|(slot, _)| slot).collect(),
+            slots,
+        })
+    }
+
+    pub async fn has_records(&self, lock: &LockName, slots: u32) -> Result<bool, BrokerError> {
+        let names: Vec<String> = (1..=slots).filter_map(|slot| lock.record_queue(slot)).collect();
+        let mut lane = self.publisher().await?;
+        for chunk in names.chunks(LOOKED_AT_TOGETHER) {
+            if !lane.all_exist(chunk).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub async fn waiting_for_slots(&self, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        self.publisher().await?.consumers(&queue).await
+    }
+
+    pub async fn find_highest_slot(
+        &self,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<u32, BrokerError> {
         if let Some(highest) = self.facts.highest_slot(lock).await {
             return Ok(highest);
         }

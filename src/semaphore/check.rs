@@ -3,13 +3,13 @@
 
 use std::fmt;
 
-use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::broker::Broker;
 use super::converge::Change;
 use super::error::BrokerError;
 use super::lane::Lane;
+use super::protocol::{self, Holding};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, sweep_to};
 
@@ -32,6 +32,11 @@ pub enum Fault {
         /// The slot.
         slot: u32,
     },
+    /// Nobody can hold the slot, because the queue is missing that it is held by.
+    WithoutHolderQueue {
+        /// The slot.
+        slot: u32,
+    },
     /// A slot's queue is not one that we would make.
     Foreign {
         /// The slot.
@@ -48,6 +53,9 @@ impl fmt::Display for Fault {
             Self::Stray { slot } => write!(f, "slot {slot} should not exist"),
             Self::WithoutRecord { slot } => {
                 write!(f, "slot {slot} has no record (fencing, lock delay), but others have")
+            }
+            Self::WithoutHolderQueue { slot } => {
+                write!(f, "slot {slot} has no holder queue, so nobody can hold it")
             }
             Self::Foreign { slot, why } => write!(f, "slot {slot} is somebody else's queue: {why}"),
         }
@@ -67,12 +75,17 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<Vec<Fault>, BrokerError> {
         let change = self.change(lock, SlotWish::new(slots.unwrap_or(0)), cancel);
-        change.run(move |change, lane| change.check(lane, slots).boxed()).await
+        change.run(move |change, lane| protocol::of(&change.lock).check(change, lane, slots)).await
     }
 }
 
 impl Change {
-    async fn check(&self, lane: &mut Lane, slots: Option<u32>) -> Result<Vec<Fault>, BrokerError> {
+    pub(super) async fn check_slots(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        slots: Option<u32>,
+    ) -> Result<Vec<Fault>, BrokerError> {
         let mark = self.broker.find_mark(&self.lock, self.wish.overshoot).await?;
         let seen = self.broker.observe(&self.lock, sweep_to(self.wish, mark), 0).await?;
         let slots = slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
@@ -86,9 +99,12 @@ impl Change {
             if slot > slots {
                 faults.push(Fault::Stray { slot });
             }
+            if !how.can_be_held(&self.broker, &self.lock, slot..=slot).await? {
+                faults.push(Fault::WithoutHolderQueue { slot });
+                continue;
+            }
             // It exists, and under the mutex nobody removes it: nothing is declared.
-            let queue = self.lock.slot_queue(slot);
-            match lane.declare_slot(&queue, self.lock.profile()).await {
+            match how.declare_slot(lane, &self.lock, slot).await {
                 Ok(()) => {}
                 Err(BrokerError::IncompatibleQueue { why, .. }) => {
                     faults.push(Fault::Foreign { slot, why });

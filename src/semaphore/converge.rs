@@ -15,6 +15,7 @@ use super::broker::{Broker, Inner};
 use super::error::BrokerError;
 use super::lane::Lane;
 use super::mutex::AdminMutex;
+use super::protocol::{self, Holding};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, SlotsSeen, plan, sweep_to, wake_ups};
 
@@ -36,6 +37,9 @@ pub struct Converged {
     /// How many clients waited for a slot afterwards; `None` if there is no wait
     /// queue.
     pub waiting: Option<u32>,
+    /// How many holders keep something that is to go and can't go before they
+    /// release; of those that nothing stands in the way of, none is counted.
+    pub left: u32,
 }
 
 /// One change to one semaphore.
@@ -95,7 +99,9 @@ impl Broker {
 
     /// Removes the semaphore: all slots, in the wish's order, then the records
     /// and the wait queue. Whoever holds a slot keeps it until it releases; whoever
-    /// waits is told by the broker that its consumer is gone.
+    /// waits is told by the broker that its consumer is gone. Where what it is held by
+    /// would outlive the holders, [`Converged::left`] says how many there are: call
+    /// again when they may have released.
     ///
     /// `mark` is the high-water mark; `None`, it is found under the mutex.
     /// Errors and cancel safety are those of [`Broker::converge`].
@@ -183,6 +189,16 @@ impl Change {
 
     /// Makes it as wished, with a sweep that ends at `swept_to`.
     pub async fn make(&self, lane: &mut Lane, swept_to: u32) -> Result<Converged, BrokerError> {
+        protocol::of(&self.lock).make(self, lane, swept_to).await
+    }
+
+    /// The same with slots that are held in this way.
+    pub async fn make_slots(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Converged, BrokerError> {
         self.go_on(lane)?;
         // What a lost connection still had in flight may have landed higher up.
         let disturbed = self.broker.take_disturbed(&self.lock);
@@ -200,8 +216,9 @@ impl Change {
             // Before the slot: who finds it finds its record.
             seeded = self.declare_records(lane, &mut in_the_way).await?;
         }
-        let declared = self.declare(lane, &plan, &mut in_the_way).await?;
+        let declared = self.declare(how, lane, &before, &plan, &mut in_the_way).await?;
         let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        let left = how.tidy(self, lane, swept_to).await?;
         if self.destroy || self.thorough && self.wish.records.is_none() {
             self.delete_records(lane, swept_to, &mut in_the_way).await?;
         }
@@ -218,11 +235,11 @@ impl Change {
             Some(queue) if !self.destroy => lane.consumers(&queue).await?,
             _ => None,
         };
-        Ok(Converged { seen, declared, deleted, seeded, waiting })
+        Ok(Converged { seen, declared, deleted, seeded, waiting, left })
     }
 
     /// Whether to start the next effect.
-    fn go_on(&self, lane: &Lane) -> Result<(), BrokerError> {
+    pub fn go_on(&self, lane: &Lane) -> Result<(), BrokerError> {
         if self.cancel.is_cancelled() {
             return Err(BrokerError::Interrupted);
         }

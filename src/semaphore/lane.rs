@@ -3,6 +3,7 @@
 //! AMQP says no) are replaced, healthy ones are used again. What to declare and
 //! when is decided by others.
 
+mod holders;
 mod records;
 mod waiting;
 
@@ -59,6 +60,8 @@ pub(super) struct Lane {
     /// An operation is under way: if its future is dropped, its answer is still
     /// to come, and the channel must not be used again.
     busy: bool,
+    /// Only this channel will do: no other is opened in its place.
+    pinned: bool,
     limit: Duration,
 }
 
@@ -70,6 +73,7 @@ impl Lane {
             channel: None,
             declares: 0,
             busy: false,
+            pinned: false,
             limit: conn.operation_timeout,
         };
         while let Some((channel, declares)) = lane.conn.idle.pop() {
@@ -86,6 +90,21 @@ impl Lane {
     /// knows better how long there is time.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
+    }
+
+    /// From here on only the channel of now is used, because something is on it.
+    pub fn pin(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Nothing is on it any more.
+    pub fn unpin(&mut self) {
+        self.pinned = false;
+    }
+
+    /// The channel of now.
+    pub fn current(&self) -> Option<Channel> {
+        self.channel.clone()
     }
 
     /// Takes note of declares that are about to be sent.
@@ -114,8 +133,14 @@ impl Lane {
     /// The channel, opened if there is none that can be used.
     pub async fn channel(&mut self) -> Result<Channel, BrokerError> {
         match &self.channel {
-            Some(channel) if channel.status().connected() && self.declares < MAX_DECLARES => {
+            Some(channel)
+                if channel.status().connected()
+                    && (self.pinned || self.declares < MAX_DECLARES) =>
+            {
                 Ok(channel.clone())
+            }
+            _ if self.pinned => {
+                Err(BrokerError::ConnectionLost { why: "its channel was closed".to_owned() })
             }
             _ => self.open().await,
         }
@@ -289,6 +314,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         if let Some(channel) = self.channel.take()
             && !self.busy
+            && !self.pinned
             && self.declares < MAX_DECLARES
             && channel.status().connected()
             && self.conn.is_usable()
@@ -321,11 +347,7 @@ pub(super) struct Refused {
 /// How `A[i]` is declared.
 fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
     match profile {
-        Profile::Guideline => {
-            let mut arguments = classic_arguments();
-            arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
-            (QueueDeclareOptions::durable(), arguments)
-        }
+        Profile::Guideline => (QueueDeclareOptions::durable(), bare_arguments()),
         // Exactly so, or that library's declares are refused.
         Profile::AmqpLocksPython => (QueueDeclareOptions::default(), exclusive_arguments()),
     }
@@ -342,8 +364,21 @@ fn classic_arguments() -> FieldTable {
 /// The arguments of the admin mutex and, before a holder's facts, of `B[i]`.
 pub(super) fn exclusive_arguments() -> FieldTable {
     let mut arguments = FieldTable::default();
+    exclusive(&mut arguments);
+    arguments
+}
+
+/// Adds those to a holder's facts.
+pub(super) fn exclusive(arguments: &mut FieldTable) {
     // Nobody publishes here but probes; without this they would pile up.
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+}
+
+/// The arguments of `A[i]` and `C[i]`: what is published there, and nobody consumes
+/// at once, is gone.
+pub(super) fn bare_arguments() -> FieldTable {
+    let mut arguments = classic_arguments();
+    exclusive(&mut arguments);
     arguments
 }
 

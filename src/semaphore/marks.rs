@@ -80,7 +80,7 @@ async fn ask(
     asked: &Mutex<Asked>,
 ) {
     let names: Vec<String> = batch.iter().map(|(lock, _)| escaped(lock.as_str())).collect();
-    let pattern = format!("^({})-([0-9]+-[ABF]|[AB]-[0-9]+)$", names.join("|"));
+    let pattern = format!("^({})-([0-9]+-[ABCF]|[AB]-[0-9]+)$", names.join("|"));
     // Nobody waits any more for those that are dropped here.
     let Ok(queues) = management.queues_matching(&pattern).await else {
         // It would most likely fail for the others too, after as long a wait.
@@ -105,7 +105,7 @@ fn parse(queue: &str) -> Option<(&str, Profile, u32)> {
     let (rest, last) = queue.rsplit_once('-')?;
     let (lock, other) = rest.rsplit_once('-')?;
     let (profile, number) = match (other, last) {
-        (number, "A" | "B" | "F") => (Profile::Guideline, number),
+        (number, "A" | "B" | "C" | "F") => (Profile::Guideline, number),
         ("A" | "B", number) => (Profile::AmqpLocksPython, number),
         _ => return None,
     };
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(parse("a-1-F"), Some(("a", Profile::Guideline, 1)));
         assert_eq!(parse("a-3-B-1"), Some(("a-3", Profile::AmqpLocksPython, 1)));
         for other in
-            ["a", "a-1-C", "a-F-1", "a-W", "a-A-B", "a-007-A", "a-0-A", "a-10001-A", "-A", "1-A"]
+            ["a", "a-1-D", "a-F-1", "a-W", "a-A-B", "a-007-A", "a-0-A", "a-10001-A", "-A", "1-A"]
         {
             assert_eq!(parse(other), None, "{other}");
         }

@@ -8,6 +8,8 @@ mod client;
 mod connect;
 mod converge;
 mod error;
+mod exclusive_consumer;
+mod exclusive_queue;
 mod holders;
 mod identity;
 mod lane;
@@ -16,7 +18,9 @@ mod management;
 mod marks;
 mod mutex;
 mod probe;
+mod protocol;
 mod resize;
+mod slots;
 
 pub use broker::{Broker, BrokerOptions};
 pub use check::Fault;

@@ -8,6 +8,7 @@ use super::broker::Broker;
 use super::converge::{Change, Converged};
 use super::error::BrokerError;
 use super::lane::Lane;
+use super::protocol;
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::plan::semaphore::{SlotWish, sweep_to};
 
@@ -108,11 +109,7 @@ impl Change {
         let mark = self.broker.find_mark(&lock, self.wish.overshoot).await?;
         let seen = self.broker.observe(&lock, mark, 0).await?;
         let slots = seen.slots.last().copied().unwrap_or(0);
-        let waiting = match lock.wait_queue() {
-            Some(queue) => lane.consumers(&queue).await?,
-            None => None,
-        };
-        let exists = slots > 0 || waiting.is_some();
+        let exists = protocol::of(&lock).exists(self, lane, &seen).await?;
         let after = match to {
             ResizeTo::Create(_) if exists => return Ok(Err(ResizeError::Exists { lock, slots })),
             ResizeTo::Grow(_) | ResizeTo::Shrink(_) if !exists => {

@@ -19,9 +19,7 @@ impl Step<'_> {
                 lost.push("the wait queue");
             }
         }
-        if wish.records.is_some() && !self.broker.has_records(lock, wish.slots).await? {
-            lost.push("slot records");
-        }
+        lost.extend(self.broker.lost_parts(lock, wish).await?);
         Ok(lost)
     }
 

@@ -12,6 +12,7 @@ fn seen(slots: impl IntoIterator<Item = u32>, held: impl IntoIterator<Item = u32
         swept_to: 10_016,
         slots: slots.into_iter().collect(),
         held: held.into_iter().collect(),
+        left_over: BTreeSet::new(),
     }
 }
 
@@ -134,7 +135,7 @@ proptest! {
         let look = |slots: &BTreeSet<u32>, to: u32| SlotsSeen {
             swept_to: to,
             slots: slots.range(..=to).copied().collect(),
-            held: BTreeSet::new(),
+            ..SlotsSeen::default()
         };
         for (wanted, stop) in [(first, cut), (second, usize::MAX)] {
             let wish = wish(wanted);

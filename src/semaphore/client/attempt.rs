@@ -4,22 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapin::types::{AMQPValue, FieldTable};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-
-use super::claim::Claimed;
-use super::keeper::{Grip, State, valid_for};
 use super::lock::{Kind, Lock};
 use super::moment::Moment;
-use super::permit::{Held, Permit, now};
+use super::permit::{Begin, Permit, now};
 use super::pool::HoldConn;
 use super::records::replace;
 use super::search::{Found, is_free, search};
 use super::{AcquireError, AcquireOptions, Start};
 use crate::plan::record::SlotRecord;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::{Declared, Lane, exclusive_arguments};
+use crate::semaphore::exclusive_queue::HeldQueue;
+use crate::semaphore::lane::{Declared, Lane, exclusive};
+use crate::semaphore::protocol::{Claim, Claimed, Hold, Holding};
+use lapin::types::{AMQPValue, FieldTable};
 
 /// Longest of the one random pause after a first lost race.
 pub(super) const SKEW: Duration = Duration::from_millis(50);
@@ -52,6 +49,15 @@ pub(super) enum Place {
     },
 }
 
+/// What was taken.
+struct Got {
+    hold: HoldConn,
+    held: Box<dyn Hold>,
+    slot: Option<u32>,
+    has_record: bool,
+    sent: Moment,
+}
+
 /// A slot that was found.
 struct Choice {
     slot: u32,
@@ -65,6 +71,7 @@ impl Lock {
     /// Tries once; tells also whether more slots were free.
     pub(super) async fn attempt(
         &self,
+        how: &dyn Holding,
         options: &AcquireOptions,
         id: &str,
         place: Place,
@@ -83,19 +90,18 @@ impl Lock {
         loop {
             let choice = match (guess.take(), place) {
                 (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Slot { slot, .. }) => self.choose_slot(slot).await?,
-                (None, _) => self.choose(options, races).await?,
+                (None, Place::Slot { slot, .. }) => self.choose_slot(how, slot).await?,
+                (None, _) => self.choose(how, options, races).await?,
             };
-            let (claimed, has_record, sent) = self.claim(&mut hold, &choice, options, id).await?;
-            if claimed == Claimed::Yes {
+            let (held, has_record, sent) = self.claim(how, &mut hold, &choice, options, id).await?;
+            if let Some(held) = held {
                 self.remember(|memory| {
                     // Where others were free too, this one will be ours again.
                     memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
-                let permit =
-                    self.permit(hold, Some(choice.slot), has_record, sent, options, id, until);
-                return Ok((permit.await?, choice.more));
+                let got = Got { hold, held, slot: Some(choice.slot), has_record, sent };
+                return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
             if place != Place::Any && !choice.more {
@@ -131,8 +137,8 @@ impl Lock {
 
     /// Looks whether the slot is free that we were called for. If somebody was
     /// faster, no other is looked for: for others, others are called.
-    async fn choose_slot(&self, slot: u32) -> Result<Choice, AcquireError> {
-        if is_free(&self.shared().prober, self.name(), slot).await? {
+    async fn choose_slot(&self, how: &dyn Holding, slot: u32) -> Result<Choice, AcquireError> {
+        if is_free(how, self.shared().eyes(), self.name(), slot).await? {
             return Ok(Choice { slot, looked: true, more: false });
         }
         Err(self.full())
@@ -144,7 +150,12 @@ impl Lock {
     }
 
     /// Looks for a free slot.
-    async fn choose(&self, options: &AcquireOptions, races: u32) -> Result<Choice, AcquireError> {
+    async fn choose(
+        &self,
+        how: &dyn Holding,
+        options: &AcquireOptions,
+        races: u32,
+    ) -> Result<Choice, AcquireError> {
         let memory = self.recall();
         let from = match options.start {
             Start::Random if memory.slots > 1 => rand::random_range(1..=memory.slots),
@@ -152,7 +163,7 @@ impl Lock {
             _ => 1,
         };
         let expected = if memory.calm { 0 } else { memory.slots };
-        match search(&self.shared().prober, self.name(), from, expected).await? {
+        match search(how, self.shared().eyes(), self.name(), from, expected).await? {
             Found::Free(free) => {
                 let highest = free.last().copied().unwrap_or(1);
                 self.remember(|memory| memory.slots = memory.slots.max(highest));
@@ -176,17 +187,23 @@ impl Lock {
     /// for. Nothing is left on the connection unless it is ours.
     async fn claim(
         &self,
+        how: &dyn Holding,
         hold: &mut HoldConn,
         choice: &Choice,
         options: &AcquireOptions,
         id: &str,
-    ) -> Result<(Claimed, bool, Moment), AcquireError> {
-        let slot_queue = self.name().slot_queue(choice.slot);
-        let holder_queue = self.name().holder_queue(choice.slot);
-        let mut lane = Lane::take(hold.conn()).await?;
+    ) -> Result<(Option<Box<dyn Hold>>, bool, Moment), AcquireError> {
         let sent = Moment::now();
         hold.begin();
-        let claim = lane.claim(&slot_queue, choice.looked, &holder_queue, facts(id, options));
+        let claim = how.claim(Claim {
+            conn: hold.conn(),
+            lock: self.name(),
+            slot: choice.slot,
+            looked: choice.looked,
+            id,
+            facts: facts(id, options),
+            checked: &self.shared().checked,
+        });
         // A record queue refuses what it has no room for, so this can't displace
         // the record.
         let has_record = async {
@@ -196,16 +213,13 @@ impl Lock {
             }
         };
         let (claimed, has_record) = futures::join!(claim, has_record);
-        let claimed = claimed?;
-        match claimed {
-            Claimed::Yes => return Ok((claimed, has_record?, sent)),
-            Claimed::SlotWent => lane.delete(&holder_queue).await?,
-            Claimed::NoSlot | Claimed::Locked => {}
+        match claimed? {
+            Claimed::Yes(held) => Ok((Some(held), has_record?, sent)),
+            Claimed::NoSlot | Claimed::Locked => {
+                hold.settle();
+                Ok((None, false, sent))
+            }
         }
-        // The refusal closed the channel: who wants one next is not to wait for it.
-        lane.channel().await?;
-        hold.settle();
-        Ok((claimed, false, sent))
     }
 
     async fn attempt_mutex(
@@ -214,12 +228,19 @@ impl Lock {
         options: &AcquireOptions,
         id: &str,
     ) -> Result<Permit, AcquireError> {
-        let queue = self.name().admin_mutex();
+        let queue = self.name().admin_mutex().to_owned();
         let mut lane = Lane::take(hold.conn()).await?;
         let sent = Moment::now();
         hold.begin();
-        match lane.declare_exclusive(queue, facts(id, options)).await? {
-            Declared::Ok => self.permit(hold, None, false, sent, options, id, None).await,
+        let mut facts = facts(id, options);
+        exclusive(&mut facts);
+        match lane.declare_exclusive(&queue, facts).await? {
+            Declared::Ok => {
+                let conn = Arc::clone(hold.conn());
+                let held = Box::new(HeldQueue { conn, holder_queue: queue, slot_queue: None });
+                let got = Got { hold, held, slot: None, has_record: false, sent };
+                self.permit(got, options, id, None).await
+            }
             Declared::Locked(_) => {
                 hold.settle();
                 Err(AcquireError::Full { lock: self.name().to_string(), slots: 1 })
@@ -227,57 +248,44 @@ impl Lock {
         }
     }
 
-    /// The permit for what `hold` has just taken: its record is replaced, and the
-    /// slot rested if its last holder ended uncleanly.
-    #[allow(clippy::too_many_arguments, reason = "what the steps before found out")]
+    /// The permit for what was just taken: its record is replaced, and the slot
+    /// rested if its last holder ended uncleanly.
     async fn permit(
         &self,
-        hold: HoldConn,
-        slot: Option<u32>,
-        has_record: bool,
-        sent: Moment,
+        got: Got,
         options: &AcquireOptions,
         id: &str,
         until: Option<Moment>,
     ) -> Result<Permit, AcquireError> {
-        let conn = Arc::clone(hold.conn());
-        let valid_for = valid_for(conn.lapin().configuration().heartbeat());
         let (mut record, mut rest) = (None, Duration::ZERO);
         if let Some(queue) =
-            slot.filter(|_| has_record).and_then(|slot| self.name().record_queue(slot))
+            got.slot.filter(|_| got.has_record).and_then(|slot| self.name().record_queue(slot))
         {
             let next = |found: Option<&SlotRecord>| {
                 SlotRecord::acquired(found, id, now(), micros(), options.lock_delay)
             };
-            let mut lane = Lane::take(&conn).await?;
+            let mut lane = Lane::take(got.hold.conn()).await?;
             if let Some((replaced, wait)) =
                 replace(&mut lane, &self.shared().publisher, &queue, next).await?
             {
                 (record, rest) = (Some((queue, replaced)), wait);
             }
         }
-        let state = State { valid_until: sent + valid_for, draining: false, lost: None };
-        let grip = Arc::new(Grip {
-            conn,
-            slot,
-            holder_queue: match slot {
-                Some(slot) => self.name().holder_queue(slot),
-                None => self.name().admin_mutex().to_owned(),
+        let Got { hold, held, slot, sent, .. } = got;
+        let permit = Permit::begin(
+            self.shared(),
+            Begin {
+                id: id.to_owned(),
+                fence: record.as_ref().map(|(_, record)| record.token),
+                slot,
+                token_id: None,
+                hold,
+                held,
+                sent,
+                wait_queue: slot.and_then(|_| self.name().wait_queue()),
+                record,
             },
-            slot_queue: slot.map(|slot| self.name().slot_queue(slot)),
-            valid_for,
-            state: watch::Sender::new(state),
-            cancelled: CancellationToken::new(),
-        });
-        let keeper = tokio::spawn(Arc::clone(&grip).keep(self.shared().options.verify_interval));
-        let kept = Held {
-            hold,
-            keeper,
-            publisher: Arc::clone(&self.shared().publisher),
-            wait_queue: slot.and_then(|_| self.name().wait_queue()),
-            record,
-        };
-        let permit = Permit::new(id.to_owned(), grip, kept);
+        );
         if rest.is_zero() {
             return Ok(permit);
         }
@@ -336,9 +344,9 @@ fn micros() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default()
 }
 
-/// What a holder writes into its queue.
-fn facts(id: &str, options: &AcquireOptions) -> FieldTable {
-    let mut arguments = exclusive_arguments();
+/// What a holder says of itself, as arguments of what it holds by.
+pub(in crate::semaphore) fn facts(id: &str, options: &AcquireOptions) -> FieldTable {
+    let mut arguments = FieldTable::default();
     let mut write = |key: &str, text: &str| {
         arguments.insert(key.into(), AMQPValue::LongString(text.into()));
     };

@@ -14,7 +14,8 @@ use super::moment::Moment;
 use crate::plan::clean_text;
 use crate::semaphore::connect::Conn;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::{Declared, Lane, Standing};
+use crate::semaphore::lane::Standing;
+use crate::semaphore::protocol::{Hold, News};
 
 /// What an administrator writes first into the reason of a forced close, so that
 /// the holder can tell it from any other.
@@ -39,8 +40,8 @@ pub enum LostReason {
         "its holder and the broker did not hear from each other in time: the broker may have freed it"
     )]
     HeartbeatMissed,
-    /// The broker answers, but the holder queue is gone or another's.
-    #[error("its holder queue is gone from the broker, or is another connection's")]
+    /// The broker answers, but what the slot was held by is gone, or another's.
+    #[error("what it was held by is gone from the broker, or is another's")]
     VerifyFailed,
     /// An administrator took it away.
     #[error("an administrator took it away ({text})")]
@@ -97,11 +98,10 @@ pub(super) struct State {
 /// A held slot, as its keeper and its permit share it.
 pub(super) struct Grip {
     pub conn: Arc<Conn>,
-    /// None for a true mutex.
+    /// What is held on it.
+    pub held: Box<dyn Hold>,
     pub slot: Option<u32>,
-    pub holder_queue: String,
-    /// None for a true mutex as well.
-    pub slot_queue: Option<String>,
+    pub token_id: Option<u64>,
     /// How long after an operation was sent that proved the slot to be ours the
     /// broker can't have given it to another.
     pub valid_for: Duration,
@@ -127,15 +127,7 @@ impl Grip {
     pub async fn verify(&self) -> Result<Standing, BrokerError> {
         let left = self.state.borrow().valid_until.left();
         let sent = Moment::now();
-        let mut lane = Lane::take(&self.conn).await?;
-        lane.set_limit(left);
-        let standing = match &self.slot_queue {
-            Some(slot) => lane.verify(&self.holder_queue, slot).await?,
-            None => match lane.look(&self.holder_queue).await? {
-                Some(Declared::Ok) => Standing::Held,
-                _ => Standing::Gone,
-            },
-        };
+        let standing = self.held.verify(left).await?;
         match standing {
             Standing::Gone => self.lose(LostReason::VerifyFailed),
             standing => {
@@ -202,6 +194,17 @@ impl Grip {
             tokio::select! {
                 () = deadline.reached() => return self.lose(LostReason::HeartbeatMissed),
                 error = last_words(&mut events) => return self.lose(self.reason(error)),
+                news = self.held.news() => match news {
+                    News::Drain => self.state.send_modify(|state| state.draining = true),
+                    News::Look => ticks.reset_immediately(),
+                    News::Revoked(text) => return self.lose(LostReason::Revoked { text }),
+                    News::Gone => return self.lose(LostReason::VerifyFailed),
+                    News::Ended(error) => {
+                        // The connection's last words tell more, if it was that.
+                        let last = tokio::time::timeout(LAST_WORDS, last_words(&mut events)).await;
+                        return self.lose(self.reason(last.ok().flatten().or(error)));
+                    }
+                },
                 proof = proof => {
                     if let Err(error) = proof {
                         tracing::debug!(%error, "A held slot could not be proved");

@@ -8,8 +8,9 @@ use super::attempt::{Place, SKEW};
 use super::moment::Moment;
 use super::permit::Permit;
 use super::waiter::{Waiter, Woken};
-use super::{AcquireError, AcquireOptions, RunError, Shared};
+use super::{AcquireError, AcquireOptions, RunError, Shared, Wait};
 use crate::plan::naming::LockName;
+use crate::semaphore::protocol::{self, Holding};
 
 /// First and longest pause between attempts where nobody can wake us, before
 /// jitter.
@@ -73,15 +74,14 @@ impl Lock {
     /// Dropping the future leaves nothing held: what was being taken goes with its
     /// connection. A place among those who wait is lost.
     pub async fn acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        self.acquire_until(options, None).await
+        protocol::of(&self.name).acquire(self, options, Wait::Forever).await
     }
 
     /// Acquires a slot that is free now, without waiting for another holder. A slot
     /// whose last holder ended uncleanly is rested first where the lock has a lock
     /// delay, so this may take as long as that. Cancel safe like [`Lock::acquire`].
     pub async fn try_acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        let id = new_id();
-        Ok(self.attempt(options, &id, Place::Any, None).await?.0)
+        protocol::of(&self.name).acquire(self, options, Wait::No).await
     }
 
     /// Acquires a slot, waiting at most `limit`. Cancel safe like
@@ -91,7 +91,8 @@ impl Lock {
         options: &AcquireOptions,
         limit: Duration,
     ) -> Result<Permit, AcquireError> {
-        self.acquire_until(options, Some(Moment::now() + limit)).await
+        let wait = Wait::Until(Moment::now() + limit);
+        protocol::of(&self.name).acquire(self, options, wait).await
     }
 
     /// Acquires a slot (waiting at most `limit`, if there is one), runs `body` under
@@ -119,12 +120,18 @@ impl Lock {
         Ok(done)
     }
 
-    async fn acquire_until(
+    /// Acquires a slot that is held in this way.
+    pub(in crate::semaphore) async fn acquire_slot(
         &self,
+        how: &dyn Holding,
         options: &AcquireOptions,
-        until: Option<Moment>,
+        wait: Wait,
     ) -> Result<Permit, AcquireError> {
         let id = new_id();
+        if wait == Wait::No {
+            return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
+        }
+        let until = wait.until();
         let mut waiter: Option<Waiter> = None;
         let mut may_join = self.kind == Kind::Semaphore;
         let (mut pause, mut place) = (PAUSES.0, Place::Any);
@@ -134,7 +141,7 @@ impl Lock {
             place = Place::Search;
         }
         loop {
-            let error = match self.attempt(options, &id, place, until).await {
+            let error = match self.attempt(how, options, &id, place, until).await {
                 Ok((permit, more)) => {
                     if let Some(waiter) = &mut waiter {
                         self.pass_on(waiter, more).await;
@@ -206,6 +213,6 @@ impl Lock {
 }
 
 /// An id that no other acquisition has.
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     format!("{:020x}", rand::random::<u128>() >> 48)
 }

@@ -3,7 +3,6 @@
 //! [`Broker`](super::Broker).
 
 mod attempt;
-mod claim;
 mod keeper;
 mod lock;
 mod moment;
@@ -31,8 +30,9 @@ use super::connect::Endpoint;
 use super::error::BrokerError;
 use super::link::Link;
 use super::probe::Prober;
+use super::protocol::{Checked, Eyes};
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::LockName;
+use crate::plan::naming::{LockName, Protocol};
 
 /// Locks remembered at most; beyond that, memory starts anew.
 const MAX_REMEMBERED: usize = 4096;
@@ -217,6 +217,28 @@ pub(super) struct Shared {
     publisher: Arc<Publisher>,
     pool: Arc<Pool>,
     remembered: Mutex<HashMap<LockName, Memory>>,
+    checked: Checked,
+}
+
+/// Until when a free slot is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Not at all.
+    No,
+    /// Until then.
+    Until(Moment),
+    /// As long as it takes.
+    Forever,
+}
+
+impl Wait {
+    /// Until when, if that is limited.
+    pub fn until(self) -> Option<Moment> {
+        match self {
+            Self::Until(until) => Some(until),
+            Self::No | Self::Forever => None,
+        }
+    }
 }
 
 impl fmt::Debug for Client {
@@ -247,6 +269,7 @@ impl Client {
             endpoint,
             options,
             remembered: Mutex::default(),
+            checked: Checked::default(),
         }))
     }
 
@@ -262,6 +285,7 @@ impl Client {
     /// the same queue (hazard A17).
     #[must_use]
     pub fn mutex(&self, name: LockName) -> Lock {
+        let name = name.with_protocol(Protocol::default());
         Lock::new(Arc::clone(&self.0), name, Kind::Mutex)
     }
 
@@ -274,6 +298,10 @@ impl Client {
 }
 
 impl Shared {
+    fn eyes(&self) -> Eyes<'_> {
+        Eyes { prober: &self.prober, link: &self.side }
+    }
+
     fn memory<T>(&self, lock: &LockName, with: impl FnOnce(&mut Memory) -> T) -> T {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MAX_REMEMBERED && !remembered.contains_key(lock) {

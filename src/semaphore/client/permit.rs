@@ -4,16 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::keeper::{Grip, LostReason};
+use super::Shared;
+use super::keeper::{Grip, LostReason, State, valid_for};
 use super::moment::Moment;
 use super::pool::HoldConn;
 use super::records::{Publisher, replace};
 use crate::plan::record::SlotRecord;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Lane, Standing};
+use crate::semaphore::protocol::Hold;
 
 /// Whether a slot is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +42,7 @@ pub struct Permit {
 }
 
 /// What giving back needs.
-pub(super) struct Held {
+struct Held {
     pub hold: HoldConn,
     pub keeper: JoinHandle<()>,
     pub publisher: Arc<Publisher>,
@@ -49,9 +52,43 @@ pub(super) struct Held {
     pub record: Option<(String, SlotRecord)>,
 }
 
+/// What a permit begins with.
+pub(in crate::semaphore) struct Begin {
+    pub id: String,
+    pub fence: Option<u64>,
+    pub slot: Option<u32>,
+    pub token_id: Option<u64>,
+    /// The connection that holds,
+    pub hold: HoldConn,
+    /// what it holds, and
+    pub held: Box<dyn Hold>,
+    /// when it was asked for: from then on it may have been ours.
+    pub sent: Moment,
+    /// Where a release is told.
+    pub wait_queue: Option<String>,
+    /// The slot's record, if it is to be called released with the slot.
+    pub record: Option<(String, SlotRecord)>,
+}
+
 impl Permit {
-    pub(super) fn new(id: String, grip: Arc<Grip>, held: Held) -> Self {
-        let fence = held.record.as_ref().map(|(_, record)| record.token);
+    /// Begins to watch over what was just taken.
+    pub(in crate::semaphore) fn begin(client: &Shared, begin: Begin) -> Self {
+        let Begin { id, fence, slot, token_id, hold, held, sent, wait_queue, record } = begin;
+        let conn = Arc::clone(hold.conn());
+        let valid_for = valid_for(conn.lapin().configuration().heartbeat());
+        let state = State { valid_until: sent + valid_for, draining: false, lost: None };
+        let grip = Arc::new(Grip {
+            conn,
+            held,
+            slot,
+            token_id,
+            valid_for,
+            state: watch::Sender::new(state),
+            cancelled: CancellationToken::new(),
+        });
+        let keeper = tokio::spawn(Arc::clone(&grip).keep(client.options.verify_interval));
+        let publisher = Arc::clone(&client.publisher);
+        let held = Held { hold, keeper, publisher, wait_queue, record };
         Self { id, fence, grip, held: Some(held) }
     }
 
@@ -66,10 +103,18 @@ impl Permit {
         }
     }
 
-    /// The slot, from 1; `None` for a true mutex, which has none.
+    /// The slot, from 1; `None` for a true mutex and in protocol Token, which have
+    /// none.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
         self.grip.slot
+    }
+
+    /// The token's id, unique for ever in its semaphore; `None` but in protocol Token,
+    /// and for a token that was not published by Lockkeeper.
+    #[must_use]
+    pub fn token_id(&self) -> Option<u64> {
+        self.grip.token_id
     }
 
     /// This acquisition's id, as others see it.
@@ -81,7 +126,9 @@ impl Permit {
     /// The fencing token: greater than that of any acquisition of this slot
     /// before. A resource that refuses what comes with a smaller one than it has
     /// seen can't be harmed by a holder that lost its slot and doesn't know it yet.
-    /// `None` if the semaphore has no fencing.
+    /// `None` if the semaphore has no fencing. In protocol Token it stands for the
+    /// acquisitions of this token ([`Permit::token_id`]), and a token that replaces a
+    /// lost one goes on above it.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.fence
@@ -196,8 +243,8 @@ impl Held {
     }
 
     async fn try_to_give_back(&mut self, grip: &Grip) -> Result<(), BrokerError> {
-        let mut lane = Lane::take(self.hold.conn()).await?;
         if let Some((queue, record)) = self.record.take() {
+            let mut lane = Lane::take(self.hold.conn()).await?;
             // Failing here, the slot still goes back: the next holder then believes
             // that we ended uncleanly, and waits longer than it would need to.
             let released = |newest: Option<&SlotRecord>| {
@@ -208,12 +255,12 @@ impl Held {
                 tracing::debug!(%error, queue, "A clean release could not be recorded");
             }
         }
-        lane.delete(&grip.holder_queue).await
+        grip.held.give_back().await
     }
 }
 
 /// Now, as a record and a holder's facts have it: whole seconds, RFC 3339.
-pub(super) fn now() -> String {
+pub(in crate::semaphore) fn now() -> String {
     let now = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second());
     now.unwrap_or_default().to_string()
 }
@@ -238,8 +285,8 @@ impl Drop for Permit {
 impl std::fmt::Debug for Permit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Permit")
-            .field("holder_queue", &self.grip.holder_queue)
             .field("id", &self.id)
+            .field("slot", &self.grip.slot)
             .field("fence", &self.fence)
             .finish_non_exhaustive()
     }

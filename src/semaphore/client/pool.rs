@@ -28,7 +28,7 @@ pub(super) struct Pool {
 ///
 /// Dropped, it goes back to the pool if nothing of ours can be left on it; else
 /// it is ended, which frees whatever it had declared.
-pub(super) struct HoldConn {
+pub(in crate::semaphore) struct HoldConn {
     conn: Arc<Conn>,
     pool: Arc<Pool>,
     clean: bool,

@@ -1,11 +1,11 @@
-//! Which slots are free, by probes: what the guideline's client does before it
-//! declares anything. Taking one is `claim`'s.
+//! Which slots are free: what the guideline's client finds out before it declares
+//! anything. Looking at one is the protocol's, taking one `attempt`'s.
 
 use std::ops::RangeInclusive;
 
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::probe::Prober;
+use crate::semaphore::protocol::{Eyes, HolderSeen, Holding};
 
 /// Most slots looked at together. The first window is one slot, for the lock that
 /// is mostly free, or all that there seem to be; each further one four times that.
@@ -26,7 +26,8 @@ pub(super) enum Found {
 ///
 /// Cancel safe: nothing is changed.
 pub(super) async fn search(
-    prober: &Prober,
+    how: &dyn Holding,
+    eyes: Eyes<'_>,
     lock: &LockName,
     from: u32,
     expected: u32,
@@ -34,11 +35,11 @@ pub(super) async fn search(
     let from = from.clamp(1, MAX_SLOTS);
     // With the one after the last: that is how the end is seen.
     let first = if expected == 0 { 1 } else { (expected + 2).saturating_sub(from) };
-    let upper = look(prober, lock, from..=MAX_SLOTS, first).await?;
+    let upper = look(how, eyes, lock, from..=MAX_SLOTS, first).await?;
     if from == 1 || matches!(upper, Found::Free(_)) {
         return Ok(upper);
     }
-    match (look(prober, lock, 1..=from - 1, first).await?, upper) {
+    match (look(how, eyes, lock, 1..=from - 1, first).await?, upper) {
         // None missing below: then there are as many as above.
         (Found::Full(lower), Found::Full(upper)) if lower == from - 1 => {
             Ok(Found::Full(lower.max(upper)))
@@ -48,7 +49,8 @@ pub(super) async fn search(
 }
 
 async fn look(
-    prober: &Prober,
+    how: &dyn Holding,
+    eyes: Eyes<'_>,
     lock: &LockName,
     range: RangeInclusive<u32>,
     first: u32,
@@ -57,15 +59,13 @@ async fn look(
     let mut width = first.clamp(1, WIDEST);
     while start <= to {
         let end = start.saturating_add(width - 1).min(to);
-        let names: Vec<String> = (start..=end)
-            .flat_map(|slot| [lock.slot_queue(slot), lock.holder_queue(slot)])
-            .collect();
-        let exist = prober.exist(&names).await?;
-        let pairs = || (start..=end).zip(exist.chunks(2));
-        let last = pairs().find(|(_, pair)| !pair[0]).map(|(slot, _)| slot - 1);
+        let looked = how.look(eyes, lock, start..=end, start..=end, false).await?;
+        let missing = (start..=end).zip(&looked.slots).find(|(_, exists)| !**exists);
+        let last = missing.map(|(slot, _)| slot - 1);
         let exists = |slot: u32| last.is_none_or(|last| slot <= last);
-        let free: Vec<u32> = pairs()
-            .filter(|(slot, pair)| !pair[1] && exists(*slot))
+        let free: Vec<u32> = (start..=end)
+            .zip(&looked.holders)
+            .filter(|(slot, holder)| **holder != HolderSeen::Held && exists(*slot))
             .map(|(slot, _)| slot)
             .collect();
         if !free.is_empty() {
@@ -82,9 +82,11 @@ async fn look(
 
 /// Whether `slot` exists and has no holder. Cancel safe.
 pub(super) async fn is_free(
-    prober: &Prober,
+    how: &dyn Holding,
+    eyes: Eyes<'_>,
     lock: &LockName,
     slot: u32,
 ) -> Result<bool, BrokerError> {
-    Ok(prober.exist(&[lock.slot_queue(slot), lock.holder_queue(slot)]).await? == [true, false])
+    let looked = how.look(eyes, lock, slot..=slot, slot..=slot, false).await?;
+    Ok(looked.slots == [true] && looked.holders != [HolderSeen::Held])
 }

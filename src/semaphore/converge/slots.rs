@@ -9,9 +9,10 @@ use futures::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 use super::{Change, IN_FLIGHT};
-use crate::plan::semaphore::SlotPlan;
+use crate::plan::semaphore::{SlotPlan, SlotsSeen};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::Lane;
+use crate::semaphore::protocol::Holding;
 
 /// Slots above the wish that are checked to be ours in one go.
 const CHECKED_TOGETHER: usize = 100;
@@ -19,19 +20,22 @@ const CHECKED_TOGETHER: usize = 100;
 impl Change {
     pub(super) async fn declare(
         &self,
+        how: &dyn Holding,
         lane: &mut Lane,
+        before: &SlotsSeen,
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
-        let profile = self.lock.profile();
         let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
+        let highest = before.slots.range(..=self.wish.slots).next_back().copied().unwrap_or(0);
+        let all = self.thorough || !how.can_be_held(&self.broker, &self.lock, 1..=highest).await?;
         let mut slots: Vec<u32> =
-            if self.thorough { (1..=self.wish.slots).collect() } else { plan.declare.clone() };
+            if all { (1..=self.wish.slots).collect() } else { plan.declare.clone() };
         let mut declared = 0;
         if let Some(first) = missing.first() {
             // Alone: should a node be down, nothing else has been changed.
             self.go_on(lane)?;
-            lane.declare_slot(&self.lock.slot_queue(*first), profile).await?;
+            how.declare_slot(lane, &self.lock, *first).await?;
             declared += 1;
             slots.retain(|slot| slot != first);
         }
@@ -51,7 +55,7 @@ impl Change {
                     && let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     self.go_on(&lane)?;
-                    match lane.declare_slot(&self.lock.slot_queue(*slot), profile).await {
+                    match how.declare_slot(&mut lane, &self.lock, *slot).await {
                         Ok(()) if missing.contains(slot) => {
                             done.fetch_add(1, Ordering::Relaxed);
                         }

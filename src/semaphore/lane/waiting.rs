@@ -1,6 +1,6 @@
-//! The wait queue on a channel: made, looked at, and wake-ups sent to it. Never
-//! probed by publishing: that would wake somebody. When to do which is decided by
-//! others.
+//! Queues that clients consume from, on a channel: the wait queue made, how many
+//! consume looked at, and messages sent to them. Never probed by publishing: that
+//! would wake somebody. When to do which is decided by others.
 
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
@@ -48,6 +48,18 @@ impl Lane {
         count: u32,
         slot: Option<u32>,
     ) -> Result<(), BrokerError> {
+        self.send(name, &[], count, slot).await
+    }
+
+    /// Sends `count` messages to the consumers of the queue `name`, which are gone if
+    /// nobody takes them within a second.
+    pub async fn send(
+        &mut self,
+        name: &str,
+        body: &[u8],
+        count: u32,
+        slot: Option<u32>,
+    ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         let name = short(name)?;
         let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
@@ -59,10 +71,10 @@ impl Lane {
                 let properties = properties.clone();
                 let options = BasicPublishOptions::default();
                 let exchange = ShortString::default();
-                channel.basic_publish(exchange, name.clone(), options, &[], properties).await?;
+                channel.basic_publish(exchange, name.clone(), options, body, properties).await?;
             }
             Ok(())
         };
-        self.answer("to wake-ups", name.as_str(), publishing).await?.map_err(|r| r.error)
+        self.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
     }
 }
