@@ -18,7 +18,7 @@ use super::output::Format;
 use super::target::{Found, Place, resource};
 use super::telemetry::{self, LogFormat};
 use super::{Failure, duration, say};
-use crate::plan::naming::LockName;
+use crate::plan::naming::{LockName, Protocol, QueueType};
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, SlotsSeen};
 use crate::semaphore::{Broker, BrokerError, BrokerOptions, ResizeError, ResizeTo};
 
@@ -33,19 +33,19 @@ pub struct Arguments {
 enum Verb {
     /// Make a semaphore
     Create(create::Arguments),
-    /// Add slots
+    /// Add slots, or tokens
     Grow(grow::Arguments),
-    /// Remove slots; who holds one keeps it until they release it
+    /// Remove slots, or tokens; who holds one keeps it until they release it
     Shrink(shrink::Arguments),
     /// Remove a semaphore; who holds a slot keeps it until they release it
     Destroy(destroy::Arguments),
     /// How many slots there are, are held and are free
     Count(count::Arguments),
-    /// Who holds which slot
+    /// Who holds which slot, or a token
     Holders(holders::Arguments),
     /// Whether the slots are there without holes, strays and foreign queues
     Verify(verify::Arguments),
-    /// Wait until a slot is taken or released
+    /// Wait until it, or one slot of it, is taken or released
     Wait(wait::Arguments),
 }
 
@@ -76,9 +76,18 @@ impl Records {
     /// The lock delay of the slots' records, if they are to have any.
     fn wish(&self, name: &LockName) -> Result<Option<Duration>, Failure> {
         let delay = self.lock_delay.or(self.fencing.then_some(Duration::ZERO));
+        let refused = match name.protocol() {
+            // Whose tokens have numbers without a record.
+            Protocol::Token(QueueType::Quorum) if self.lock_delay.is_none() => return Ok(None),
+            Protocol::Token(_) => {
+                "with --protocol Token there is no --lock-delay, and --fencing only with --queue-type Quorum"
+            }
+            _ => {
+                "--fencing and --lock-delay are not for this profile: its clients know no records beside the slots"
+            }
+        };
         if delay.is_some() && name.record_queue(1).is_none() {
-            let message = "--fencing and --lock-delay are not for this profile: its clients know no records beside the slots";
-            return Err(Failure::new(Failure::USAGE, message));
+            return Err(Failure::new(Failure::USAGE, refused));
         }
         Ok(delay)
     }
@@ -161,7 +170,8 @@ async fn resize(
                 error => Failure::new(Failure::USAGE, error.to_string()),
             }
         })?;
-    say(format!("{name} has {} slots, before {}", resized.after, resized.before));
+    let units = target.found.units();
+    say(format!("{name} has {} {units}, before {}", resized.after, resized.before));
     count::print(form, &target, &resized.done.seen).await
 }
 

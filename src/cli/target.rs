@@ -9,7 +9,7 @@ use super::kubernetes::Kubernetes;
 use crate::api::Semaphore;
 use crate::api::validate::{self, DefaultNames};
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, Profile};
+use crate::plan::naming::{LockName, Profile, Protocol, QueueType};
 use crate::semaphore::{Client as LockClient, Lock};
 
 /// Where the lock is.
@@ -28,13 +28,43 @@ pub(super) struct Place {
     #[arg(long)]
     vhost: Option<String>,
 
+    /// How the lock is held, by all of its clients [default: ExclusiveQueue]
+    #[arg(long, value_enum)]
+    protocol: Option<ProtocolName>,
+
     /// How the lock's queues are named: as in the guideline, or as in the library
-    /// amqp-locks-python
-    #[arg(long, value_enum, default_value_t = ProfileName::Guideline)]
-    profile: ProfileName,
+    /// amqp-locks-python [default: Guideline]
+    #[arg(long, value_enum)]
+    profile: Option<ProfileName>,
+
+    /// The queue that keeps the tokens of protocol Token [default: Classic]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    queue_type: Option<QueueTypeName>,
 
     #[command(flatten)]
     kubernetes: Kubernetes,
+}
+
+/// [`Protocol`] as an argument, in the spelling that resources have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum ProtocolName {
+    /// By a queue that belongs to the holder's connection, as in the guideline
+    ExclusiveQueue,
+    /// By being the only consumer of the slot's queue
+    ExclusiveConsumer,
+    /// By a message that is not acknowledged, as in RabbitMQ's blog
+    Token,
+}
+
+/// [`QueueType`] as an argument, in the spelling that resources have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum QueueTypeName {
+    /// As the clients of RabbitMQ's blog declare it
+    Classic,
+    /// Replicated, and with fencing tokens
+    Quorum,
 }
 
 /// [`Profile`] as an argument, in the spelling that resources have.
@@ -61,20 +91,8 @@ pub(super) struct Target {
     #[arg(long, value_name = "NAME", conflicts_with = "lock")]
     mutex: Option<String>,
 
-    /// How a slot is held
-    #[arg(long, value_enum, default_value_t = Protocol::ExclusiveQueue)]
-    protocol: Protocol,
-
     #[command(flatten)]
     place: Place,
-}
-
-/// How a slot is held, in the spelling that resources have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "PascalCase")]
-enum Protocol {
-    /// By a queue that belongs to the holder's connection
-    ExclusiveQueue,
 }
 
 /// A lock that was found.
@@ -97,9 +115,13 @@ impl Found {
         if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
     }
 
-    /// A slot of it, as a message says it.
+    /// What is held of it, as a message says it.
     pub fn what(&self, slot: Option<u32>) -> String {
-        slot.map_or_else(|| self.name.to_string(), |slot| format!("slot {slot} of {}", self.name))
+        match slot {
+            Some(slot) => format!("slot {slot} of {}", self.name),
+            None if self.is_mutex => self.name.to_string(),
+            None => format!("a token of {}", self.name),
+        }
     }
 
     /// That a slot was removed, as a message says it.
@@ -110,17 +132,25 @@ impl Found {
 
     /// What one waits for, as a message says it.
     pub fn wanted(&self) -> String {
-        let article = if self.is_mutex { "the mutex" } else { "a slot of" };
+        let article = match (self.is_mutex, self.name.has_slots()) {
+            (true, _) => "the mutex",
+            (false, true) => "a slot of",
+            (false, false) => "a token of",
+        };
         format!("{article} {}", self.name)
+    }
+
+    /// What it has a number of, as a message says it.
+    pub fn units(&self) -> &'static str {
+        if self.name.has_slots() { "slots" } else { "tokens" }
     }
 }
 
 impl Target {
     /// Finds out what the arguments mean. Asks Kubernetes only for a resource.
     pub async fn find(&self) -> Result<Found, Failure> {
-        let Protocol::ExclusiveQueue = self.protocol;
         match (&self.mutex, &self.semaphore, &self.lock) {
-            (Some(name), ..) => Ok(Found { is_mutex: true, ..self.place.named(name)? }),
+            (Some(name), ..) => self.place.mutex(name),
             (None, Some(name), _) => self.place.named(name),
             (None, None, Some(lock)) => self.place.find(lock).await,
             (None, None, None) => Err(usage("name a lock")),
@@ -137,6 +167,16 @@ impl Place {
         }
     }
 
+    /// The mutex of this name on the broker that the arguments name.
+    fn mutex(&self, name: &str) -> Result<Found, Failure> {
+        if self.protocol()? != Protocol::default() {
+            return Err(usage(
+                "--protocol and --profile are a semaphore's: a mutex is always one exclusive queue",
+            ));
+        }
+        Ok(Found { is_mutex: true, ..self.named(name)? })
+    }
+
     /// The semaphore of this name on the broker that the arguments name.
     pub fn named(&self, name: &str) -> Result<Found, Failure> {
         self.kubernetes.must_be_absent("sem/NAME")?;
@@ -146,12 +186,33 @@ impl Place {
         if let Some(vhost) = &self.vhost {
             settings.vhost.clone_from(vhost);
         }
-        let profile = match self.profile {
-            ProfileName::Guideline => Profile::Guideline,
-            ProfileName::AmqpLocksPython => Profile::AmqpLocksPython,
-        };
-        let name = LockName::new(name).map_err(|error| usage(&error))?.with_profile(profile);
+        let name =
+            LockName::new(name).map_err(|error| usage(&error))?.with_protocol(self.protocol()?);
         Ok(Found { settings, name, is_mutex: false, lock_delay: None, slots: None })
+    }
+
+    /// How the lock is held, from the arguments.
+    fn protocol(&self) -> Result<Protocol, Failure> {
+        let protocol = self.protocol.unwrap_or(ProtocolName::ExclusiveQueue);
+        if self.queue_type.is_some() && protocol != ProtocolName::Token {
+            return Err(usage("--queue-type is only for --protocol Token"));
+        }
+        let profile = match self.profile {
+            None | Some(ProfileName::Guideline) => Profile::Guideline,
+            Some(ProfileName::AmqpLocksPython) => Profile::AmqpLocksPython,
+        };
+        if profile != Profile::default() && protocol != ProtocolName::ExclusiveQueue {
+            return Err(usage("--profile AmqpLocksPython is only for --protocol ExclusiveQueue"));
+        }
+        let queue_type = match self.queue_type {
+            None | Some(QueueTypeName::Classic) => QueueType::Classic,
+            Some(QueueTypeName::Quorum) => QueueType::Quorum,
+        };
+        Ok(match protocol {
+            ProtocolName::ExclusiveQueue => Protocol::ExclusiveQueue(profile),
+            ProtocolName::ExclusiveConsumer => Protocol::ExclusiveConsumer,
+            ProtocolName::Token => Protocol::Token(queue_type),
+        })
     }
 
     /// The broker of the arguments and the environment.
@@ -165,9 +226,15 @@ impl Place {
     }
 
     async fn resource(&self, name: &str) -> Result<Found, Failure> {
-        if self.vhost.is_some() || self.profile != ProfileName::Guideline {
+        let given = [
+            self.vhost.is_some(),
+            self.protocol.is_some(),
+            self.profile.is_some(),
+            self.queue_type.is_some(),
+        ];
+        if given.contains(&true) {
             return Err(usage(&format!(
-                "--vhost and --profile are sem/{name}'s own: leave them out"
+                "--vhost, --protocol, --profile and --queue-type are sem/{name}'s own: leave them out"
             )));
         }
         let found = self.kubernetes.find::<Semaphore>(name).await?;

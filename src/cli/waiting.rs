@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::target::Found;
-use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
 use crate::semaphore::{Broker, BrokerOptions};
 
@@ -57,7 +56,7 @@ impl<'a> Waiting<'a> {
             let who = if self.found.is_mutex {
                 String::new()
             } else {
-                who_holds(&broker, &self.found.name).await
+                who_holds(&broker, self.found).await
             };
             let waited = in_words(self.started.elapsed());
             match &line.0 {
@@ -97,7 +96,8 @@ impl Drop for Line {
 }
 
 /// `: 3 of 3 held: 1 by …`, as far as it is known.
-async fn who_holds(broker: &Broker, lock: &LockName) -> String {
+async fn who_holds(broker: &Broker, found: &Found) -> String {
+    let lock = &found.name;
     let observed = async {
         let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;
         broker.observe(lock, mark, mark).await
@@ -105,7 +105,7 @@ async fn who_holds(broker: &Broker, lock: &LockName) -> String {
     let Ok(seen) = observed.await else { return String::new() };
     let slots = u32::try_from(seen.slots.len()).unwrap_or(u32::MAX);
     if slots == 0 {
-        return ": it has no slots".to_owned();
+        return format!(": it has no {}", found.units());
     }
     let counts = seen.counts(slots);
     let mut text = format!(": {} of {slots} held", counts.held);

@@ -78,6 +78,12 @@ async fn records_are_made_and_grown_with_and_only_where_clients_know_them() {
     succeed(&vhost, &[&["semaphore", "create", "py"][..], &python].concat()).await;
     assert!(vhost.queues().await.contains(&"py-A-1".to_owned()));
     succeed(&vhost, &["exec", "py", "--profile", "AmqpLocksPython", "--", "true"]).await;
+    for more in [&["--fencing"][..], &["--queue-type", "Quorum", "--lock-delay", "1s"]] {
+        let words = [&["create", LOCK, "--slots", "1", "--protocol", "Token"], more].concat();
+        let refused = semaphore(&vhost, &words).await;
+        assert_eq!(refused.code, Some(64), "{refused:?}");
+        assert!(refused.stderr.contains("there is no --lock-delay"), "{refused:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,6 +161,19 @@ async fn a_slot_is_waited_for_until_it_is_taken_and_until_it_is_released() {
     let mut released = wait("released");
     scratch.next_holder(&[]).await;
     assert!(released.try_wait().unwrap().is_none(), "not while it is held");
+    // Without a number, of whichever slot, removed ones included.
+    succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
+    let any = |what| ["wait", LOCK, "--until", what, "--timeout", "300ms"];
+    let taken = semaphore(&vhost, &any("taken")).await;
+    assert_eq!(taken.code, Some(0), "{taken:?}");
+    let held = semaphore(&vhost, &any("released")).await;
+    assert_eq!(held.code, Some(75), "{held:?}");
+    assert!(held.stderr.contains("ci.deploy is still held"), "{held:?}");
     holding.signal("TERM");
     assert!(released.wait().await.unwrap().success());
+    succeed(&vhost, &[&["semaphore"][..], &any("released")].concat()).await;
+    let of_tokens = [&any("taken")[..], &["--slot", "1", "--protocol", "Token"]].concat();
+    let refused = semaphore(&vhost, &of_tokens).await;
+    assert_eq!(refused.code, Some(64), "{refused:?}");
+    assert!(refused.stderr.contains("tokens have no numbers"), "{refused:?}");
 }

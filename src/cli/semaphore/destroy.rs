@@ -22,8 +22,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if !arguments.yes {
         let seen = target.look().await?;
         let question = format!(
-            "Destroy the semaphore {name} ({} slots, {} held)?",
+            "Destroy the semaphore {name} ({} {}, {} held)?",
             slots(&seen),
+            target.found.units(),
             seen.held.len()
         );
         if !confirmed(&question).await? {
@@ -36,8 +37,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         .await
         .map_err(|error| failed(&error))?;
     say(format!(
-        "{name} is gone with {} slots, {} of them held",
+        "{name} is gone with {} {}, {} of them held",
         done.deleted,
+        target.found.units(),
         done.seen.held.len()
     ));
     Ok(())

@@ -1,4 +1,4 @@
-//! `lockkeeper semaphore holders`: who holds which slot.
+//! `lockkeeper semaphore holders`: who holds which slot, or a token.
 
 use std::time::{Duration, Instant};
 

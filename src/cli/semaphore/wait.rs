@@ -1,4 +1,5 @@
-//! `lockkeeper semaphore wait`: until a slot is taken or released.
+//! `lockkeeper semaphore wait`: until a semaphore, or one slot of it, is taken or
+//! released.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,9 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// The slot, from 1
+    /// The slot, from 1; tokens have no numbers [default: any that is held]
     #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    slot: u32,
+    slot: Option<u32>,
 
     /// What is waited for
     #[arg(long, value_enum, help_heading = None)]
@@ -31,22 +32,33 @@ pub struct Arguments {
 enum Until {
     /// Somebody holds it
     Taken,
-    /// Nobody holds it
+    /// Nobody holds it any more, not even a slot above a lowered count
     Released,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let target = arguments.which.find().await?;
-    let (name, slot) = (&target.found.name, arguments.slot);
+    let name = &target.found.name;
+    if arguments.slot.is_some() && !name.has_slots() {
+        let message = "tokens have no numbers: leave --slot out, to wait for all of them";
+        return Err(Failure::new(Failure::USAGE, message));
+    }
     let started = Instant::now();
     loop {
-        let seen = target.broker.observe(name, 0, slot).await.map_err(|error| failed(&error))?;
-        if seen.held.contains(&slot) == (arguments.until == Until::Taken) {
+        let (what, held) = match arguments.slot {
+            Some(slot) => {
+                let seen = target.broker.observe(name, 0, slot).await;
+                let held = seen.map_err(|error| failed(&error))?.held.contains(&slot);
+                (target.found.what(Some(slot)), held)
+            }
+            None => (name.to_string(), !target.look().await?.held.is_empty()),
+        };
+        if held == (arguments.until == Until::Taken) {
             return Ok(());
         }
         if arguments.timeout.is_some_and(|limit| started.elapsed() >= limit) {
-            let state = if arguments.until == Until::Taken { "free" } else { "held" };
-            let message = format!("slot {slot} of {name} is still {state}");
+            let state = if held { "held" } else { "free" };
+            let message = format!("{what} is still {state}");
             return Err(Failure::new(Failure::NOT_ACQUIRED, message));
         }
         tokio::time::sleep(PAUSE).await;
