@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper::plan::naming::{LockName, Protocol};
@@ -49,7 +51,7 @@ async fn deleting_what_a_holder_holds_by_reaches_it_within_ten_milliseconds() {
         let held = lock(&vhost).try_acquire(&any()).await.unwrap();
         let lost = tokio::spawn(async move { (held.lost().await, Instant::now(), held) });
         let deleted = Instant::now();
-        channel.queue_delete(HOLDER_QUEUE.into(), Default::default()).await.unwrap();
+        channel.queue_delete(HOLDER_QUEUE.into(), QueueDeleteOptions::default()).await.unwrap();
         let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
         let (reason, at, held) = told.expect("it is told").unwrap();
         assert_eq!(reason, LostReason::VerifyFailed);

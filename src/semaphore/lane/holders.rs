@@ -40,7 +40,7 @@ impl Lane {
         }
         let all = try_join_all(looks);
         match self.answer("to queue.declare (passive)", first, all).await? {
-            Ok(queues) => Ok(Some(queues.iter().map(|queue| queue.consumer_count()).collect())),
+            Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::consumer_count).collect())),
             Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
             Err(Refused { code: 404, .. }) => Ok(None),
             Err(refused) => Err(refused.error),
