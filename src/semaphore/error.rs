@@ -225,6 +225,14 @@ impl BrokerError {
         }
     }
 
+    /// Whether the broker failed at making an exclusive queue because it was still
+    /// removing the last one of that name: RabbitMQ 4 does that after the queue's owner
+    /// is gone, meets the rest of it and ends the connection that wants to be the next
+    /// owner. Nothing was made, and it works a moment later.
+    pub(super) fn is_collision(&self) -> bool {
+        matches!(self, Self::ConnectionLost { why } if why == "INTERNAL_ERROR")
+    }
+
     /// Whether the connection on which this happened must not be used again.
     pub(super) fn is_fatal_for_connection(&self) -> bool {
         matches!(

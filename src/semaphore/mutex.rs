@@ -77,11 +77,13 @@ impl AdminMutex {
                 None => wait_for_turn(turns, cancel).await?,
             };
             let mut lane = Lane::take(&link.get().await?).await?;
-            match lane.declare_exclusive(&queue, exclusive_arguments()).await? {
-                Declared::Ok => {
+            match lane.declare_exclusive(&queue, exclusive_arguments()).await {
+                Ok(Declared::Ok) => {
                     return Ok(Self { lane, queue, released: false, _turn: now, _local: local });
                 }
-                Declared::Locked(_) => {}
+                Ok(Declared::Locked(_)) => {}
+                Err(error) if error.is_collision() => {}
+                Err(error) => return Err(error),
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {

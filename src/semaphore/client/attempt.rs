@@ -67,9 +67,31 @@ struct Choice {
     more: bool,
 }
 
+/// Attempts that may meet what is left of a holder that has just died.
+const COLLISIONS: u32 = 5;
+
 impl Lock {
     /// Tries once; tells also whether more slots were free.
     pub(super) async fn attempt(
+        &self,
+        how: &dyn Holding,
+        options: &AcquireOptions,
+        id: &str,
+        place: Place,
+        until: Option<Moment>,
+    ) -> Result<(Permit, bool), AcquireError> {
+        for _ in 0..COLLISIONS {
+            match self.attempt_once(how, options, id, place, until).await {
+                // It cost the connection, so the next one is another.
+                Err(AcquireError::Broker(error)) if error.is_collision() => {}
+                done => return done,
+            }
+            tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
+        }
+        self.attempt_once(how, options, id, place, until).await
+    }
+
+    async fn attempt_once(
         &self,
         how: &dyn Holding,
         options: &AcquireOptions,
