@@ -2,13 +2,13 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak up down lint generate bench foreign
+.PHONY: help demo test test-brokers soak up down lint generate bench foreign
 
 # Arguments for the script behind a target: make test ARGS='--test client'
 ARGS ?=
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Show Lockkeeper at work on real servers (needs nothing running)
 	@dev/build
@@ -17,6 +17,9 @@ demo: ## Show Lockkeeper at work on real servers (needs nothing running)
 
 test: ## Lint, build, start fresh servers, run every test (ARGS go to cargo test)
 	@dev/test $(ARGS)
+
+test-brokers: ## The locks' tests once more, on RabbitMQ 4 (fetched on the first run)
+	@dev/test --brokers $(ARGS)
 
 soak: ## What takes too long for every run: locks fought over and lost, ten to twenty times as often
 	@LOCKKEEPER_SOAK=1 dev/test --test client --test exec -- processes:: losing::

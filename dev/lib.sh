@@ -87,6 +87,16 @@ valkey_server() {
     command -v valkey-server || printf '%s/valkey/root/usr/bin/valkey-server' "$CACHE"
 }
 
+# The address of the Debian mirror that this machine uses already.
+debian_mirror() {
+    local codename mirror
+    codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+    # shellcheck disable=SC2016 # apt's own variable
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: $codename" 2>/dev/null | head -n 1)
+    mirror=${mirror:-http://deb.debian.org/debian}
+    printf '%s' "${mirror%/}"
+}
+
 # ---------------------------------------------------------------- ports
 
 # Whether something listens on the port, on any address.

@@ -77,7 +77,7 @@ impl Holding for ExclusiveConsumer {
     ) -> BoxFuture<'a, Result<(), BrokerError>> {
         async move {
             // First: who finds the slot can hold it.
-            lane.declare_holder_queues(&[lock.holder_queue(slot)]).await?;
+            lane.declare_holder_queues(&[lock.holder_queue(slot)]).await.map_err(explain)?;
             lane.declare_slot(&lock.slot_queue(slot), lock.profile()).await
         }
         .boxed()
@@ -192,10 +192,13 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
                 }
                 Refused { code: 404, .. } => Claimed::NoSlot,
                 Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
-                refused => return Err(refused.error),
+                // The check's answer may come first.
+                refused => return Err(explain(refused.error)),
             }
         }
-        (_, Err(error), _) => return Err(lane.refused(&error, &holder_queue)?.error),
+        (_, Err(error), _) => {
+            return Err(explain(lane.refused(&error, &holder_queue)?.error));
+        }
         (_, _, Err(error)) => match lane.refused(&error, &slot_queue)? {
             Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => {
                 return Err(error);
@@ -209,6 +212,19 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     // Who wants a channel next is not to wait for it.
     lane.channel().await?;
     Ok(claimed)
+}
+
+/// Says why another kind of queue won't do, before how this one differs.
+fn explain(error: BrokerError) -> BrokerError {
+    match error {
+        BrokerError::IncompatibleQueue { queue, why } => BrokerError::IncompatibleQueue {
+            queue,
+            why: format!(
+                "a holder queue must be a durable classic queue with x-max-length 0, because one of another type, such as a quorum queue, lets two clients hold the slot at once; delete it. {why}"
+            ),
+        },
+        error => error,
+    }
 }
 
 /// Another consumer has it, as opposed to: we have no right to read it.

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use super::management::{Management, Owner};
 use super::marks::Marks;
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::LockName;
+use crate::plan::naming::{LockName, Protocol};
 use crate::plan::semaphore::{Holder, HolderFacts, SlotsSeen, describe_holders};
 
 /// How long an observation waits for facts at most.
@@ -30,6 +30,10 @@ const OWNER_WINDOW: Duration = Duration::from_secs(10);
 /// Age at which the owner of a holder without an id of its own is asked for
 /// again: nothing else tells that it is a different one.
 const OWNER_STALE: Duration = Duration::from_secs(60);
+
+/// How long after a consumer appeared the list may still tell of one before it: the
+/// broker's statistics are 5 s old by default.
+const LIST_LAGS: Duration = Duration::from_secs(6);
 
 /// Most owners asked for in one observation of one lock.
 const MAX_OWNERS: usize = 50;
@@ -62,7 +66,7 @@ pub(super) struct Facts {
 
 #[derive(Default)]
 struct State {
-    /// B queue's name → what its holder wrote.
+    /// Holder queue's name → what its holder wrote.
     list: HashMap<String, HolderFacts>,
     /// When the list was asked for; what appeared later isn't in it.
     list_at: Option<Instant>,
@@ -77,6 +81,9 @@ struct State {
 struct Tracked {
     used: Instant,
     slots: HashMap<u32, Occupant>,
+    /// What was listed of those who left last, where lists lag: not to be taken for
+    /// who came after them.
+    former: HashMap<u32, HolderFacts>,
 }
 
 /// One holder on one slot, as far as we could follow.
@@ -96,6 +103,11 @@ impl Occupant {
     /// than of one before it.
     fn is_covered_by(&self, list_at: Option<Instant>) -> bool {
         list_at.is_some_and(|at| at >= self.appeared)
+    }
+
+    /// Whether the list may still tell of one before it.
+    fn may_lag(&self, lock: &LockName) -> bool {
+        is_held_by_consumers(lock) && self.appeared.elapsed() < LIST_LAGS
     }
 }
 
@@ -133,8 +145,8 @@ impl Facts {
             return Holders { list, incomplete: false, management_error: None };
         }
         let waited_until = Instant::now() + PATIENCE;
-        let unknown = this.lock_state().follow(lock, &seen.held, &shown);
-        if let Some(refreshing) = this.refresh_if_needed(unknown)
+        let (unknown, lags) = this.lock_state().follow(lock, &seen.held, &shown);
+        if let Some(refreshing) = this.refresh_if_needed(unknown || lags)
             && unknown
         {
             // In the background otherwise: what is known will do until then.
@@ -153,10 +165,7 @@ impl Facts {
     }
 
     /// One request serves everyone who needs it meanwhile.
-    fn refresh_if_needed(
-        self: &Arc<Self>,
-        unknown: bool,
-    ) -> Option<Shared<BoxFuture<'static, ()>>> {
+    fn refresh_if_needed(self: &Arc<Self>, wanted: bool) -> Option<Shared<BoxFuture<'static, ()>>> {
         let mut state = self.lock_state();
         if let Some((task, refreshed)) = &state.refreshing
             && !task.is_finished()
@@ -166,7 +175,7 @@ impl Facts {
         let older = |at: Option<Instant>, age| at.is_none_or(|at| at.elapsed() >= age);
         // After a failure, an API that is down is left alone for an interval.
         let pause = if state.error.is_some() { self.interval } else { ASK_AGAIN };
-        let needed = unknown || older(state.list_at, self.interval);
+        let needed = wanted || older(state.list_at, self.interval);
         if !needed || !older(state.attempt_at, pause) {
             return None;
         }
@@ -181,11 +190,21 @@ impl Facts {
     async fn refresh(self: Arc<Self>) {
         let Some(management) = &self.management else { return };
         let at = Instant::now();
-        let answer = management.queues_matching("-([0-9]+-B|B-[0-9]+)$").await;
+        let has_consumers = self.lock_state().locks.keys().any(is_held_by_consumers);
+        let queues = management.queues_matching("-([0-9]+-B|B-[0-9]+)$");
+        let consumers =
+            async { if has_consumers { management.consumers().await } else { Ok(Vec::new()) } };
+        let answer = futures::try_join!(queues, consumers);
         let mut state = self.lock_state();
         match answer {
-            Ok(queues) => {
+            Ok((queues, consumers)) => {
                 state.list = queues.into_iter().map(|q| (q.name, read(q.arguments))).collect();
+                // Who waits consumes too, but not alone.
+                for consumer in consumers.into_iter().filter(|consumer| consumer.exclusive) {
+                    let facts = read(consumer.arguments());
+                    let facts = HolderFacts { connection: consumer.connection(), ..facts };
+                    state.list.insert(consumer.queue.name, facts);
+                }
                 state.list_at = Some(at);
                 state.error = None;
                 state.locks.retain(|_, tracked| tracked.used.elapsed() < FORGET);
@@ -202,7 +221,15 @@ impl Facts {
                 let (facts, lock) = (&self, &lock);
                 async move {
                     let asked = Instant::now();
-                    let answer = management.owner_of(&queue).await;
+                    let answer = if is_held_by_consumers(lock) {
+                        let listed = facts.lock_state().listed(lock, slot).cloned();
+                        match listed.and_then(|facts| facts.connection) {
+                            Some(name) => Ok(Some(management.owner(name).await)),
+                            None => Ok(None),
+                        }
+                    } else {
+                        management.owner_of(&queue).await
+                    };
                     let mut state = facts.lock_state();
                     match answer {
                         Ok(owner) => {
@@ -226,18 +253,36 @@ impl State {
         self.locks.get_mut(lock)?.slots.get_mut(&slot)
     }
 
-    /// Takes note of which slots are held; whether one of `shown` has no facts.
-    fn follow(&mut self, lock: &LockName, held: &BTreeSet<u32>, shown: &BTreeSet<u32>) -> bool {
+    /// What is listed of a slot's holder, but not of who left it.
+    fn listed(&self, lock: &LockName, slot: u32) -> Option<&HolderFacts> {
+        let former = self.locks.get(lock).and_then(|tracked| tracked.former.get(&slot));
+        self.list.get(&lock.holder_queue(slot)).filter(|facts| former != Some(facts))
+    }
+
+    /// Takes note of which slots are held; whether one of `shown` has no facts, and
+    /// whether what there is may be that of one before it.
+    fn follow(
+        &mut self,
+        lock: &LockName,
+        held: &BTreeSet<u32>,
+        shown: &BTreeSet<u32>,
+    ) -> (bool, bool) {
         let now = Instant::now();
-        if held.is_empty() {
+        if held.is_empty() && !is_held_by_consumers(lock) {
             self.locks.remove(lock);
-            return false;
+            return (false, false);
         }
-        let fresh = || Tracked { used: now, slots: HashMap::new() };
+        let fresh = || Tracked { used: now, slots: HashMap::new(), former: HashMap::new() };
         let tracked = self.locks.entry(lock.clone()).or_insert_with(fresh);
         tracked.used = now;
-        tracked.slots.retain(|slot, _| held.contains(slot));
-        let mut unknown = false;
+        for (slot, _) in tracked.slots.extract_if(|slot, _| !held.contains(slot)) {
+            if is_held_by_consumers(lock)
+                && let Some(facts) = self.list.get(&lock.holder_queue(slot))
+            {
+                tracked.former.insert(slot, facts.clone());
+            }
+        }
+        let (mut unknown, mut lags) = (false, false);
         for &slot in shown {
             let occupant = tracked.slots.entry(slot).or_insert_with(|| Occupant {
                 appeared: now,
@@ -248,8 +293,9 @@ impl State {
             });
             let covered = occupant.is_covered_by(self.list_at);
             unknown |= !covered;
+            lags |= occupant.may_lag(lock);
         }
-        unknown
+        (unknown, lags)
     }
 
     fn owners_to_ask(&mut self, lock: &LockName, shown: &BTreeSet<u32>) -> Vec<u32> {
@@ -262,6 +308,7 @@ impl State {
         for &slot in shown.iter().take(MAX_OWNERS) {
             let Some(occupant) = tracked.slots.get_mut(&slot) else { continue };
             let listed = self.list.get(&lock.holder_queue(slot));
+            let listed = listed.filter(|facts| tracked.former.get(&slot) != Some(facts));
             let covered = occupant.is_covered_by(self.list_at);
             if let Some(facts) = listed.filter(|_| covered)
                 && facts.id != occupant.id
@@ -303,19 +350,28 @@ impl State {
                 return HolderFacts::default();
             };
             let covered = occupant.is_covered_by(self.list_at);
-            let listed = self.list.get(&lock.holder_queue(slot)).filter(|_| covered);
+            let listed = self.listed(lock, slot).filter(|_| covered);
             let owner_pending =
                 occupant.owner.is_none() && occupant.changed.elapsed() < OWNER_WINDOW;
-            incomplete |= !covered || owner_pending;
-            HolderFacts {
-                connection: occupant.owner.as_ref().map(|owner| owner.connection.clone()),
-                user: occupant.owner.as_ref().and_then(|owner| owner.user.clone()),
-                ..listed.cloned().unwrap_or_default()
+            incomplete |= !covered || owner_pending || occupant.may_lag(lock);
+            let listed = listed.cloned().unwrap_or_default();
+            match &occupant.owner {
+                Some(Owner { connection, user }) => HolderFacts {
+                    connection: Some(connection.clone()),
+                    user: user.clone(),
+                    ..listed
+                },
+                None => listed,
             }
         });
         let incomplete = incomplete && self.error.is_none();
         Holders { list, incomplete, management_error: self.error.clone() }
     }
+}
+
+/// Whether holders are consumers, whose facts are in another list than queues'.
+fn is_held_by_consumers(lock: &LockName) -> bool {
+    lock.protocol() == Protocol::ExclusiveConsumer
 }
 
 /// What a holder wrote into its queue's arguments.

@@ -44,6 +44,40 @@ struct Page {
     items: Vec<ListedQueue>,
 }
 
+/// A consumer in a list.
+#[derive(Deserialize)]
+pub(super) struct ListedConsumer {
+    pub queue: ConsumersQueue,
+    #[serde(default)]
+    pub exclusive: bool,
+    // An empty list where there are none.
+    #[serde(default)]
+    arguments: serde_json::Value,
+    #[serde(default)]
+    channel_details: serde_json::Value,
+}
+
+/// The queue of a consumer.
+#[derive(Deserialize)]
+pub(super) struct ConsumersQueue {
+    pub name: String,
+}
+
+impl ListedConsumer {
+    /// What it was given as arguments.
+    pub fn arguments(&self) -> HashMap<String, serde_json::Value> {
+        match &self.arguments {
+            serde_json::Value::Object(arguments) => arguments.clone().into_iter().collect(),
+            _ => HashMap::new(),
+        }
+    }
+
+    /// The broker's name for the connection that it is on.
+    pub fn connection(&self) -> Option<String> {
+        Some(self.channel_details.get("connection_name")?.as_str()?.to_owned())
+    }
+}
+
 #[derive(Deserialize)]
 struct QueueDetails {
     #[serde(default)]
@@ -98,6 +132,13 @@ impl Management {
         Ok(queues)
     }
 
+    /// The virtual host's consumers.
+    pub async fn consumers(&self) -> Result<Vec<ListedConsumer>, String> {
+        let columns = "queue.name,exclusive,arguments,channel_details";
+        let path = format!("consumers/{}?columns={columns}", self.vhost);
+        Ok(self.get(&path).await?.unwrap_or_default())
+    }
+
     /// The connection that owns an exclusive queue; `None` while the API doesn't
     /// know it (up to 6 s), or without the queue.
     pub async fn owner_of(&self, queue: &str) -> Result<Option<Owner>, String> {
@@ -110,6 +151,11 @@ impl Management {
         else {
             return Ok(None);
         };
+        Ok(Some(self.owner(name).await))
+    }
+
+    /// What is known of a connection.
+    pub async fn owner(&self, name: String) -> Owner {
         // The tag management shows a user its own connections only, monitoring
         // all of them. Not to be shown one is no fault.
         let path = format!("connections/{}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
@@ -117,7 +163,7 @@ impl Management {
         let ConnectionDetails { user, client_properties } = details.unwrap_or_default();
         let given = client_properties.get("connection_name").and_then(|name| name.as_str());
         let connection = given.map_or_else(|| name.clone(), |given| format!("{name} - {given}"));
-        Ok(Some(Owner { connection, user }))
+        Owner { connection, user }
     }
 
     /// The id that a cluster gives itself when it is made; told to

@@ -10,6 +10,7 @@ mod support;
 
 mod administering;
 mod connecting;
+mod consumers;
 mod holders;
 mod mutex;
 mod obstacles;

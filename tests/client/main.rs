@@ -10,6 +10,7 @@ mod support;
 
 mod aborting;
 mod alarm;
+mod consumers;
 mod fencing;
 mod foreign;
 mod holding;
