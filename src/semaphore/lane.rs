@@ -215,7 +215,7 @@ impl Lane {
             let (options, arguments) = slot_queue(profile);
             declares.push(channel.queue_declare(short(name)?, options, arguments));
         }
-        let all = futures::future::try_join_all(declares);
+        let all = together(declares);
         self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -240,7 +240,7 @@ impl Lane {
             let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
             deletes.push(channel.queue_delete(short(name)?, options));
         }
-        let all = futures::future::try_join_all(deletes);
+        let all = together(deletes);
         self.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -335,6 +335,15 @@ impl IdleLanes {
             idle.push((channel, declares));
         }
     }
+}
+
+/// Waits for operations that are sent together on one channel: their answers, or the
+/// error of the first that failed. That one was refused; those after it, which may
+/// come to nothing sooner, only found the channel closing.
+async fn together<T>(
+    operations: impl IntoIterator<Item = impl Future<Output = Result<T, lapin::Error>>>,
+) -> Result<Vec<T>, lapin::Error> {
+    futures::future::join_all(operations).await.into_iter().collect()
 }
 
 /// A refusal that closed only the channel.

@@ -1,11 +1,10 @@
 //! Holder queues `C[i]` on a channel: made, looked at, and removed while nobody holds
 //! by them, many at once. When to do which is decided by others.
 
-use futures::future::try_join_all;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 
-use super::{Lane, MAX_DECLARES, Refused, bare_arguments, short};
+use super::{Lane, MAX_DECLARES, Refused, bare_arguments, short, together};
 use crate::semaphore::error::BrokerError;
 
 impl Lane {
@@ -20,7 +19,7 @@ impl Lane {
             let options = QueueDeclareOptions::durable();
             declares.push(channel.queue_declare(short(name)?, options, bare_arguments()));
         }
-        let all = try_join_all(declares);
+        let all = together(declares);
         self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -38,7 +37,7 @@ impl Lane {
             let passive = QueueDeclareOptions::default().passive();
             looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
         }
-        let all = try_join_all(looks);
+        let all = together(looks);
         match self.answer("to queue.declare (passive)", first, all).await? {
             Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::consumer_count).collect())),
             Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
@@ -57,7 +56,7 @@ impl Lane {
             let options = QueueDeleteOptions { if_unused: true, if_empty: false, nowait: false };
             deletes.push(channel.queue_delete(short(name)?, options));
         }
-        let all = try_join_all(deletes);
+        let all = together(deletes);
         match self.answer("to queue.delete", last, all).await? {
             Ok(_) => Ok(true),
             Err(Refused { code: 406, .. }) => Ok(false),
