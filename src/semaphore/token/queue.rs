@@ -150,9 +150,18 @@ impl Lane {
 
     /// Deletes the token queue if no token is free; who waits is told. `false` if one
     /// is.
-    pub(super) async fn delete_tokens(&mut self, name: &str) -> Result<bool, BrokerError> {
+    pub(super) async fn delete_tokens(
+        &mut self,
+        name: &str,
+        queue_type: QueueType,
+    ) -> Result<bool, BrokerError> {
+        if self.ready(name).await?.is_some_and(|ready| ready.free > 0) {
+            return Ok(false);
+        }
         let channel = self.channel().await?;
-        let options = QueueDeleteOptions { if_unused: false, if_empty: true, nowait: false };
+        // A quorum queue can't be asked for that, and ends the connection.
+        let if_empty = queue_type == QueueType::Classic;
+        let options = QueueDeleteOptions { if_unused: false, if_empty, nowait: false };
         let deleting = channel.queue_delete(short(name)?, options);
         match self.answer("to queue.delete", name, deleting).await? {
             Ok(_) => Ok(true),
