@@ -142,8 +142,9 @@ pub(super) async fn count(
         if enough == Some(total) {
             return Ok(total);
         }
-        let look = |account: &mut Account| account.look(total, Instant::now(), apart);
-        match broker.tokens.account(lock, look) {
+        let seen =
+            broker.tokens.account(lock, |account| account.look(total, Instant::now(), apart));
+        match seen {
             Look::Settled(total) => return Ok(total),
             Look::Again(_) if start.elapsed() > PATIENCE => {
                 let why = "two looks never saw the same".to_owned();

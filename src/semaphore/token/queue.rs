@@ -133,8 +133,8 @@ impl Lane {
         while taken < most {
             let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
             let got = lane.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
-            let Some(token) = got else { break };
-            last = Some(token.delivery_tag);
+            let Some(message) = got else { break };
+            last = Some(message.delivery_tag);
             taken += 1;
         }
         if let Some(last) = last {
