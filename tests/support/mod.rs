@@ -11,6 +11,7 @@ pub mod amqp_locks_python;
 pub mod environment;
 #[path = "own_server.rs"]
 pub mod own_server;
+pub mod protocols;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod register;
