@@ -93,7 +93,7 @@ async fn hold_first(
 }
 
 /// Runs `one` for each of the clients at once, `times` times each.
-async fn all<T>(
+pub async fn all<T>(
     clients: &[T],
     times: u32,
     one: impl AsyncFn(&T) -> Result<()>,

@@ -7,10 +7,12 @@ mod client;
 mod objects;
 mod observe;
 mod place;
+mod protocols;
 mod queue;
 mod resize;
 mod table;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -49,8 +51,11 @@ struct Options {
     #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     rest: Option<Duration>,
     /// Measure this alone
-    #[arg(long, value_parser = ["resize", "observe", "client", "queue", "objects"])]
+    #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "queue", "objects"])]
     only: Option<String>,
+    /// Where to draw the protocols beside each other
+    #[arg(long, default_value = "target/bench/protocols.svg")]
+    plot: PathBuf,
     /// Be the other process of a measurement
     #[arg(long, hide = true, requires = "prefix")]
     peer: Option<String>,
@@ -85,6 +90,9 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted("client") {
         client::run(&place, &options, &mut table).await?;
+    }
+    if wanted("protocols") {
+        protocols::run(&options, &mut table).await?;
     }
     if wanted("queue") {
         queue::run(&place, &options, &mut table).await?;

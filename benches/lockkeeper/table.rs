@@ -41,6 +41,19 @@ pub const VERIFY: Goal = Goal::AtLeast(0.9);
 /// wake-up, a declare.
 pub const HAND_OVER_MS: Goal = Goal::AtMost(5.0);
 
+/// Acquiring and releasing by an exclusive consumer, as speed beside the same three
+/// methods.
+pub const CONSUMER: Goal = Goal::AtLeast(0.8);
+
+/// The same, as speed beside `ExclusiveQueue`, whose queue the broker has to make.
+pub const OF_THE_QUEUE: Goal = Goal::AtLeast(7.0);
+
+/// Taking a token and giving it back, as speed beside a bare get and reject.
+pub const TOKEN: Goal = Goal::AtLeast(0.8);
+
+/// From one holder to the next who waits, beside a message to a waiting consumer.
+pub const OF_THE_PUSH: Goal = Goal::AtMost(2.0);
+
 /// Putting one element, as speed beside the bare LPUSH: a script that keeps all of
 /// the protocol's steps runs in the time that the network leaves.
 pub const PUT: Goal = Goal::AtLeast(0.7);
@@ -162,22 +175,43 @@ impl Table {
 
     /// Prints all rows, aligned, as Markdown. Returns what missed its goal.
     pub fn print(&self) -> &[String] {
-        let head = ["", "bare", "Lockkeeper", "ratio: median (range)", "goal", ""];
-        let mut widths = head.map(|cell| cell.chars().count());
-        for row in &self.rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let line = |cells: &[String]| {
-            let cells: Vec<String> =
-                cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-            println!("| {} |", cells.join(" | "));
-        };
-        line(&head.map(ToOwned::to_owned));
-        line(&widths.map(|width| "-".repeat(width)));
-        self.rows.iter().for_each(|row| line(row));
+        aligned(["", "bare", "Lockkeeper", "ratio: median (range)", "goal", ""], &self.rows);
         &self.missed
+    }
+}
+
+/// Prints what was measured of each protocol on each broker.
+pub fn of_protocols(rows: &[[String; 8]]) {
+    let head = [
+        "broker",
+        "protocol",
+        "acquire + release",
+        "16 clients, 4 slots",
+        "verify",
+        "hand-over",
+        "0 → 100 slots",
+        "100 → 0 slots",
+    ];
+    aligned(head, rows);
+}
+
+/// Prints rows as Markdown, with columns of even width.
+fn aligned<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
+    let mut widths = head.map(|cell| cell.chars().count());
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: &[String]| {
+        let cells: Vec<String> =
+            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        println!("| {} |", cells.join(" | "));
+    };
+    line(&head.map(ToOwned::to_owned));
+    line(&widths.map(|width| "-".repeat(width)));
+    for row in rows {
+        line(row);
     }
 }
 

@@ -193,9 +193,19 @@ impl Lane {
     /// Declares the slot queue `name` as `profile` has it. One that exists with
     /// other arguments is [`BrokerError::IncompatibleQueue`].
     pub async fn declare_slot(&mut self, name: &str, profile: Profile) -> Result<(), BrokerError> {
+        let (options, arguments) = slot_queue(profile);
+        self.declare(name, options, arguments).await
+    }
+
+    /// Declares a queue.
+    async fn declare(
+        &mut self,
+        name: &str,
+        options: QueueDeclareOptions,
+        arguments: FieldTable,
+    ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
-        let (options, arguments) = slot_queue(profile);
         let declaring = channel.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
@@ -215,7 +225,7 @@ impl Lane {
             let (options, arguments) = slot_queue(profile);
             declares.push(channel.queue_declare(short(name)?, options, arguments));
         }
-        let all = futures::future::try_join_all(declares);
+        let all = together(declares);
         self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -240,7 +250,7 @@ impl Lane {
             let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
             deletes.push(channel.queue_delete(short(name)?, options));
         }
-        let all = futures::future::try_join_all(deletes);
+        let all = together(deletes);
         self.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -335,6 +345,15 @@ impl IdleLanes {
             idle.push((channel, declares));
         }
     }
+}
+
+/// Waits for operations that are sent together on one channel: their answers, or the
+/// error of the first that failed. That one was refused; those after it, which may
+/// come to nothing sooner, only found the channel closing.
+async fn together<T>(
+    operations: impl IntoIterator<Item = impl Future<Output = Result<T, lapin::Error>>>,
+) -> Result<Vec<T>, lapin::Error> {
+    futures::future::join_all(operations).await.into_iter().collect()
 }
 
 /// A refusal that closed only the channel.

@@ -13,11 +13,12 @@ mod alarm;
 mod consumers;
 mod fencing;
 mod foreign;
-mod guideline;
 mod holding;
 mod permissions;
 mod processes;
+mod python_clients;
 mod recording;
+mod token;
 mod waiting;
 mod wire;
 

@@ -51,7 +51,7 @@ pub(super) enum Place {
 
 /// What was taken.
 struct Got {
-    hold: HoldConn,
+    conn: HoldConn,
     held: Box<dyn Hold>,
     slot: Option<u32>,
     has_record: bool,
@@ -99,9 +99,9 @@ impl Lock {
         place: Place,
         until: Option<Moment>,
     ) -> Result<(Permit, bool), AcquireError> {
-        let mut hold = self.shared().pool.take().await?;
+        let mut conn = self.shared().pool.take().await?;
         if self.kind() == Kind::Mutex {
-            return Ok((self.attempt_mutex(hold, options, id).await?, false));
+            return Ok((self.attempt_mutex(conn, options, id).await?, false));
         }
         let mut guess = match place {
             Place::Any => self.guess(options),
@@ -115,14 +115,14 @@ impl Lock {
                 (None, Place::Slot { slot, .. }) => self.choose_slot(how, slot).await?,
                 (None, _) => self.choose(how, options, races).await?,
             };
-            let (held, has_record, sent) = self.claim(how, &mut hold, &choice, options, id).await?;
-            if let Some(held) = held {
+            let (got, has_record, sent) = self.claim(how, &mut conn, &choice, options, id).await?;
+            if let Some(held) = got {
                 self.remember(|memory| {
                     // Where others were free too, this one will be ours again.
                     memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
-                let got = Got { hold, held, slot: Some(choice.slot), has_record, sent };
+                let got = Got { conn, held, slot: Some(choice.slot), has_record, sent };
                 return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
@@ -210,15 +210,15 @@ impl Lock {
     async fn claim(
         &self,
         how: &dyn Holding,
-        hold: &mut HoldConn,
+        conn: &mut HoldConn,
         choice: &Choice,
         options: &AcquireOptions,
         id: &str,
     ) -> Result<(Option<Box<dyn Hold>>, bool, Moment), AcquireError> {
         let sent = Moment::now();
-        hold.begin();
+        conn.begin();
         let claim = how.claim(Claim {
-            conn: hold.conn(),
+            conn: conn.conn(),
             lock: self.name(),
             slot: choice.slot,
             looked: choice.looked,
@@ -238,7 +238,7 @@ impl Lock {
         match claimed? {
             Claimed::Yes(held) => Ok((Some(held), has_record?, sent)),
             Claimed::NoSlot | Claimed::Locked => {
-                hold.settle();
+                conn.settle();
                 Ok((None, false, sent))
             }
         }
@@ -246,25 +246,28 @@ impl Lock {
 
     async fn attempt_mutex(
         &self,
-        mut hold: HoldConn,
+        mut conn: HoldConn,
         options: &AcquireOptions,
         id: &str,
     ) -> Result<Permit, AcquireError> {
         let queue = self.name().admin_mutex().to_owned();
-        let mut lane = Lane::take(hold.conn()).await?;
+        let mut lane = Lane::take(conn.conn()).await?;
         let sent = Moment::now();
-        hold.begin();
+        conn.begin();
         let mut facts = facts(id, options);
         exclusive(&mut facts);
         match lane.declare_exclusive(&queue, facts).await? {
             Declared::Ok => {
-                let conn = Arc::clone(hold.conn());
-                let held = Box::new(HeldQueue { conn, holder_queue: queue, slot_queue: None });
-                let got = Got { hold, held, slot: None, has_record: false, sent };
+                let held = Box::new(HeldQueue {
+                    conn: Arc::clone(conn.conn()),
+                    holder_queue: queue,
+                    slot_queue: None,
+                });
+                let got = Got { conn, held, slot: None, has_record: false, sent };
                 self.permit(got, options, id, None).await
             }
             Declared::Locked(_) => {
-                hold.settle();
+                conn.settle();
                 Err(AcquireError::Full { lock: self.name().to_string(), slots: 1 })
             }
         }
@@ -286,14 +289,14 @@ impl Lock {
             let next = |found: Option<&SlotRecord>| {
                 SlotRecord::acquired(found, id, now(), micros(), options.lock_delay)
             };
-            let mut lane = Lane::take(got.hold.conn()).await?;
+            let mut lane = Lane::take(got.conn.conn()).await?;
             if let Some((replaced, wait)) =
                 replace(&mut lane, &self.shared().publisher, &queue, next).await?
             {
                 (record, rest) = (Some((queue, replaced)), wait);
             }
         }
-        let Got { hold, held, slot, sent, .. } = got;
+        let Got { conn: hold, held, slot, sent, .. } = got;
         let permit = Permit::begin(
             self.shared(),
             Begin {

@@ -9,7 +9,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 
-use super::{Lane, MAX_DECLARES, Refused, classic_arguments, short};
+use super::{Lane, MAX_DECLARES, classic_arguments, short, together};
 use crate::semaphore::error::BrokerError;
 
 /// Kept on disk, as its queue is.
@@ -28,7 +28,7 @@ impl Lane {
             let options = QueueDeclareOptions::durable();
             declares.push(channel.queue_declare(short(name)?, options, record_arguments()));
         }
-        let all = try_join_all(declares);
+        let all = together(declares);
         let queues =
             self.answer("to queue.declare", first, all).await?.map_err(|refused| refused.error)?;
         let empty = names.iter().zip(queues).filter(|(_, queue)| queue.message_count() == 0);
@@ -38,21 +38,7 @@ impl Lane {
     /// Whether all of these queues exist, by passive declares sent together: a
     /// publish would find the record queues full, or put something into them.
     pub async fn all_exist(&mut self, names: &[String]) -> Result<bool, BrokerError> {
-        let Some(first) = names.first() else { return Ok(true) };
-        let channel = self.channel().await?;
-        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
-        let mut looks = Vec::with_capacity(names.len());
-        for name in names {
-            let passive = QueueDeclareOptions::default().passive();
-            looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
-        }
-        let all = try_join_all(looks);
-        match self.answer("to queue.declare (passive)", first, all).await? {
-            Ok(_) => Ok(true),
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
-            Err(Refused { code: 404 | 405, .. }) => Ok(false),
-            Err(refused) => Err(refused.error),
-        }
+        Ok(self.consumers_of(names).await?.is_some())
     }
 
     /// Puts a first record into each queue, unless one is there by now, and waits
@@ -95,7 +81,7 @@ impl Lane {
         for name in names {
             deletes.push(channel.queue_delete(short(name)?, QueueDeleteOptions::default()));
         }
-        let all = try_join_all(deletes);
+        let all = together(deletes);
         self.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
     }
 }

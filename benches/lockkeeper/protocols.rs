@@ -1,0 +1,282 @@
+//! The three protocols beside each other, on both brokers: what is taken and given
+//! back, proved, handed over and resized, and how near each comes to the bare
+//! operations that it can't do without. The picture of it is `plot`'s.
+
+mod bare;
+mod plot;
+
+use std::time::{Duration, Instant};
+
+use lapin::{Connection, ConnectionProperties};
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::semaphore::{
+    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Verdict,
+};
+use tokio_util::sync::CancellationToken;
+
+use self::bare::Bare;
+use crate::client::{all, rounds};
+use crate::table::{
+    CONSUMER, OF_THE_PUSH, OF_THE_QUEUE, TOKEN, Table, VERIFY, median, of_protocols,
+};
+use crate::{Options, Result};
+
+/// Acquisitions in a round by one client; of many, each.
+const TIMES: u32 = 200;
+const TIMES_CONTENDED: u32 = 10;
+
+/// Clients and slots where they wait for each other.
+const CONTENDED: (u32, u32) = (16, 4);
+
+/// Proofs in a round.
+const PROOFS: u32 = 1_000;
+
+/// Hand-overs in a round.
+const HAND_OVERS: usize = 20;
+
+/// Slots made and removed in a round.
+const RESIZE: u32 = 100;
+
+const PROTOCOLS: [(&str, Protocol); 3] = [
+    ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline)),
+    ("ExclusiveConsumer", Protocol::ExclusiveConsumer),
+    ("Token", Protocol::Token(QueueType::Classic)),
+];
+
+/// One broker, and a vhost of this run's own on it.
+struct Site {
+    /// Such as `RabbitMQ 4.0.5`.
+    broker: String,
+    url: String,
+    management_url: String,
+    vhost: String,
+}
+
+/// What was measured of one protocol on one broker.
+struct Figures {
+    protocol: &'static str,
+    broker: String,
+    /// Acquisitions a second, uncontended and contended.
+    acquire: f64,
+    contended: f64,
+    /// Proofs a second.
+    verify: f64,
+    /// Milliseconds at the median.
+    hand_over: f64,
+    /// Milliseconds for all slots.
+    grow: f64,
+    shrink: f64,
+}
+
+/// Measures everything on each of the brokers; prints one table of it, and draws it.
+pub async fn run(options: &Options, table: &mut Table) -> Result<()> {
+    let mut figures = Vec::new();
+    for suffix in ["", "_4"] {
+        let site = Site::new(suffix).await?;
+        let push = bare::push(&site.amqp().await?, HAND_OVERS * options.rounds).await?;
+        println!("{}: a message is with its waiting consumer after {push:.2} ms\n", site.broker);
+        for (name, protocol) in PROTOCOLS {
+            figures.push(measure(&site, name, protocol, push, options, table).await?);
+        }
+        site.end().await?;
+    }
+    for pair in figures.chunks(PROTOCOLS.len()) {
+        let what = format!("acquire + release, of ExclusiveQueue's: {}", pair[0].broker);
+        let ratio = pair[1].acquire / pair[0].acquire;
+        table.figure(&what, format!("{ratio:.1} ×"), ratio, Some(OF_THE_QUEUE));
+    }
+    println!();
+    of_protocols(&figures.iter().map(Figures::row).collect::<Vec<_>>());
+    plot::draw(&options.plot, &figures)?;
+    println!("\nthe picture: {}", options.plot.display());
+    Ok(())
+}
+
+impl Figures {
+    fn row(&self) -> [String; 8] {
+        let rate = |rate: f64| format!("{rate:.0}/s");
+        let ms = |ms: f64| format!("{ms:.1} ms");
+        [
+            self.broker.clone(),
+            self.protocol.to_owned(),
+            rate(self.acquire),
+            rate(self.contended),
+            rate(self.verify),
+            ms(self.hand_over),
+            ms(self.grow),
+            ms(self.shrink),
+        ]
+    }
+}
+
+impl Site {
+    async fn new(suffix: &str) -> Result<Self> {
+        let variable = |name: &str| {
+            let name = format!("{name}{suffix}");
+            std::env::var(&name).map_err(|_| format!("{name} is not set: run make bench"))
+        };
+        let vhost = format!("bench-{:08x}", rand::random::<u32>());
+        let base = variable("AMQP_URL")?;
+        let at = base.rfind('/').ok_or("AMQP_URL names no vhost")?;
+        let management_url = variable("RABBITMQ_MANAGEMENT_URL")?;
+        let made = format!("{management_url}/api/vhosts/{vhost}");
+        reqwest::Client::new().put(made).send().await?.error_for_status()?;
+        let overview: serde_json::Value = reqwest::Client::new()
+            .get(format!("{management_url}/api/overview"))
+            .send()
+            .await?
+            .json()
+            .await?;
+        let version = overview["rabbitmq_version"].as_str().unwrap_or("?");
+        let broker = format!("RabbitMQ {version}");
+        Ok(Self { broker, url: format!("{}/{vhost}", &base[..at]), management_url, vhost })
+    }
+
+    async fn end(self) -> Result<()> {
+        let vhost = format!("{}/api/vhosts/{}", self.management_url, self.vhost);
+        reqwest::Client::new().delete(vhost).send().await?.error_for_status()?;
+        Ok(())
+    }
+
+    fn settings(&self) -> Result<RabbitmqSettings> {
+        Ok(RabbitmqSettings::from_urls(&self.url, Some(&self.management_url))?)
+    }
+
+    async fn amqp(&self) -> Result<Connection> {
+        Ok(Connection::connect(&self.url, ConnectionProperties::default()).await?)
+    }
+
+    /// The lock, by a client of its own.
+    fn lock(&self, name: &LockName) -> Result<Lock> {
+        let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+        Ok(Client::new(self.settings()?, options).semaphore(name.clone()))
+    }
+}
+
+async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
+    let wish = SlotWish::new(slots);
+    let start = Instant::now();
+    let to = sweep_to(wish, mark);
+    broker.converge(lock, wish, to, false, &CancellationToken::new()).await?;
+    Ok(start.elapsed())
+}
+
+async fn measure(
+    site: &Site,
+    name: &'static str,
+    protocol: Protocol,
+    push: f64,
+    options: &Options,
+    table: &mut Table,
+) -> Result<Figures> {
+    let what = |what: &str| format!("{what}: {name}, {}", site.broker);
+    let broker = Broker::new(site.settings()?, BrokerOptions::default());
+    let lock = |part: &str| -> Result<LockName> {
+        Ok(LockName::new(format!("{}.{part}", site.vhost))?.with_protocol(protocol))
+    };
+
+    let one = lock("one")?;
+    resize(&broker, &one, 1, 0).await?;
+    let bare = Bare::new(site, &one).await?;
+    let ours = [site.lock(&one)?];
+    let pairs = rounds(
+        options.rounds,
+        async || all(&[()], TIMES, async |()| bare.take_and_give_back().await).await,
+        async || all(&ours, TIMES, cycle).await,
+    )
+    .await?;
+    let goal = match protocol {
+        Protocol::ExclusiveQueue(_) => None,
+        Protocol::ExclusiveConsumer => Some(CONSUMER),
+        Protocol::Token(_) => Some(TOKEN),
+    };
+    table.speed(&what("acquire + release"), &pairs, goal);
+    let acquire = f64::from(TIMES) / median(pairs.iter().map(|pair| pair.ours.as_secs_f64()));
+
+    let permit = ours[0].acquire(&AcquireOptions::default()).await?;
+    let pairs = rounds(
+        options.rounds,
+        async || all(&[()], PROOFS, async |()| bare.look().await).await,
+        async || {
+            all(&[&permit], PROOFS, async |permit| match permit.verify().await? {
+                Verdict::Held => Ok(()),
+                verdict => Err(format!("a held slot is {verdict:?}").into()),
+            })
+            .await
+        },
+    )
+    .await?;
+    table.speed(&what("verify"), &pairs, Some(VERIFY));
+    let verify = f64::from(PROOFS) / median(pairs.iter().map(|pair| pair.ours.as_secs_f64()));
+    permit.release().await?;
+
+    let hand_over = hand_over(site, &one, HAND_OVERS * options.rounds).await?;
+    // Where there are slots, a release, a call and a take follow each other; in protocol
+    // Token the broker's push is all that there is.
+    let goal = (!one.has_slots()).then_some(OF_THE_PUSH);
+    let text = format!("{hand_over:.2} ms of {push:.2} ms");
+    table.figure(&what("hand-over, of the push"), text, hand_over / push, goal);
+
+    let contended = lock("contended")?;
+    let (clients, slots) = CONTENDED;
+    resize(&broker, &contended, slots, 0).await?;
+    let ours = (0..clients).map(|_| site.lock(&contended)).collect::<Result<Vec<_>>>()?;
+    let mut took = Vec::new();
+    for round in 0..=options.rounds {
+        let time = all(&ours, TIMES_CONTENDED, cycle).await?;
+        // The first one opens connections.
+        if round > 0 {
+            took.push(time.as_secs_f64());
+        }
+    }
+    let cycles = f64::from(clients) * f64::from(TIMES_CONTENDED);
+    let contended = cycles / median(took.into_iter());
+
+    let resized = lock("resized")?;
+    let (mut grow, mut shrink) = (Vec::new(), Vec::new());
+    resize(&broker, &resized, 0, 0).await?;
+    for _ in 0..options.rounds {
+        grow.push(resize(&broker, &resized, RESIZE, 0).await?.as_secs_f64() * 1e3);
+        shrink.push(resize(&broker, &resized, 0, RESIZE).await?.as_secs_f64() * 1e3);
+    }
+    Ok(Figures {
+        protocol: name,
+        broker: site.broker.clone(),
+        acquire,
+        contended,
+        verify,
+        hand_over,
+        grow: median(grow.into_iter()),
+        shrink: median(shrink.into_iter()),
+    })
+}
+
+async fn cycle(lock: &Lock) -> Result<()> {
+    Ok(lock.acquire(&AcquireOptions::default()).await?.release().await?)
+}
+
+/// From the beginning of a release to the return of the acquire that waits, in
+/// milliseconds at the median.
+async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<f64> {
+    let any = AcquireOptions::default();
+    let clients = [site.lock(lock)?, site.lock(lock)?];
+    let mut permit = clients[0].acquire(&any).await?;
+    let mut took = Vec::new();
+    for turn in 1..=times {
+        let (next, any) = (clients[turn % 2].clone(), any.clone());
+        let acquiring =
+            tokio::spawn(async move { next.acquire(&any).await.map(|p| (p, Instant::now())) });
+        // Long enough to have joined those who wait, and to have looked once more.
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let start = Instant::now();
+        let released = tokio::spawn(permit.release());
+        let (next, at) = acquiring.await??;
+        released.await??;
+        took.push((at - start).as_secs_f64() * 1e3);
+        permit = next;
+    }
+    permit.release().await?;
+    Ok(median(took.into_iter()))
+}

@@ -1,0 +1,119 @@
+//! The bare operations of each protocol, by lapin alone: what anybody who did only
+//! the necessary would send, with nothing looked at and nothing checked.
+
+use std::time::Instant;
+
+use futures::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions,
+    BasicRejectOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection};
+use lockkeeper::plan::naming::{LockName, Protocol};
+
+use super::Site;
+use crate::Result;
+use crate::table::median;
+
+/// A client that takes slot 1, or a token, and gives it back.
+pub struct Bare {
+    lock: LockName,
+    channel: Channel,
+    // Open as long as this.
+    _connection: Connection,
+}
+
+impl Bare {
+    /// One with a connection of its own.
+    pub async fn new(site: &Site, lock: &LockName) -> Result<Self> {
+        let connection = site.amqp().await?;
+        let channel = connection.create_channel().await?;
+        Ok(Self { lock: lock.clone(), channel, _connection: connection })
+    }
+
+    /// What the broker has to do for one acquisition and one release.
+    pub async fn take_and_give_back(&self) -> Result<()> {
+        match self.lock.protocol() {
+            Protocol::ExclusiveQueue(_) => {
+                let queue = self.lock.holder_queue(1);
+                let mut arguments = FieldTable::default();
+                arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+                let exclusive = QueueDeclareOptions::exclusive();
+                self.channel.queue_declare(queue.as_str().into(), exclusive, arguments).await?;
+                let options = QueueDeleteOptions::default();
+                self.channel.queue_delete(queue.as_str().into(), options).await?;
+            }
+            Protocol::ExclusiveConsumer => {
+                let queue = self.lock.holder_queue(1);
+                let exclusive =
+                    BasicConsumeOptions { exclusive: true, no_ack: true, ..Default::default() };
+                let table = FieldTable::default();
+                let consume = self.channel.basic_consume(
+                    queue.as_str().into(),
+                    "bare".into(),
+                    exclusive,
+                    table,
+                );
+                let slot = self.lock.slot_queue(1);
+                let (consumer, exists) = futures::join!(consume, self.exists(&slot));
+                let _consumer = consumer?;
+                exists?;
+                self.channel.basic_cancel("bare".into(), BasicCancelOptions::default()).await?;
+            }
+            Protocol::Token(_) => {
+                let queue = self.lock.token_queue();
+                let got = self
+                    .channel
+                    .basic_get(queue.as_str().into(), BasicGetOptions::default())
+                    .await?;
+                let token = got.ok_or("no token")?;
+                token.acker.reject(BasicRejectOptions { requeue: true }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the broker has to do for a proof.
+    pub async fn look(&self) -> Result<()> {
+        if !self.lock.has_slots() {
+            return self.exists(&self.lock.token_queue()).await;
+        }
+        // That of the holder queue is another's here, in one protocol: any will do.
+        let slot = self.lock.slot_queue(1);
+        let (first, second) = futures::join!(self.exists(&slot), self.exists(&slot));
+        first?;
+        second
+    }
+
+    async fn exists(&self, queue: &str) -> Result<()> {
+        let passive = QueueDeclareOptions::default().passive();
+        self.channel.queue_declare(queue.into(), passive, FieldTable::default()).await?;
+        Ok(())
+    }
+}
+
+/// How long a message takes from its publisher to a consumer that waits, in
+/// milliseconds at the median.
+pub async fn push(connection: &Connection, times: usize) -> Result<f64> {
+    const QUEUE: &str = "push";
+    let (publisher, waiter) =
+        (connection.create_channel().await?, connection.create_channel().await?);
+    publisher
+        .queue_declare(QUEUE.into(), QueueDeclareOptions::durable(), FieldTable::default())
+        .await?;
+    let consume = BasicConsumeOptions::default();
+    let mut consumer =
+        waiter.basic_consume(QUEUE.into(), "".into(), consume, FieldTable::default()).await?;
+    let mut took = Vec::new();
+    for _ in 0..times {
+        let start = Instant::now();
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+        publisher.basic_publish("".into(), QUEUE.into(), options, b"token", properties).await?;
+        let message = consumer.next().await.ok_or("the consumer ended")??;
+        took.push(start.elapsed().as_secs_f64() * 1e3);
+        message.acker.ack(BasicAckOptions::default()).await?;
+    }
+    publisher.queue_delete(QUEUE.into(), QueueDeleteOptions::default()).await?;
+    Ok(median(took.into_iter()))
+}

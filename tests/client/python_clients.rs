@@ -1,0 +1,251 @@
+//! Beside the clients in Python, `examples/python/`: each and ours share a lock,
+//! and it keeps the promises that its text makes.
+
+mod token;
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lapin::BasicProperties;
+use lapin::options::BasicPublishOptions;
+use lockkeeper::plan::naming::{LockName, Protocol};
+use lockkeeper::plan::semaphore::{Holder, SlotWish};
+use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::support::register::Register;
+use crate::{any, broker, name, quick};
+
+/// The Python that Debian's python3-pika belongs to.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// A client in Python, and how it holds.
+#[derive(Clone, Copy)]
+struct Script {
+    file: &'static str,
+    /// What its connections' names end in.
+    connection: &'static str,
+    protocol: Protocol,
+}
+
+const GUIDELINE: Script = Script {
+    file: "guideline_client.py",
+    connection: "guideline client of ci.deploy",
+    protocol: Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline),
+};
+
+const EXCLUSIVE_CONSUMER: Script = Script {
+    file: "exclusive_consumer_client.py",
+    connection: "consumer client of ci.deploy",
+    protocol: Protocol::ExclusiveConsumer,
+};
+
+impl Script {
+    fn name(self) -> LockName {
+        name().with_protocol(self.protocol)
+    }
+
+    /// The client, running a shell's line under the lock.
+    fn command(self, vhost: &Vhost, timeout: &str, line: &str) -> Command {
+        let has_pika = std::process::Command::new(PYTHON).args(["-c", "import pika"]).output();
+        let has_pika = has_pika.is_ok_and(|output| output.status.success());
+        assert!(has_pika, "{PYTHON} has no pika: dev/install installs Debian's python3-pika");
+        let client = format!("{}/examples/python/{}", env!("CARGO_MANIFEST_DIR"), self.file);
+        let mut command = Command::new(PYTHON);
+        command.args([client.as_str(), "--timeout", timeout, "ci.deploy"]);
+        command.args(["--", "sh", "-c", line]);
+        command.env("AMQP_URL", vhost.url()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    async fn exit_code(self, vhost: &Vhost, timeout: &str, line: &str) -> Option<i32> {
+        self.command(vhost, timeout, line).status().await.unwrap().code()
+    }
+
+    /// Runs it and waits for what it prints.
+    fn output(self, vhost: &Vhost, line: &str) -> tokio::task::JoinHandle<std::process::Output> {
+        let mut command = self.command(vhost, "10", line);
+        tokio::spawn(async move { command.output().await.unwrap() })
+    }
+
+    /// Makes as many slots.
+    async fn resize(self, vhost: &Vhost, slots: u32) {
+        let (to, wish) = (ResizeTo::Exactly(slots), SlotWish::new(0));
+        let stop = CancellationToken::new();
+        broker(vhost).resize(&self.name(), to, wish, &stop).await.unwrap();
+    }
+
+    /// The lock, by a client of ours.
+    fn lock(self, vhost: &Vhost) -> Lock {
+        Client::new(vhost.settings(), quick()).semaphore(self.name())
+    }
+
+    async fn held(self, vhost: &Vhost) -> Vec<u32> {
+        let seen = broker(vhost).observe(&self.name(), 16, 16).await.unwrap();
+        seen.held.into_iter().collect()
+    }
+
+    async fn is_held(self, vhost: &Vhost) {
+        eventually("it holds slot 1", async || self.held(vhost).await == [1]).await;
+    }
+
+    /// The holders, with what they say of themselves.
+    async fn holders(self, vhost: &Vhost) -> Vec<Holder> {
+        let broker = broker(vhost);
+        let seen = broker.observe(&self.name(), 16, 16).await.unwrap();
+        broker.holders(&self.name(), &seen, 16, 16).await.list
+    }
+}
+
+async fn never_hold_the_same_slot(script: Script) {
+    const ROUNDS: usize = 6;
+    let vhost = Arc::new(Vhost::create().await);
+    script.resize(&vhost, 2).await;
+    let register = Arc::new(Register::create());
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (theirs, place) = (Arc::clone(&vhost), register.folder().to_owned());
+        clients.spawn(async move {
+            let line = "mkdir \"$PLACE/$LOCK_SLOT\" && sleep 0.02 && rmdir \"$PLACE/$LOCK_SLOT\"";
+            for _ in 0..ROUNDS {
+                let mut command = script.command(&theirs, "60", line);
+                let code = command.env("PLACE", &place).status().await.unwrap().code();
+                assert_eq!(code, Some(0), "two holders, or none");
+            }
+        });
+        let (ours, register) = (Arc::clone(&vhost), Arc::clone(&register));
+        clients.spawn(async move {
+            let lock = script.lock(&ours);
+            for _ in 0..5 * ROUNDS {
+                let permit = lock.acquire_timeout(&any(), Duration::from_mins(1)).await.unwrap();
+                let entered = register.enter(permit.slot().unwrap());
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..40))).await;
+                assert_eq!(permit.verify().await, Ok(Verdict::Held));
+                drop(entered);
+                permit.release().await.unwrap();
+            }
+        });
+    }
+    tokio::time::timeout(Duration::from_secs(100), clients.join_all()).await.expect("all end");
+    assert_eq!(register.entries(), 15 * ROUNDS);
+    eventually("nothing stays held", async || script.held(&vhost).await.is_empty()).await;
+}
+
+async fn tells_who_it_is_and_exits_as_its_command_does(script: Script) {
+    let vhost = Vhost::create().await;
+    let exit_code = async |timeout, line| script.exit_code(&vhost, timeout, line).await;
+    assert_eq!(exit_code("0", "true").await, Some(75), "no slots");
+    script.resize(&vhost, 1).await;
+    assert_eq!(exit_code("0", "exit 7").await, Some(7));
+    assert_eq!(exit_code("0", "kill -KILL $$").await, Some(137));
+    let permit = script.lock(&vhost).try_acquire(&any()).await.unwrap();
+    assert_eq!(exit_code("0.3", "true").await, Some(75), "full");
+    permit.release().await.unwrap();
+
+    let mut child = script.command(&vhost, "10", "sleep 60").spawn().unwrap();
+    script.is_held(&vhost).await;
+    eventually("it is shown with what it says of itself", async || {
+        let [holder] = &script.holders(&vhost).await[..] else { return false };
+        holder.identity.as_ref().is_some_and(|identity| identity.starts_with("pid "))
+            && holder.reason.as_deref() == Some("sh -c sleep 60")
+    })
+    .await;
+    // A signal is the command's.
+    let pid = child.id().unwrap().to_string();
+    std::process::Command::new("kill").arg(&pid).status().unwrap();
+    assert_eq!(child.wait().await.unwrap().code(), Some(143));
+    assert_eq!(script.held(&vhost).await, Vec::<u32>::new());
+}
+
+/// Says how its end came.
+const ENDED: &str = "trap 'echo ended; exit' TERM; sleep 60 & wait";
+
+async fn ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(script: Script) {
+    let vhost = Vhost::create().await;
+    script.resize(&vhost, 1).await;
+    let line = "trap 'echo ended; exit' TERM; sleep 6.5 & wait; echo done";
+    let draining = script.output(&vhost, line);
+    script.is_held(&vhost).await;
+    script.resize(&vhost, 0).await;
+    let drained = draining.await.unwrap();
+    assert_eq!((drained.status.code(), drained.stdout), (Some(0), b"done\n".to_vec()));
+
+    script.resize(&vhost, 1).await;
+    let losing = script.output(&vhost, ENDED);
+    script.is_held(&vhost).await;
+    let theirs = async || vhost.connections(script.connection).await;
+    eventually("its connection is shown", async || !theirs().await.is_empty()).await;
+    for connection in theirs().await {
+        vhost.management.close_connection(&connection, "test").await;
+    }
+    let lost = losing.await.unwrap();
+    assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guideline_s_client_and_ours_never_hold_the_same_slot() {
+    never_hold_the_same_slot(GUIDELINE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_and_ours_never_hold_the_same_slot() {
+    never_hold_the_same_slot(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guideline_s_client_tells_who_it_is_and_exits_as_its_command_does() {
+    tells_who_it_is_and_exits_as_its_command_does(GUIDELINE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_tells_who_it_is_and_exits_as_its_command_does() {
+    tells_who_it_is_and_exits_as_its_command_does(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guideline_s_client_ends_its_command_when_it_loses_but_not_when_it_drains() {
+    ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(GUIDELINE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_ends_its_command_when_it_loses_but_not_when_it_drains() {
+    ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_is_told_of_a_deletion_and_of_a_revocation_at_once() {
+    let (script, vhost) = (EXCLUSIVE_CONSUMER, Vhost::create().await);
+    let (_connection, channel) = vhost.channel().await;
+    for revoked in [false, true] {
+        script.resize(&vhost, 1).await;
+        let losing = script.output(&vhost, ENDED);
+        script.is_held(&vhost).await;
+        let begun = Instant::now();
+        if revoked {
+            let (none, queue) = ("".into(), "ci.deploy-1-C".into());
+            let (options, plain) = (BasicPublishOptions::default(), BasicProperties::default());
+            let sent = channel.basic_publish(none, queue, options, b"revoke: test", plain);
+            sent.await.unwrap();
+        } else {
+            vhost.delete("ci.deploy-1-C").await;
+        }
+        let lost = losing.await.unwrap();
+        assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
+        // Sooner than by a proof, of which there is one every 5 s.
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_refuses_a_queue_of_which_two_could_be_the_only_consumer() {
+    let (script, vhost) = (EXCLUSIVE_CONSUMER, Vhost::create().await);
+    script.resize(&vhost, 1).await;
+    vhost.delete("ci.deploy-1-C").await;
+    let arguments = serde_json::json!({"x-queue-type": "quorum", "x-max-length": 0});
+    let quorum = serde_json::json!({"durable": true, "arguments": arguments});
+    vhost.declare("ci.deploy-1-C", quorum).await;
+    assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(69));
+}

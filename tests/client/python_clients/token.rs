@@ -1,0 +1,167 @@
+//! The client of protocol Token, `examples/python/token_client.py`: on a queue as the
+//! RabbitMQ blog makes it, beside a client as the blog writes it.
+
+use std::process::Stdio;
+
+use futures::StreamExt;
+use lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel};
+use lockkeeper::plan::naming::{Protocol, QueueType};
+use tokio::process::Child;
+
+use super::{ENDED, Script};
+use crate::support::rabbitmq::{Vhost, eventually};
+
+const TOKEN: Script = Script {
+    file: "token_client.py",
+    connection: "token client of ci.deploy",
+    protocol: Protocol::Token(QueueType::Classic),
+};
+
+const QUEUE: &str = "ci.deploy.semaphore";
+
+/// As the blog does: `durable, not exclusive, not auto-delete, no arguments`, and a
+/// message for each who may hold it.
+async fn set_up(channel: &Channel, bodies: &[&str]) {
+    let durable = QueueDeclareOptions::durable();
+    channel.queue_declare(QUEUE.into(), durable, FieldTable::default()).await.unwrap();
+    for body in bodies {
+        let (options, plain) = (BasicPublishOptions::default(), BasicProperties::default());
+        let body = body.as_bytes();
+        channel.basic_publish("".into(), QUEUE.into(), options, body, plain).await.unwrap();
+    }
+}
+
+/// Tokens that nobody holds.
+async fn free(channel: &Channel) -> u32 {
+    let passive = QueueDeclareOptions::default().passive();
+    let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await;
+    queue.unwrap().message_count()
+}
+
+async fn has_free(channel: &Channel, count: u32) {
+    eventually("so many tokens are free", async || free(channel).await == count).await;
+}
+
+/// Consumes as the blog does, with a priority.
+async fn blog_consumer(channel: &Channel, priority: i32) -> lapin::Consumer {
+    channel.basic_qos(1, BasicQosOptions::default()).await.unwrap();
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-priority".into(), lapin::types::AMQPValue::LongInt(priority));
+    let options = BasicConsumeOptions::default();
+    channel.basic_consume(QUEUE.into(), "blog".into(), options, arguments).await.unwrap()
+}
+
+/// It, running a line with further arguments of its own.
+fn start(vhost: &Vhost, more: &[&str], line: &str) -> Child {
+    let plain = TOKEN.command(vhost, "20", line);
+    let mut arguments: Vec<_> = plain.as_std().get_args().map(ToOwned::to_owned).collect();
+    arguments.splice(1..1, more.iter().map(Into::into));
+    let mut command = tokio::process::Command::new(plain.as_std().get_program());
+    command.args(arguments).env("AMQP_URL", vhost.url());
+    command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+}
+
+async fn printed(child: Child) -> String {
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_exits_as_its_command_does_and_leaves_every_token() {
+    let vhost = Vhost::create().await;
+    let exit_code = async |timeout, line| TOKEN.exit_code(&vhost, timeout, line).await;
+    assert_eq!(exit_code("0", "true").await, Some(75), "no queue, and none is made");
+    let (_connection, channel) = vhost.channel().await;
+    set_up(&channel, &["1700000000000001", "resource"]).await;
+    for (line, code) in [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)] {
+        assert_eq!(exit_code("0", line).await, Some(code));
+        assert_eq!(free(&channel).await, 2, "{line}: given back before it ended");
+    }
+    // Rejected, a token goes back to its place.
+    let line = "echo $LOCK_NAME $LOCK_TOKEN_ID";
+    assert_eq!(printed(start(&vhost, &[], line)).await, "ci.deploy 1700000000000001\n");
+    let first = start(&vhost, &[], "echo held; sleep 60");
+    has_free(&channel, 1).await;
+    assert_eq!(printed(start(&vhost, &[], line)).await, "ci.deploy\n", "any text is a token");
+    let blog = channel.basic_get(QUEUE.into(), BasicGetOptions::default()).await.unwrap();
+    assert_eq!(exit_code("0", "true").await, Some(75), "full");
+    assert_eq!(exit_code("0.3", "true").await, Some(75), "full");
+    blog.unwrap().delivery.reject(BasicRejectOptions { requeue: true }).await.unwrap();
+    // A signal is the command's.
+    let pid = first.id().unwrap().to_string();
+    std::process::Command::new("kill").arg(&pid).status().unwrap();
+    assert_eq!(first.wait_with_output().await.unwrap().status.code(), Some(143));
+    has_free(&channel, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_and_the_blog_s_take_turns_by_priority() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    set_up(&channel, &["1700000000000001"]).await;
+    let (_connection, blog) = vhost.channel().await;
+    let mut consumer = blog_consumer(&blog, 5).await;
+    let delivery = consumer.next().await.unwrap().unwrap();
+    let low = start(&vhost, &["--priority", "1"], "echo low; date +%s%N");
+    let high = start(&vhost, &["--priority", "9"], "echo high; date +%s%N; sleep 0.3");
+    let waiting = async || {
+        let queue = vhost.queue(QUEUE).await.unwrap();
+        queue["consumer_details"].as_array().map_or(0, Vec::len)
+    };
+    eventually("all three consume", async || waiting().await == 3).await;
+    assert_eq!(free(&channel).await, 0);
+    let begun = std::time::Instant::now();
+    delivery.reject(BasicRejectOptions { requeue: true }).await.unwrap();
+    // Ours with 9, then the blog's with 5, then ours with 1.
+    assert!(printed(high).await.starts_with("high\n"));
+    let delivery = consumer.next().await.unwrap().unwrap();
+    assert!(begun.elapsed() > std::time::Duration::from_millis(300), "not before the higher one");
+    blog.basic_cancel("blog".into(), lapin::options::BasicCancelOptions::default()).await.unwrap();
+    delivery.reject(BasicRejectOptions { requeue: true }).await.unwrap();
+    assert!(printed(low).await.starts_with("low\n"));
+    has_free(&channel, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_ends_its_command_when_its_queue_or_connection_goes() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    for closed in [false, true] {
+        set_up(&channel, &["1700000000000001"]).await;
+        let losing = TOKEN.output(&vhost, ENDED);
+        has_free(&channel, 0).await;
+        if closed {
+            let theirs = async || vhost.connections(TOKEN.connection).await;
+            eventually("its connection is shown", async || !theirs().await.is_empty()).await;
+            for connection in theirs().await {
+                vhost.management.close_connection(&connection, "test").await;
+            }
+        } else {
+            vhost.delete(QUEUE).await;
+        }
+        let lost = losing.await.unwrap();
+        assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_says_by_a_queue_of_its_own_who_it_is() {
+    let vhost = Vhost::create().await;
+    let (_connection, channel) = vhost.channel().await;
+    set_up(&channel, &["1700000000000001"]).await;
+    let child = start(&vhost, &[], "sleep 60");
+    let announced = "ci.deploy-1700000000000001-B";
+    eventually("it is announced", async || vhost.queue(announced).await.is_some()).await;
+    let facts = vhost.queue(announced).await.unwrap()["arguments"].clone();
+    assert!(facts["x-lockkeeper-identity"].as_str().unwrap().starts_with("pid "), "{facts}");
+    assert_eq!(facts["x-lockkeeper-reason"], "sh -c sleep 60");
+    drop(child);
+    eventually("it goes with it", async || vhost.queue(announced).await.is_none()).await;
+    has_free(&channel, 1).await;
+}
