@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::eventually;
-use crate::{any, broker, held, quick};
+use crate::{any, broker, held, held_by, quick};
 
 with_protocols! {
     fencing {
@@ -46,11 +46,11 @@ async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore(proto
     resize(&place, SLOTS).await;
     let proxy = Proxy::start().await;
     let lock = Client::new(proxy.settings(place.settings()), quick()).semaphore(place.lock_name());
-    let mut last: HashMap<Option<u32>, u64> = HashMap::new();
+    let mut last: HashMap<_, u64> = HashMap::new();
     let mut granted = |permit: &Permit| {
         let token = permit.fence().expect("the semaphore has fencing");
-        let before = last.insert(permit.slot(), token);
-        assert!(before < Some(token), "{:?}: {token} after {before:?}", permit.slot());
+        let before = last.insert(held_by(permit), token);
+        assert!(before < Some(token), "{:?}: {token} after {before:?}", held_by(permit));
     };
     for n in 1..=ACQUISITIONS {
         let start = if n % 2 == 0 { Start::First } else { Start::At(2) };

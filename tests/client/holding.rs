@@ -11,7 +11,7 @@ use lockkeeper::semaphore::{
 use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, held, lock, name, quick, resize, starting_at};
+use crate::{any, held, held_by, lock, name, quick, resize, starting_at};
 
 with_protocols! {
     every {
@@ -41,6 +41,7 @@ async fn a_slot_is_taken_proved_and_given_back(protocol: Protocol) {
     let two = lock(&place).try_acquire(&any()).await.unwrap();
     assert_eq!((one.slot(), two.slot()), (place.slot(1), place.slot(2)));
     assert_ne!(one.id(), two.id());
+    assert_ne!(held_by(&one), held_by(&two));
     assert_eq!(one.fence(), None);
     assert_eq!(one.verify().await, Ok(Verdict::Held));
     let error = lock(&place).try_acquire(&any()).await.unwrap_err();
@@ -192,8 +193,7 @@ async fn no_two_of_many_at_once_get_the_same_slot(protocol: Protocol) {
         let all = locks.iter().map(async |lock| lock.try_acquire(&any()).await);
         let held: Vec<Permit> =
             futures::future::join_all(all).await.into_iter().filter_map(Result::ok).collect();
-        let slots: HashSet<_> =
-            held.iter().map(|permit| (permit.slot(), permit.token_id())).collect();
+        let slots: HashSet<_> = held.iter().map(held_by).collect();
         assert_eq!(slots.len(), held.len(), "two holders on one slot");
         assert!(!held.is_empty());
         futures::future::join_all(held.into_iter().map(Permit::release)).await;

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{
-    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Start,
+    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
 };
 use support::protocols::{At, name};
 use tokio_util::sync::CancellationToken;
@@ -58,6 +58,11 @@ async fn resize(at: &impl At, slots: u32) {
     let wish = SlotWish::new(slots);
     let (to, cancel) = (sweep_to(wish, 100), CancellationToken::new());
     broker(at).converge(&at.lock_name(), wish, to, false, &cancel).await.unwrap();
+}
+
+/// What a permit is for, which nobody else has meanwhile: a slot, or a token.
+fn held_by(permit: &Permit) -> (Option<u32>, Option<u64>) {
+    (permit.slot(), permit.token_id())
 }
 
 /// Which slots are held.

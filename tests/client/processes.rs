@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::plan::naming::Protocol;
 use tokio::process::{Child, Command};
 
-use crate::support::protocols::{Place, with_protocols};
+use crate::support::protocols::{Place, options, with_protocols};
 use crate::support::rabbitmq::{eventually, unique};
 use crate::{held, name, resize};
 
@@ -39,7 +39,7 @@ fn start(place: &Place, registers: &Path) -> Child {
     Command::new(guarded())
         .args([name().as_str(), &times().to_string()])
         .arg(registers)
-        .arg(place.protocol_word())
+        .args(options(place.protocol).get(1))
         .env("AMQP_URL", place.url())
         .stderr(Stdio::piped())
         .kill_on_drop(true)

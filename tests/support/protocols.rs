@@ -7,7 +7,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use lockkeeper::plan::naming::{LockName, Protocol};
+use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use serde_json::json;
 
 use super::rabbitmq::Vhost;
@@ -42,6 +42,12 @@ macro_rules! with_protocols {
         ), [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
         row!(exclusive_consumer, lockkeeper::plan::naming::Protocol::ExclusiveConsumer,
             [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
+        row!(token, lockkeeper::plan::naming::Protocol::Token(
+            lockkeeper::plan::naming::QueueType::Classic
+        ), [$($($every)*)?]);
+        row!(token_quorum, lockkeeper::plan::naming::Protocol::Token(
+            lockkeeper::plan::naming::QueueType::Quorum
+        ), [$($($fencing)*)?]);
     };
 }
 
@@ -50,6 +56,16 @@ pub(crate) use {row, with_protocols};
 /// The lock that most tests are about, by the protocol that is the default.
 pub fn name() -> LockName {
     LockName::new("ci.deploy").unwrap()
+}
+
+/// The options by which a command line means this protocol, a value after each.
+pub fn options(protocol: Protocol) -> &'static [&'static str] {
+    match protocol {
+        Protocol::ExclusiveQueue(_) => &[],
+        Protocol::ExclusiveConsumer => &["--protocol", "ExclusiveConsumer"],
+        Protocol::Token(QueueType::Classic) => &["--protocol", "Token"],
+        Protocol::Token(QueueType::Quorum) => &["--protocol", "Token", "--queue-type", "Quorum"],
+    }
 }
 
 /// Where a test's lock is.
@@ -104,15 +120,6 @@ impl Deref for Place {
 impl Place {
     pub async fn create(protocol: Protocol) -> Self {
         Self { vhost: Vhost::create().await, protocol }
-    }
-
-    /// The protocol as command lines have it.
-    pub fn protocol_word(&self) -> &'static str {
-        match self.protocol {
-            Protocol::ExclusiveQueue(_) => "ExclusiveQueue",
-            Protocol::ExclusiveConsumer => "ExclusiveConsumer",
-            Protocol::Token(_) => "Token",
-        }
     }
 
     /// The slot that a permit should say it has.
