@@ -15,6 +15,7 @@ use super::link::Link;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
 use super::protocol::{self, Eyes, HolderSeen, Holding};
+use super::token::Tokens;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
@@ -85,6 +86,8 @@ pub(super) struct Inner {
     disturbed: Mutex<HashSet<LockName>>,
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
     pub facts: Arc<Facts>,
+    /// What is known of locks of protocol Token.
+    pub tokens: Tokens,
 }
 
 impl fmt::Debug for Broker {
@@ -120,7 +123,13 @@ impl Broker {
             disturbed: Mutex::default(),
             identity: Mutex::default(),
             facts,
+            tokens: Tokens::default(),
         }))
+    }
+
+    /// Another handle on the same.
+    pub(super) fn of(inner: Arc<Inner>) -> Self {
+        Self(inner)
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {

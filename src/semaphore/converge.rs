@@ -6,6 +6,7 @@ mod around;
 mod slots;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -123,8 +124,7 @@ impl Broker {
         wish: SlotWish,
         cancel: &CancellationToken,
     ) -> Change {
-        let (broker, cancel) = (Arc::clone(self.inner()), cancel.child_token());
-        Change { broker, lock: lock.clone(), wish, thorough: false, destroy: false, cancel }
+        Change::new(Arc::clone(self.inner()), lock.clone(), wish, cancel)
     }
 
     /// Wakes a waiter for each slot that was added.
@@ -137,6 +137,30 @@ impl Broker {
 }
 
 impl Change {
+    /// A change that stops when `cancel` fires.
+    pub fn new(
+        broker: Arc<Inner>,
+        lock: LockName,
+        wish: SlotWish,
+        cancel: &CancellationToken,
+    ) -> Self {
+        let cancel = cancel.child_token();
+        Self { broker, lock, wish, thorough: false, destroy: false, cancel }
+    }
+
+    /// Whether nothing is to be left but holders.
+    pub fn is_destruction(&self) -> bool {
+        self.destroy
+    }
+
+    /// Sleeps, and stops when the change is to stop.
+    pub async fn pause(&self, length: Duration) -> Result<(), BrokerError> {
+        tokio::select! {
+            () = self.cancel.cancelled() => Err(BrokerError::Interrupted),
+            () = tokio::time::sleep(length) => Ok(()),
+        }
+    }
+
     /// Does it under the mutex, as a task of its own: when this future is dropped,
     /// it stops between two effects and gives the mutex back.
     pub async fn run<T: Send + 'static>(

@@ -98,6 +98,16 @@ pub enum BrokerError {
         /// The broker's words: which limit.
         why: String,
     },
+    /// How many tokens there are, in protocol Token, is not known.
+    #[error(
+        "how many tokens the queue {queue:?} has, held ones included, only the management API tells ({why}): nothing was changed; give the connection a managementUrl that answers"
+    )]
+    CountUnknown {
+        /// The token queue.
+        queue: String,
+        /// Why it is not known.
+        why: String,
+    },
     /// The connection that owned the admin mutex died, and the mutex with it.
     #[error(
         "the connection that held the admin mutex was lost ({why}): the change is incomplete and is taken up again"
@@ -146,7 +156,9 @@ impl BrokerError {
             | Self::TransientQueuesRefused { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
-            Self::Blocked => ErrorClass::Waiting(Duration::from_secs(10)),
+            Self::Blocked | Self::CountUnknown { .. } => {
+                ErrorClass::Waiting(Duration::from_secs(10))
+            }
             Self::Unreachable { .. }
             | Self::NodeDown { .. }
             | Self::MutexLost { .. }
@@ -171,6 +183,7 @@ impl BrokerError {
             Self::NodeDown { .. } => "BrokerNodeDown",
             Self::Blocked => "BrokerBlocked",
             Self::QuotaExceeded { .. } => "QuotaExceeded",
+            Self::CountUnknown { .. } => "CountUnknown",
             Self::MutexLost { .. } => "AdminMutexLost",
             Self::ConnectionLost { .. } => "BrokerConnectionLost",
             Self::Timeout { .. } => "BrokerTimeout",

@@ -77,7 +77,7 @@ impl Holding for ExclusiveConsumer {
     ) -> BoxFuture<'a, Result<(), BrokerError>> {
         async move {
             // First: who finds the slot can hold it.
-            lane.declare_holder_queues(&[lock.holder_queue(slot)]).await.map_err(explain)?;
+            lane.declare_holder_queue(&lock.holder_queue(slot)).await.map_err(explain)?;
             lane.declare_slot(&lock.slot_queue(slot), lock.profile()).await
         }
         .boxed()

@@ -122,6 +122,10 @@ impl Facts {
         self.management.is_some()
     }
 
+    pub fn management(&self) -> Option<&Arc<Management>> {
+        self.management.as_ref()
+    }
+
     /// The highest slot in any of the lock's queues; `None` if the API can't say.
     pub async fn highest_slot(&self, lock: &LockName) -> Option<u32> {
         self.marks.as_ref()?.highest_slot(lock).await

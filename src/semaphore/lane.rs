@@ -193,9 +193,19 @@ impl Lane {
     /// Declares the slot queue `name` as `profile` has it. One that exists with
     /// other arguments is [`BrokerError::IncompatibleQueue`].
     pub async fn declare_slot(&mut self, name: &str, profile: Profile) -> Result<(), BrokerError> {
+        let (options, arguments) = slot_queue(profile);
+        self.declare(name, options, arguments).await
+    }
+
+    /// Declares a queue.
+    async fn declare(
+        &mut self,
+        name: &str,
+        options: QueueDeclareOptions,
+        arguments: FieldTable,
+    ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
-        let (options, arguments) = slot_queue(profile);
         let declaring = channel.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::marks::escaped;
 use crate::plan::clean_text;
 use crate::plan::connection::{ManagementSettings, RabbitmqSettings};
 
@@ -42,6 +43,24 @@ struct Page {
     #[serde(default)]
     page_count: usize,
     items: Vec<ListedQueue>,
+}
+
+/// What a queue is and has.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Totals {
+    name: String,
+    /// `classic` or `quorum`.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Ready and unacknowledged ones. A classic queue is asked by the API itself (never
+    /// wrong in 150 looks right after a change, on 3.10 and 4.0); of a quorum queue it
+    /// knows what was some seconds ago (up to 5.2 as measured; 0 of a new one).
+    pub messages: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct TotalsPage {
+    items: Vec<Totals>,
 }
 
 /// A consumer in a list.
@@ -130,6 +149,19 @@ impl Management {
             }
         }
         Ok(queues)
+    }
+
+    /// How many messages a queue has; `None` if it is not there.
+    pub async fn totals(&self, queue: &str) -> Result<Option<Totals>, String> {
+        let pattern = format!("^{}$", escaped(queue));
+        let pattern = utf8_percent_encode(&pattern, NON_ALPHANUMERIC);
+        // Without statistics: the queue's own page has only these, seconds old.
+        let path = format!(
+            "queues/{}?page=1&page_size=2&name={pattern}&use_regex=true&columns=name,type,messages&disable_stats=true&enable_queue_totals=true",
+            self.vhost
+        );
+        let page: Option<TotalsPage> = self.get(&path).await?;
+        Ok(page.and_then(|page| page.items.into_iter().find(|found| found.name == queue)))
     }
 
     /// The virtual host's consumers.

@@ -115,7 +115,7 @@ fn parse(queue: &str) -> Option<(&str, Profile, u32)> {
 }
 
 /// A name as a pattern that matches it only.
-fn escaped(name: &str) -> String {
+pub(super) fn escaped(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len() * 2);
     for c in name.chars() {
         if c.is_ascii() && !c.is_ascii_alphanumeric() {

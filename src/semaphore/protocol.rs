@@ -23,6 +23,7 @@ use super::lane::{Lane, Standing};
 use super::link::Link;
 use super::probe::Prober;
 use super::slots::Slots;
+use super::token::Token;
 use crate::plan::naming::{self, LockName};
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
 
@@ -31,8 +32,7 @@ pub(super) fn of(lock: &LockName) -> &'static dyn Protocol {
     match lock.protocol() {
         naming::Protocol::ExclusiveQueue(_) => &Slots(ExclusiveQueue),
         naming::Protocol::ExclusiveConsumer => &Slots(ExclusiveConsumer),
-        // Until it has one of its own, its locks look as if they had no slots.
-        naming::Protocol::Token(_) => &Slots(ExclusiveQueue),
+        naming::Protocol::Token(_) => &Token,
     }
 }
 
@@ -63,6 +63,14 @@ pub(super) trait Protocol: Sync {
         lock: &'a LockName,
         overshoot: u32,
     ) -> BoxFuture<'a, Result<u32, BrokerError>>;
+
+    /// The high-water mark, and which slots there are, for a change that is to depend
+    /// on it.
+    fn survey<'a>(
+        &'static self,
+        change: &'a Change,
+        lane: &'a mut Lane,
+    ) -> BoxFuture<'a, Result<(u32, SlotsSeen), BrokerError>>;
 
     /// [`Broker::waiting`](super::Broker::waiting).
     fn waiting<'a>(
@@ -245,6 +253,11 @@ pub(super) trait Hold: Send + Sync {
     /// Gives it back, and waits until the broker has confirmed that. After an error,
     /// or dropped, only ending the connection does it for certain.
     fn give_back(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+
+    /// Whether the channel is open without which it is not held.
+    fn is_open(&self) -> bool {
+        true
+    }
 
     /// What is said about it without having been asked. Cancel safe.
     fn news(&self) -> BoxFuture<'_, News> {

@@ -106,8 +106,7 @@ impl Change {
         to: ResizeTo,
     ) -> Result<Result<Resized, ResizeError>, BrokerError> {
         let lock = self.lock.clone();
-        let mark = self.broker.find_mark(&lock, self.wish.overshoot).await?;
-        let seen = self.broker.observe(&lock, mark, 0).await?;
+        let (mark, seen) = protocol::of(&lock).survey(self, lane).await?;
         let slots = seen.slots.last().copied().unwrap_or(0);
         let exists = protocol::of(&lock).exists(self, lane, &seen).await?;
         let after = match to {

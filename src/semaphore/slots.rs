@@ -48,6 +48,18 @@ impl<H: Holding> Protocol for Slots<H> {
         broker.find_highest_slot(lock, overshoot).boxed()
     }
 
+    fn survey<'a>(
+        &'static self,
+        change: &'a Change,
+        _: &'a mut Lane,
+    ) -> BoxFuture<'a, Result<(u32, SlotsSeen), BrokerError>> {
+        async move {
+            let mark = change.broker.find_mark(&change.lock, change.wish.overshoot).await?;
+            Ok((mark, change.broker.observe(&change.lock, mark, 0).await?))
+        }
+        .boxed()
+    }
+
     fn waiting<'a>(
         &'static self,
         broker: &'a Inner,

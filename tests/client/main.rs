@@ -18,6 +18,7 @@ mod permissions;
 mod processes;
 mod python_clients;
 mod recording;
+mod token;
 mod waiting;
 mod wire;
 

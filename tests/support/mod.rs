@@ -7,6 +7,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod amqp_locks_python;
+pub mod blog;
 #[path = "environment.rs"]
 pub mod environment;
 #[path = "own_server.rs"]

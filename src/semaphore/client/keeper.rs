@@ -166,6 +166,13 @@ impl Grip {
             (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
                 LostReason::HeartbeatMissed
             }
+            // Of the channel that it was held on.
+            (None, Some(error)) if error.is_amqp_soft_error() => match error.kind() {
+                ErrorKind::ProtocolError(refusal) if refusal.get_id() != 404 => {
+                    LostReason::closed(refusal.get_message().as_str())
+                }
+                _ => LostReason::VerifyFailed,
+            },
             (None, Some(error)) => LostReason::from_error(&BrokerError::operating(&error, "")),
             (None, None) => LostReason::closed("without a word"),
         }
@@ -183,7 +190,8 @@ impl Grip {
         while self.state.borrow().lost.is_none() {
             if !self.conn.is_usable() {
                 // Its last words come first, if there are any.
-                let last = tokio::time::timeout(LAST_WORDS, last_words(&mut events)).await;
+                let last =
+                    tokio::time::timeout(LAST_WORDS, last_words(&mut events, &*self.held)).await;
                 return self.lose(self.reason(last.ok().flatten()));
             }
             let deadline = self.state.borrow().valid_until;
@@ -193,7 +201,7 @@ impl Grip {
             };
             tokio::select! {
                 () = deadline.reached() => return self.lose(LostReason::HeartbeatMissed),
-                error = last_words(&mut events) => return self.lose(self.reason(error)),
+                error = last_words(&mut events, &*self.held) => return self.lose(self.reason(error)),
                 news = self.held.news() => match news {
                     News::Drain => self.state.send_modify(|state| state.draining = true),
                     News::Look => ticks.reset_immediately(),
@@ -201,7 +209,7 @@ impl Grip {
                     News::Gone => return self.lose(LostReason::VerifyFailed),
                     News::Ended(error) => {
                         // The connection's last words tell more, if it was that.
-                        let last = tokio::time::timeout(LAST_WORDS, last_words(&mut events)).await;
+                        let last = tokio::time::timeout(LAST_WORDS, last_words(&mut events, &*self.held)).await;
                         return self.lose(self.reason(last.ok().flatten().or(error)));
                     }
                 },
@@ -215,12 +223,15 @@ impl Grip {
     }
 }
 
-/// The error that ended the connection; those that ended a channel are only how
-/// the broker says no.
-async fn last_words(events: &mut (impl Stream<Item = Event> + Unpin)) -> Option<lapin::Error> {
+/// The error that ended the connection, or the channel that `held` is on; those that
+/// ended another channel are only how the broker says no.
+async fn last_words(
+    events: &mut (impl Stream<Item = Event> + Unpin),
+    held: &dyn Hold,
+) -> Option<lapin::Error> {
     while let Some(event) = events.next().await {
         if let Event::Error(error) = event
-            && !error.is_amqp_soft_error()
+            && (!error.is_amqp_soft_error() || !held.is_open())
         {
             return Some(error);
         }

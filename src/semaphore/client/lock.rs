@@ -43,7 +43,7 @@ impl Lock {
         Self { client, name, kind }
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(in crate::semaphore) fn shared(&self) -> &Shared {
         &self.client
     }
 
@@ -213,6 +213,6 @@ impl Lock {
 }
 
 /// An id that no other acquisition has.
-pub(super) fn new_id() -> String {
+pub(in crate::semaphore) fn new_id() -> String {
     format!("{:020x}", rand::random::<u128>() >> 48)
 }

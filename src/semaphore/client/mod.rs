@@ -17,10 +17,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(super) use self::attempt::facts;
 pub use self::keeper::LostReason;
 pub use self::lock::Lock;
+pub(super) use self::lock::new_id;
 pub use self::moment::Moment;
+pub(super) use self::permit::Begin;
 pub use self::permit::{Permit, Verdict};
+pub(super) use self::pool::HoldConn;
 
 use self::attempt::Memory;
 use self::lock::Kind;
@@ -132,13 +136,12 @@ pub enum AcquireError {
         lock: String,
     },
     /// Every slot is held.
-    #[error(
-        "every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots"
-    )]
+    #[error("{}: wait longer, or give it more slots", full(lock, *slots))]
     Full {
         /// The lock.
         lock: String,
-        /// How many slots were found; 1 for a true mutex.
+        /// How many slots were found; 1 for a true mutex. 0 in protocol Token, where a
+        /// client can't count them, nor tell none from none free.
         slots: u32,
     },
     /// Others were faster each time.
@@ -169,6 +172,13 @@ pub enum AcquireError {
     /// The broker could not be asked.
     #[error(transparent)]
     Broker(#[from] BrokerError),
+}
+
+fn full(lock: &str, slots: u32) -> String {
+    match slots {
+        0 => format!("no token of the lock {lock:?} is free"),
+        slots => format!("every slot of the lock {lock:?} is held ({slots} of {slots})"),
+    }
 }
 
 /// Why [`Lock::run`] has no result.
@@ -298,6 +308,11 @@ impl Client {
 }
 
 impl Shared {
+    /// A connection to hold something on.
+    pub async fn hold(&self) -> Result<HoldConn, BrokerError> {
+        self.pool.take().await
+    }
+
     fn eyes(&self) -> Eyes<'_> {
         Eyes { prober: &self.prober, link: &self.side }
     }

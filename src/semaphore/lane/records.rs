@@ -9,7 +9,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 
-use super::{Lane, MAX_DECLARES, Refused, classic_arguments, short, together};
+use super::{Lane, MAX_DECLARES, classic_arguments, short, together};
 use crate::semaphore::error::BrokerError;
 
 /// Kept on disk, as its queue is.
@@ -38,21 +38,7 @@ impl Lane {
     /// Whether all of these queues exist, by passive declares sent together: a
     /// publish would find the record queues full, or put something into them.
     pub async fn all_exist(&mut self, names: &[String]) -> Result<bool, BrokerError> {
-        let Some(first) = names.first() else { return Ok(true) };
-        let channel = self.channel().await?;
-        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
-        let mut looks = Vec::with_capacity(names.len());
-        for name in names {
-            let passive = QueueDeclareOptions::default().passive();
-            looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
-        }
-        let all = together(looks);
-        match self.answer("to queue.declare (passive)", first, all).await? {
-            Ok(_) => Ok(true),
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
-            Err(Refused { code: 404 | 405, .. }) => Ok(false),
-            Err(refused) => Err(refused.error),
-        }
+        Ok(self.consumers_of(names).await?.is_some())
     }
 
     /// Puts a first record into each queue, unless one is there by now, and waits

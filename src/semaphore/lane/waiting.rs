@@ -6,7 +6,7 @@ use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
 
-use super::{Lane, Refused, classic_arguments, short};
+use super::{Lane, MAX_DECLARES, Refused, classic_arguments, short, together};
 use crate::semaphore::error::BrokerError;
 
 /// How long a wake-up that nobody takes lives, in milliseconds: whoever comes
@@ -17,22 +17,33 @@ impl Lane {
     /// Declares the wait queue `name`. One that exists with other arguments is
     /// [`BrokerError::IncompatibleQueue`].
     pub async fn declare_wait_queue(&mut self, name: &str) -> Result<(), BrokerError> {
-        let channel = self.channel().await?;
-        self.declares += 1;
-        let options = QueueDeclareOptions::durable();
-        let declaring = channel.queue_declare(short(name)?, options, classic_arguments());
-        self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
+        self.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await
     }
 
     /// How many consumers the queue `name` has; `None` if it is missing, or
     /// another connection's own.
     pub async fn consumers(&mut self, name: &str) -> Result<Option<u32>, BrokerError> {
+        let counts = self.consumers_of(&[name.to_owned()]).await?;
+        Ok(counts.and_then(|counts| counts.first().copied()))
+    }
+
+    /// How many consumers each of these has, by passive declares sent together;
+    /// `None` if one of them is missing, or another connection's own.
+    pub async fn consumers_of(
+        &mut self,
+        names: &[String],
+    ) -> Result<Option<Vec<u32>>, BrokerError> {
+        let Some(first) = names.first() else { return Ok(Some(Vec::new())) };
         let channel = self.channel().await?;
-        self.declares += 1;
-        let passive = QueueDeclareOptions::default().passive();
-        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
-        match self.answer("to queue.declare (passive)", name, looking).await? {
-            Ok(queue) => Ok(Some(queue.consumer_count())),
+        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
+        let mut looks = Vec::with_capacity(names.len());
+        for name in names {
+            let passive = QueueDeclareOptions::default().passive();
+            looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
+        }
+        let all = together(looks);
+        match self.answer("to queue.declare (passive)", first, all).await? {
+            Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::consumer_count).collect())),
             Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
             Err(Refused { code: 404 | 405, .. }) => Ok(None),
             Err(refused) => Err(refused.error),

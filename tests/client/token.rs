@@ -1,0 +1,299 @@
+//! Protocol Token: taking, proving, losing and giving back a token, on classic and on
+//! quorum queues.
+
+mod beside_the_blog;
+mod complaints;
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::semaphore::{
+    AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, ResizeTo, Verdict,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::proxy::Proxy;
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, broker, name, quick};
+
+const QUEUE: &str = "ci.deploy.semaphore";
+
+const TYPES: [QueueType; 2] = [QueueType::Classic, QueueType::Quorum];
+
+fn tokens(queue_type: QueueType) -> LockName {
+    name().with_protocol(Protocol::Token(queue_type))
+}
+
+fn classic() -> LockName {
+    tokens(QueueType::Classic)
+}
+
+/// The lock, by a client of its own.
+fn lock_of(vhost: &Vhost, name: LockName) -> Lock {
+    Client::new(vhost.settings(), quick()).semaphore(name)
+}
+
+fn lock(vhost: &Vhost) -> Lock {
+    lock_of(vhost, classic())
+}
+
+async fn create(vhost: &Vhost, name: &LockName, count: u32) {
+    let (to, wish) = (ResizeTo::Create(count), SlotWish::new(0));
+    broker(vhost).resize(name, to, wish, &CancellationToken::new()).await.unwrap();
+}
+
+/// Free tokens, by passive declare.
+async fn free(vhost: &Vhost) -> u32 {
+    use lapin::options::QueueDeclareOptions;
+    let (_connection, channel) = vhost.channel().await;
+    let passive = QueueDeclareOptions::default().passive();
+    let queue = channel.queue_declare(QUEUE.into(), passive, Default::default()).await;
+    queue.unwrap().message_count()
+}
+
+fn with_priority(priority: u8) -> AcquireOptions {
+    AcquireOptions { priority, ..any() }
+}
+
+/// Starts to acquire, and waits until the broker knows that one more waits than
+/// `before`.
+async fn waiting(
+    vhost: &Vhost,
+    name: &LockName,
+    options: AcquireOptions,
+) -> tokio::task::JoinHandle<Result<lockkeeper::semaphore::Permit, AcquireError>> {
+    let before = consumers(vhost).await;
+    let lock = lock_of(vhost, name.clone());
+    let task = tokio::spawn(async move { lock.acquire(&options).await });
+    eventually("it waits", async || consumers(vhost).await > before).await;
+    task
+}
+
+async fn consumers(vhost: &Vhost) -> u32 {
+    use lapin::options::QueueDeclareOptions;
+    let (_connection, channel) = vhost.channel().await;
+    let passive = QueueDeclareOptions::default().passive();
+    let queue = channel.queue_declare(QUEUE.into(), passive, Default::default()).await;
+    queue.unwrap().consumer_count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_taken_proved_and_given_back() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let name = tokens(queue_type);
+        create(&vhost, &name, 2).await;
+        let one = lock_of(&vhost, name.clone()).try_acquire(&any()).await.unwrap();
+        let two = lock_of(&vhost, name.clone()).try_acquire(&any()).await.unwrap();
+        assert_eq!((one.slot(), two.slot()), (None, None));
+        assert!(one.token_id().unwrap() < two.token_id().unwrap(), "oldest first");
+        assert_eq!(one.verify().await, Ok(Verdict::Held));
+        let error = lock_of(&vhost, name.clone()).try_acquire(&any()).await.unwrap_err();
+        assert_eq!(error, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 0 });
+        assert!(error.to_string().starts_with("no token of the lock \"ci.deploy\" is free"));
+        let id = one.token_id();
+        one.release().await.unwrap();
+        eventually("it is free", async || free(&vhost).await == 1).await;
+        let again = lock_of(&vhost, name.clone()).try_acquire(&any()).await.unwrap();
+        assert_eq!(again.token_id(), id);
+        drop((again, two));
+        eventually("dropping frees tokens", async || free(&vhost).await == 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_changes_hands_for_ever_and_only_a_quorum_queue_fences() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let name = tokens(queue_type);
+        create(&vhost, &name, 1).await;
+        let proxy = Proxy::start().await;
+        let client = Client::new(proxy.settings(vhost.settings()), quick());
+        let lock = client.semaphore(name);
+        let mut fences = Vec::new();
+        // RabbitMQ 4 drops a token after 20 hand-overs where it isn't told otherwise.
+        for round in 0..50 {
+            let permit = lock.acquire(&any()).await.unwrap();
+            assert!(permit.token_id().is_some());
+            fences.push(permit.fence());
+            if round % 5 == 0 {
+                // Uncleanly.
+                proxy.cut();
+                permit.lost().await;
+            } else {
+                permit.release().await.unwrap();
+            }
+        }
+        match queue_type {
+            QueueType::Classic => assert_eq!(fences, [None; 50]),
+            QueueType::Quorum => {
+                let fences: Vec<u64> = fences.into_iter().flatten().collect();
+                assert_eq!(fences.len(), 50);
+                assert!(fences.windows(2).all(|two| two[0] < two[1]), "{fences:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_served_by_the_broker_in_the_order_of_priorities() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let name = tokens(queue_type);
+        create(&vhost, &name, 1).await;
+        let mut held = lock_of(&vhost, name.clone()).acquire(&any()).await.unwrap();
+        let mut tasks = Vec::new();
+        for priority in [0, 255, 7, 0] {
+            tasks.push((priority, waiting(&vhost, &name, with_priority(priority)).await));
+        }
+        for expected in [255, 7, 0, 0] {
+            let released = Instant::now();
+            held.release().await.unwrap();
+            let (next, _, _) = {
+                let running = tasks.iter_mut().map(|(_, task)| task);
+                futures::future::select_all(running).await
+            };
+            held = next.unwrap().unwrap();
+            assert!(released.elapsed() < Duration::from_secs(2), "{:?}", released.elapsed());
+            let at = tasks.iter().position(|(_, task)| task.is_finished()).unwrap();
+            assert_eq!(tasks.remove(at).0, expected, "{queue_type:?}");
+            assert_eq!(held.verify().await, Ok(Verdict::Held));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_semaphore_without_tokens_is_waited_for_and_one_that_is_not_there_is_not() {
+    let vhost = Vhost::create().await;
+    let missing = AcquireError::NoSlots { lock: "ci.deploy".to_owned() };
+    assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap_err(), missing);
+    assert_eq!(lock(&vhost).acquire(&any()).await.unwrap_err(), missing);
+    create(&vhost, &classic(), 0).await;
+    let full = AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 0 };
+    assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap_err(), full);
+    let task = waiting(&vhost, &classic(), any()).await;
+    let (to, wish) = (ResizeTo::Grow(1), SlotWish::new(0));
+    broker(&vhost).resize(&classic(), to, wish, &CancellationToken::new()).await.unwrap();
+    let permit = task.await.unwrap().unwrap();
+    assert_eq!(permit.verify().await, Ok(Verdict::Held));
+    // And who waits when it goes is told.
+    let task = waiting(&vhost, &classic(), any()).await;
+    vhost.delete(QUEUE).await;
+    assert_eq!(task.await.unwrap().unwrap_err(), missing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_is_told_at_once_to_who_waited_and_by_the_next_proof_otherwise() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 2).await;
+    let slow = ClientOptions {
+        heartbeat: Duration::from_secs(60),
+        verify_interval: Duration::from_secs(1),
+        ..quick()
+    };
+    let client = Client::new(vhost.settings(), slow.clone());
+    let got = client.semaphore(classic()).try_acquire(&any()).await.unwrap();
+    let other = client.semaphore(classic()).try_acquire(&any()).await.unwrap();
+    let patient = ClientOptions { verify_interval: Duration::from_secs(60), ..slow };
+    let lock = Client::new(vhost.settings(), patient).semaphore(classic());
+    let task = tokio::spawn(async move { lock.acquire(&any()).await });
+    eventually("it waits", async || consumers(&vhost).await > 0).await;
+    other.release().await.unwrap();
+    let waited = task.await.unwrap().unwrap();
+    vhost.delete(QUEUE).await;
+    let deleted = Instant::now();
+    let lost = tokio::time::timeout(Duration::from_millis(900), waited.lost()).await;
+    assert_eq!(lost, Ok(LostReason::VerifyFailed));
+    assert_eq!(got.lost().await, LostReason::VerifyFailed);
+    assert!(deleted.elapsed() < Duration::from_secs(3));
+    assert!(!got.is_valid() && got.token().is_cancelled());
+    assert_eq!(got.release().await, Err(LostReason::VerifyFailed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_connection_loses_its_token_at_once_with_the_killers_words() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let slow = ClientOptions { heartbeat: Duration::from_secs(60), ..quick() };
+    let held = Client::new(vhost.settings(), slow).semaphore(classic()).acquire(&any()).await;
+    let held = held.unwrap();
+    eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
+        .await;
+    let task = waiting(&vhost, &classic(), any()).await;
+    for connection in vhost.connections("hold").await {
+        vhost.management.close_connection(&connection, "maintenance").await;
+        break;
+    }
+    let lost = tokio::time::timeout(Duration::from_secs(2), held.lost()).await.unwrap();
+    assert_eq!(
+        lost,
+        LostReason::ConnectionClosed { text: "CONNECTION_FORCED - maintenance".to_owned() }
+    );
+    let next = tokio::time::timeout(Duration::from_secs(2), task).await.unwrap().unwrap().unwrap();
+    assert_eq!(next.token_id(), held.token_id());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_off_holder_knows_before_the_broker_gives_its_token_away() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let proxy = Proxy::start().await;
+    let settings = proxy.settings(vhost.settings());
+    let permit = Client::new(settings, quick()).semaphore(classic()).try_acquire(&any()).await;
+    let permit = permit.unwrap();
+    let cut = Instant::now();
+    proxy.freeze(true);
+    assert_eq!(permit.lost().await, LostReason::HeartbeatMissed);
+    let told = cut.elapsed();
+    assert!(told < Duration::from_secs(2), "told only after {told:?}");
+    assert_eq!(free(&vhost).await, 0);
+    eventually("the broker frees it", async || free(&vhost).await == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_stays_held_for_longer_than_its_heartbeats_would_last() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let lost = tokio::time::timeout(Duration::from_secs(5), held.lost()).await;
+    assert!(lost.is_err(), "lost without a cause");
+    assert_eq!(held.verify().await, Ok(Verdict::Held));
+    held.release().await.unwrap();
+    eventually("the announcement went with it", async || vhost.queues().await == [QUEUE]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_token_is_ever_lost_or_doubled_by_many_who_come_and_go() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let name = tokens(queue_type);
+        create(&vhost, &name, 3).await;
+        let client = Client::new(vhost.settings(), quick());
+        let held = std::sync::atomic::AtomicU32::new(0);
+        let each = (0..12_u32).map(async |who| {
+            let lock = client.semaphore(name.clone());
+            for round in 0..15_u64 {
+                let limit = Duration::from_millis(3 + (u64::from(who) * 7 + round * 11) % 60);
+                // Some are dropped, some time out, some get one.
+                let got = if (round + u64::from(who)) % 3 == 0 {
+                    tokio::time::timeout(limit, lock.acquire(&any()))
+                        .await
+                        .ok()
+                        .and_then(Result::ok)
+                } else {
+                    lock.acquire_timeout(&any(), limit).await.ok()
+                };
+                if let Some(permit) = got {
+                    let now = held.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    assert!(now < 3, "more hold than there are tokens");
+                    tokio::task::yield_now().await;
+                    held.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    permit.release().await.unwrap();
+                }
+            }
+        });
+        futures::future::join_all(each).await;
+        eventually("all tokens are free", async || free(&vhost).await == 3).await;
+    }
+}

@@ -1,0 +1,105 @@
+//! Beside clients that are written as the RabbitMQ blog writes them.
+
+use std::time::Duration;
+
+use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::semaphore::{ResizeTo, Verdict};
+use tokio_util::sync::CancellationToken;
+
+use super::{classic, consumers, create, free, lock, waiting, with_priority};
+use crate::support::blog::{self, BlogClient};
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, broker};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
+    let vhost = Vhost::create().await;
+    blog::set_up(&vhost, "ci.deploy", 2).await;
+    let mut theirs = BlogClient::start(&vhost, "ci.deploy", None).await;
+    let token = theirs.next().await;
+    let ours = lock(&vhost).try_acquire(&any()).await.unwrap();
+    // Their tokens have no ids, and so nothing to fence by.
+    assert_eq!((ours.token_id(), ours.fence()), (None, None));
+    assert_eq!(ours.verify().await, Ok(Verdict::Held));
+    let administrator = broker(&vhost);
+    let (wish, cancel) = (SlotWish::new(0), CancellationToken::new());
+    let grown = administrator.resize(&classic(), ResizeTo::Grow(1), wish, &cancel).await.unwrap();
+    assert_eq!((grown.before, grown.after), (2, 3));
+    assert!(lock(&vhost).try_acquire(&any()).await.unwrap().token_id().is_some());
+    let shrunk = administrator.resize(&classic(), ResizeTo::Shrink(2), wish, &cancel).await;
+    assert_eq!(shrunk.unwrap().done.left, 1);
+    // Which token is drained is the first to be given back, here theirs.
+    blog::stop_processing(&token).await;
+    eventually("one is left", async || {
+        administrator.observe(&classic(), 0, 0).await.unwrap().slots.len() == 1
+    })
+    .await;
+    assert!(theirs.gets_one_within(Duration::from_millis(200)).await.is_none());
+    ours.release().await.unwrap();
+    theirs.next().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_semaphore_that_we_made_is_used_by_the_blogs_clients() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    // Finds it there, and adds nothing.
+    blog::set_up(&vhost, "ci.deploy", 1).await;
+    let mut theirs = BlogClient::start(&vhost, "ci.deploy", Some(3)).await;
+    let token = theirs.next().await;
+    lock(&vhost).try_acquire(&any()).await.unwrap_err();
+    let task = waiting(&vhost, &classic(), any()).await;
+    // The impolite way: the channel is closed.
+    theirs.channel.close(200, "OK".into()).await.unwrap();
+    let ours = task.await.unwrap().unwrap();
+    assert_eq!(ours.token_id().unwrap().to_string().as_bytes(), token.data);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_starves_where_both_want_it_all_the_time() {
+    let vhost = Vhost::create().await;
+    blog::set_up(&vhost, "ci.deploy", 1).await;
+    let mut theirs = BlogClient::start(&vhost, "ci.deploy", None).await;
+    let lock = lock(&vhost);
+    let ours = async {
+        let mut times = 0;
+        while times < 20 {
+            let permit = lock.acquire(&any()).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            permit.release().await.unwrap();
+            times += 1;
+        }
+    };
+    let theirs = async {
+        for _ in 0..20 {
+            let token = theirs.next().await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            blog::stop_processing(&token).await;
+        }
+        // It would go on taking turns with whoever is left.
+        drop(theirs);
+    };
+    let both = futures::future::join(ours, theirs);
+    tokio::time::timeout(Duration::from_secs(15), both).await.expect("neither starves");
+    eventually("it is free again", async || free(&vhost).await == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn priorities_order_both() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let mut low = BlogClient::start(&vhost, "ci.deploy", None).await;
+    let mut high = BlogClient::start(&vhost, "ci.deploy", Some(9)).await;
+    let middle = waiting(&vhost, &classic(), with_priority(5)).await;
+    let highest = waiting(&vhost, &classic(), with_priority(200)).await;
+    assert_eq!(consumers(&vhost).await, 4);
+    held.release().await.unwrap();
+    highest.await.unwrap().unwrap().release().await.unwrap();
+    let token = high.next().await;
+    assert!(!middle.is_finished());
+    // Given back, it would be the first again.
+    drop((token, high));
+    middle.await.unwrap().unwrap().release().await.unwrap();
+    low.next().await;
+}

@@ -1,0 +1,118 @@
+//! What the source document "limitations of receive-based locking" complains of, one
+//! test for each complaint.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, LostReason, ResizeTo, Verdict};
+use tokio_util::sync::CancellationToken;
+
+use super::{QUEUE, classic, create, free, lock, waiting};
+use crate::support::proxy::{Proxy, Sender};
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{any, broker, quick};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hard_to_administer_a_decrement_needs_nobody_to_stop_and_never_takes_too_much() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 3).await;
+    let administrator = broker(&vhost);
+    let one = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let two = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let (to, cancel) = (ResizeTo::Shrink(2), CancellationToken::new());
+    let shrunk = administrator.resize(&classic(), to, SlotWish::new(0), &cancel).await.unwrap();
+    assert_eq!((shrunk.before, shrunk.after, shrunk.done.left), (3, 1, 1));
+    // Nobody was stopped; and who waits doesn't get what is given back first.
+    assert_eq!(one.verify().await, Ok(Verdict::Held));
+    assert_eq!(two.verify().await, Ok(Verdict::Held));
+    let next = waiting(&vhost, &classic(), any()).await;
+    one.release().await.unwrap();
+    eventually("one token is left", async || {
+        administrator.observe(&classic(), 0, 0).await.unwrap().slots.len() == 1
+    })
+    .await;
+    assert!(!next.is_finished(), "a token that was to go was given away");
+    two.release().await.unwrap();
+    assert_eq!(next.await.unwrap().unwrap().verify().await, Ok(Verdict::Held));
+    assert_eq!(administrator.observe(&classic(), 0, 0).await.unwrap().slots.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn greedy_a_try_and_an_acquire_given_up_leave_no_token_in_a_buffer() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let client = Client::new(vhost.settings(), quick());
+    let lock_ = client.semaphore(classic());
+    let held = lock(&vhost).acquire(&any()).await.unwrap();
+    lock_.try_acquire(&any()).await.unwrap_err();
+    let timed_out = lock_.acquire_timeout(&any(), Duration::from_millis(200)).await.unwrap_err();
+    assert_eq!(timed_out, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 0 });
+    let dropped = tokio::time::timeout(Duration::from_millis(200), lock_.acquire(&any())).await;
+    assert!(dropped.is_err());
+    held.release().await.unwrap();
+    // While the first client does something else for a while, the token is another's.
+    let other = lock(&vhost).acquire_timeout(&any(), Duration::from_secs(2)).await.unwrap();
+    assert_eq!(other.verify().await, Ok(Verdict::Held));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hard_to_verify_one_round_trip_on_the_holding_channel_tells_and_nothing_is_polled() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 1).await;
+    let proxy = Proxy::start().await;
+    let quiet = Duration::from_mins(1);
+    let options = ClientOptions { heartbeat: quiet, verify_interval: quiet, ..quick() };
+    let client = Client::new(proxy.settings(vhost.settings()), options);
+    let held = client.semaphore(classic()).try_acquire(&any()).await.unwrap();
+    proxy.reset();
+    assert_eq!(held.verify().await, Ok(Verdict::Held));
+    let sent: Vec<String> = proxy
+        .methods()
+        .into_iter()
+        .filter(|method| method.sender == Sender::Client)
+        .map(|method| method.name)
+        .collect();
+    assert_eq!(sent, ["queue.declare(passive)"]);
+    // Destroyed centrally: it is told.
+    vhost.delete(QUEUE).await;
+    assert_eq!(held.verify().await, Ok(Verdict::Lost));
+    assert_eq!(held.lost().await, LostReason::VerifyFailed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hard_to_measure_it_is_known_how_many_there_are_and_how_many_are_held() {
+    let vhost = Vhost::create().await;
+    create(&vhost, &classic(), 5).await;
+    let _one = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let _two = lock(&vhost).try_acquire(&any()).await.unwrap();
+    // Who knew nothing of it before.
+    let seen = broker(&vhost).observe(&classic(), 0, 0).await.unwrap();
+    let counts = seen.counts(5);
+    assert_eq!((seen.slots.len(), counts.held, counts.free), (5, 2, 3));
+    assert_eq!(free(&vhost).await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expensive_to_fail_to_acquire_costs_one_round_trip_and_never_the_connection() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let client = Client::new(proxy.settings(vhost.settings()), quick());
+    let lock_ = client.semaphore(classic());
+    for _ in 0..5 {
+        // Not there: that closes a channel, for which there is a new one by then.
+        lock_.try_acquire(&any()).await.unwrap_err();
+    }
+    create(&vhost, &classic(), 1).await;
+    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+    lock_.try_acquire(&any()).await.unwrap_err();
+    proxy.reset();
+    let start = Instant::now();
+    for _ in 0..20 {
+        // There, and none free: nothing but the question.
+        lock_.try_acquire(&any()).await.unwrap_err();
+    }
+    println!("{:?} for 20 failures", start.elapsed());
+    assert_eq!(proxy.count("basic.get"), 20);
+    assert_eq!((proxy.count("channel.open"), proxy.connections_opened()), (0, 0));
+    drop(held);
+}
