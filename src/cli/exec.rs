@@ -28,10 +28,10 @@ Exit codes: the command's own, 128+n if signal n ended it, 127 if it was not fou
 be run. 64 wrong usage, 69 the broker can't be reached, 75 the lock was not free, 80 the lock was \
 lost while the command ran.
 
-The command finds LOCK_NAME, LOCK_HOLDER_ID, LOCK_SLOT (not for a mutex or a token) and LOCK_TOKEN (the \
-fencing token, if the lock has them) in its environment. It runs in a process group of its own, which is \
-what signals go to and what is ended when the lock is lost: a process that leaves the group is not \
-found.")]
+The command finds LOCK_NAME, LOCK_HOLDER_ID, LOCK_SLOT (not for a mutex or a token), LOCK_TOKEN_ID \
+(of a token that Lockkeeper published) and LOCK_TOKEN (the fencing token, if the lock has them) in \
+its environment. It runs in a process group of its own, which is what signals go to and what is \
+ended when the lock is lost: a process that leaves the group is not found.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

@@ -27,12 +27,17 @@ enum Removal {
     Gone,
     /// Nothing is to be removed; why.
     NotOurs(String),
-    /// It goes on; what it waits for.
-    Waiting(String),
+    /// Something of it may be there, and stays; why.
+    LeftBehind(String),
+    /// It goes on; what it waits for, and when to look again.
+    Waiting(String, Duration),
 }
 
 /// While a client is to give its role back, look this often.
 const SOON: Duration = Duration::from_millis(250);
+
+/// While clients hold slots, look this often: each look takes the admin mutex.
+const HELD: Duration = Duration::from_secs(2);
 
 /// Removes a Semaphore's slots. Its holders keep theirs until they release.
 pub async fn semaphore(
@@ -42,7 +47,7 @@ pub async fn semaphore(
     let memory = ctx.semaphores.of(&*object);
     let mut memory = memory.lock().await;
     let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
-        Some(why) => Ok(Removal::NotOurs(why)),
+        Some(removal) => Ok(removal),
         None => remove_slots(&object, &ctx, memory.detail.broker.as_ref()).await,
     };
     let status = object.status.clone().unwrap_or_default();
@@ -78,11 +83,23 @@ async fn remove_slots(
     let mark =
         known.and_then(|mark| u32::try_from(mark).ok()).map(|mark| mark.max(valid.wish.slots));
     match broker.destroy(&valid.lock, valid.wish, mark, &ctx.stop).await {
-        Ok(_) => Ok(Removal::Gone),
+        Ok(done) if done.left == 0 => Ok(Removal::Gone),
+        Ok(_) if namespace_is_terminating(ctx, object).await => Ok(Removal::LeftBehind(
+            "its namespace goes, and clients still hold what is left of it".to_owned(),
+        )),
+        Ok(done) => Ok(Removal::Waiting(still_held(done.left, valid.lock.has_slots()), HELD)),
         Err(error) => {
             unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await
         }
     }
+}
+
+/// What of a semaphore outlives its holders, and so has to be waited for.
+fn still_held(left: u32, has_slots: bool) -> String {
+    let unit = if has_slots { "slots" } else { "tokens" };
+    format!(
+        "Nobody can acquire it any more; {left} of its {unit} are still held, and what they are held by goes when they are released. To let the object go before, set the annotation {FORCE_FINALIZE}=true"
+    )
 }
 
 /// Removes a queue in the two steps of the protocol, so that blocked clients end.
@@ -93,7 +110,7 @@ pub async fn pressure_queue(
     let memory = ctx.pressure_queues.of(&*object);
     let mut memory = memory.lock().await;
     let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
-        Some(why) => Ok(Removal::NotOurs(why)),
+        Some(removal) => Ok(removal),
         None => remove_queue(&object, &ctx, &mut memory.detail).await,
     };
     let status = object.status.clone().unwrap_or_default();
@@ -144,27 +161,28 @@ async fn remove_queue(
                 .into_iter()
                 .flatten()
                 .collect();
-            Ok(Removal::Waiting(format!(
+            let message = format!(
                 "The queue goes once {} gives the role back; if that client is dead, repairPolicy: Repair removes the queue, or set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
                 who.join(" and ")
-            )))
+            );
+            Ok(Removal::Waiting(message, SOON))
         }
         Ok(Deletion::NotEmpty { length }) => {
-            Ok(Removal::Waiting(format!("The queue still has {length} elements")))
+            Ok(Removal::Waiting(format!("The queue still has {length} elements"), SOON))
         }
         Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Store(error)).await,
     }
 }
 
 /// Whether the server is to be left alone whatever is there, and why.
-fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) -> Option<String> {
+fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) -> Option<Removal> {
     if is_forced(object) {
-        return Some(format!("{FORCE_FINALIZE} is true"));
+        return Some(Removal::LeftBehind(format!("{FORCE_FINALIZE} is true")));
     }
     if policy == DeletionPolicy::Retain {
-        return Some("deletionPolicy is Retain".to_owned());
+        return Some(Removal::NotOurs("deletionPolicy is Retain".to_owned()));
     }
-    suspend.then(|| "suspend is true".to_owned())
+    suspend.then(|| Removal::NotOurs("suspend is true".to_owned()))
 }
 
 fn is_forced<K: ResourceExt>(object: &K) -> bool {
@@ -183,7 +201,7 @@ async fn without_connection<K: Managed>(
         return Ok(Removal::NotOurs("it never had a connection".to_owned()));
     }
     if error.is_secret_gone() && namespace_is_terminating(ctx, object).await {
-        return Ok(Removal::NotOurs(
+        return Ok(Removal::LeftBehind(
             "its Secret went before it with the namespace, and no connection is left".to_owned(),
         ));
     }
@@ -201,7 +219,7 @@ async fn unreachable_server<K: Managed>(
     if fetch_error.is_some_and(|error| error.is_secret_gone())
         && namespace_is_terminating(ctx, object).await
     {
-        return Ok(Removal::NotOurs(format!(
+        return Ok(Removal::LeftBehind(format!(
             "its Secret went with the namespace, and over the last connection: {error}"
         )));
     }
@@ -235,15 +253,20 @@ async fn settle<K: Managed, D: Default>(
         }
         Ok(Removal::NotOurs(why)) => {
             info!(why, "the server is left as it is");
+            return Ok(());
+        }
+        Ok(Removal::LeftBehind(why)) => {
+            warn!(why, "the object goes, and what is left of it on the server stays there");
+            ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
                 let message = format!("Let go without touching the server: {why}");
                 publish(ctx, object, &Note::new(true, "ForceFinalized", message)).await;
             }
             return Ok(());
         }
-        Ok(Removal::Waiting(message)) => {
+        Ok(Removal::Waiting(message, after)) => {
             let outcome = Outcome::Working { reason: reason::CLEANING_UP, message };
-            (outcome, reason::CLEANING_UP, SOON)
+            (outcome, reason::CLEANING_UP, after)
         }
         // The process is stopping: whoever comes next goes on.
         Err(error @ StepError::Broker(BrokerError::Interrupted)) => {

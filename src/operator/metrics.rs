@@ -1,4 +1,4 @@
-//! What `/metrics` tells of the queues. Labels are namespaces, names and reasons,
+//! What `/metrics` tells: of the queues, and of what was left behind. Labels are namespaces, names and reasons,
 //! never a client's words: who holds a lock is endless. What is damage is decided
 //! in [`plan`](crate::plan::pressure_queue::doctor).
 
@@ -30,6 +30,12 @@ struct OfDamage {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: String,
+    namespace: String,
+}
+
 /// The counters and gauges. Cheap to clone; the clones share them.
 #[derive(Clone)]
 pub struct Metrics {
@@ -37,6 +43,7 @@ pub struct Metrics {
     damaged: Family<OfDamage, Gauge>,
     drift: Family<OfQueue, Gauge>,
     repairs: Family<OfDamage, Counter>,
+    left_behind: Family<OfKind, Counter>,
     /// Every label set in use, so that those of an object can go with it.
     used: Arc<Mutex<Vec<OfDamage>>>,
 }
@@ -60,7 +67,14 @@ impl Default for Metrics {
             "How often something about the queue was mended",
             Family::clone(&repairs),
         );
-        Self { registry: Arc::new(registry), damaged, drift, repairs, used: Arc::default() }
+        let left_behind = Family::default();
+        registry.register(
+            "left_behind",
+            "Objects that were let go although something of them may have stayed on its server",
+            Family::clone(&left_behind),
+        );
+        let (registry, used) = (Arc::new(registry), Arc::default());
+        Self { registry, damaged, drift, repairs, left_behind, used }
     }
 }
 
@@ -90,6 +104,12 @@ impl Metrics {
     /// What was damaged for this reason was mended.
     pub fn repaired(&self, queue: &PressureQueue, reason: &'static str) {
         self.repairs.get_or_create(&self.label(queue, reason)).inc();
+    }
+
+    /// An object went before what it stands for did.
+    pub fn left_behind(&self, kind: &str, namespace: &str) {
+        let labels = OfKind { kind: kind.to_owned(), namespace: namespace.to_owned() };
+        self.left_behind.get_or_create(&labels).inc();
     }
 
     /// The object is gone, and all that was told of it goes.

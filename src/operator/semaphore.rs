@@ -63,6 +63,8 @@ struct Findings {
     backend: Option<String>,
     reached: bool,
     slots: u32,
+    /// What it has are numbered slots, not tokens.
+    has_slots: bool,
     seen: Option<SlotsSeen>,
     holders: Option<Holders>,
     /// How many wait, where that is known.
@@ -88,6 +90,7 @@ pub async fn reconcile(
         name: semaphore.name_any(),
         backend: old.backend.clone(),
         lock: validate::lock_name(&semaphore),
+        has_slots: semaphore.spec.naming().has_slots(),
         mark: old.highest_slot.and_then(|mark| u32::try_from(mark).ok()),
         ..Findings::default()
     };
@@ -208,7 +211,7 @@ impl Step<'_> {
     ) -> Result<Option<Outcome>, StepError> {
         let wish = self.valid.wish;
         let written_mark = self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
-        if found.mark.is_none() {
+        if found.mark.is_none() && found.has_slots {
             found.mark = Some(self.broker.find_mark(&self.valid.lock, wish.overshoot).await?);
         }
         found.mark = found.mark.max(Some(memory.detail.reaches));
@@ -217,6 +220,7 @@ impl Step<'_> {
             // mutex, so nothing is looked at before. If nothing were there, the
             // mark that has to be written first would be the highest.
             let mark = plan(wish, &SlotsSeen::default(), written_mark).raise_mark_to;
+            let mark = mark.filter(|_| found.has_slots);
             self.apply(memory, found, mark, &[]).await?;
         } else {
             // observe: without the mutex.
@@ -235,17 +239,19 @@ impl Step<'_> {
             };
 
             // apply: only if there is something to do.
-            if self.valid.suspend && differs {
-                let (add, remove) = (planned.declare.len(), planned.delete.len());
+            let (add, remove) = (planned.declare.len(), planned.delete.len());
+            if self.valid.suspend && add + remove > 0 {
+                let unit = if found.has_slots { "slots" } else { "tokens" };
                 return Ok(Some(Outcome::Blocked {
                     reason: reason::SUSPENDED,
                     message: format!(
-                        "Suspended: {add} slots to add and {remove} to remove once suspend is false"
+                        "Suspended: {add} {unit} to add and {remove} to remove once suspend is false"
                     ),
                 }));
             }
             if self.sweep_due && (differs || !lost.is_empty()) && !self.valid.suspend {
-                self.apply(memory, found, planned.raise_mark_to, &lost).await?;
+                let mark = planned.raise_mark_to.filter(|_| found.has_slots);
+                self.apply(memory, found, mark, &lost).await?;
             }
         }
         if self.sweep_due
@@ -266,7 +272,8 @@ impl Step<'_> {
         let mark = found.mark.unwrap_or_default();
         let holders_to = mark.max(wish.slots);
         match &memory.detail.swept {
-            Some((_, swept)) if !self.sweep_due => {
+            // One look tells all about tokens.
+            Some((_, swept)) if !self.sweep_due && lock.has_slots() => {
                 let held = self.broker.observe(lock, 0, holders_to).await?.held;
                 Ok(SlotsSeen { held, ..swept.clone() })
             }
@@ -314,7 +321,7 @@ impl Step<'_> {
             let drift = !self.first_look;
             let mut message = format!(
                 "{}: {} added, {} removed",
-                slots(wish.slots),
+                slots(wish.slots, found.has_slots),
                 converged.declared,
                 converged.deleted
             );
@@ -344,7 +351,7 @@ async fn announce(
 ) -> Result<(), StepError> {
     let mut status = old.clone();
     status.highest_slot = Some(to_i32(mark));
-    let message = format!("Resizing to {}", slots(found.slots));
+    let message = format!("Resizing to {}", slots(found.slots, found.has_slots));
     let generation = old.observed_generation;
     let said = vec![Say::new(RECONCILING, true, reason::RESIZING, message)];
     status.conditions.retain(|c| c.type_ != RECONCILING);

@@ -86,6 +86,15 @@ impl Default for Protocol {
     }
 }
 
+impl Protocol {
+    /// Whether there are numbered slots, each with queues of its own; else tokens in
+    /// one queue.
+    #[must_use]
+    pub fn has_slots(self) -> bool {
+        !matches!(self, Self::Token(_))
+    }
+}
+
 /// A semaphore's name on the broker: `N` of the source document "persistent
 /// semaphore", and the protocol. Everything that belongs to the semaphore is
 /// derived from it, so a name that could be read as a part of another semaphore
@@ -147,7 +156,7 @@ impl LockName {
     /// one queue.
     #[must_use]
     pub fn has_slots(&self) -> bool {
-        !matches!(self.protocol, Protocol::Token(_))
+        self.protocol.has_slots()
     }
 
     /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be

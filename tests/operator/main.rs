@@ -34,6 +34,7 @@ mod lifecycle;
 mod outages;
 mod owners;
 mod pipe;
+mod protocols;
 mod queues;
 mod restarts;
 mod settings;

@@ -215,7 +215,11 @@ impl Guardian {
             .env("LOCK_NAME", found.name.as_str())
             .env("LOCK_HOLDER_ID", permit.id())
             .process_group(0);
-        let numbers = [("LOCK_SLOT", permit.slot().map(u64::from)), ("LOCK_TOKEN", permit.fence())];
+        let numbers = [
+            ("LOCK_SLOT", permit.slot().map(u64::from)),
+            ("LOCK_TOKEN_ID", permit.token_id()),
+            ("LOCK_TOKEN", permit.fence()),
+        ];
         for (variable, number) in numbers {
             match number {
                 Some(number) => command.env(variable, number.to_string()),

@@ -15,11 +15,18 @@ pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    format!("The broker has exactly the wanted {}{suspended}{who}", slots(found.slots))
+    let wanted = slots(found.slots, found.has_slots);
+    format!("The broker has exactly the wanted {wanted}{suspended}{who}")
 }
 
-pub(super) fn slots(count: u32) -> String {
-    if count == 1 { "1 slot".to_owned() } else { format!("{count} slots") }
+/// So many slots, or tokens where there are no slots, in words.
+pub(super) fn slots(count: u32, has_slots: bool) -> String {
+    let (one, more) = units(has_slots);
+    if count == 1 { format!("1 {one}") } else { format!("{count} {more}") }
+}
+
+fn units(has_slots: bool) -> (&'static str, &'static str) {
+    if has_slots { ("slot", "slots") } else { ("token", "tokens") }
 }
 
 /// report's input: what was found, in the words of the status.
@@ -27,7 +34,7 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
     let mut status = SemaphoreStatus {
         lock_name: Some(found.lock.clone()),
         backend: found.backend.clone(),
-        highest_slot: found.mark.map(to_i32),
+        highest_slot: found.mark.filter(|_| found.has_slots).map(to_i32),
         selector: Some(format!("{GROUP}/semaphore={}", found.name)),
         ..SemaphoreStatus::default()
     };
@@ -39,8 +46,12 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
         status.held = Some(to_i32(counts.held));
         status.free = Some(to_i32(counts.free));
         status.draining = Some(to_i32(counts.draining));
-        said.push(drained(seen, found.slots));
-        said.push(saturated(counts.held, counts.free));
+        said.push(if found.has_slots {
+            drained(seen, found.slots)
+        } else {
+            drained_tokens(counts.draining, found.slots)
+        });
+        said.push(saturated(counts.held, counts.free, found.has_slots));
     }
     if let Some(holders) = &found.holders {
         status.holders_truncated =
@@ -63,12 +74,26 @@ fn drained(seen: &SlotsSeen, slots: u32) -> Say {
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
 }
 
-fn saturated(held: u32, free: u32) -> Say {
-    match (held, free) {
-        (_, 1..) => Say::new(SATURATED, false, reason::SLOTS_FREE, "A slot may be taken"),
-        (0, 0) => Say::new(SATURATED, true, reason::NO_SLOTS, "There is no slot to take"),
-        (_, 0) => Say::new(SATURATED, true, reason::ALL_SLOTS_HELD, "Every slot is held"),
+/// Tokens have no numbers, so that only how many there are is known.
+fn drained_tokens(draining: u32, tokens: u32) -> Say {
+    if draining == 0 {
+        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
     }
+    let message = format!(
+        "{} more than the count of {tokens} held. So many go, whosever are released first; nobody else gets them",
+        if draining == 1 { "1 token is".to_owned() } else { format!("{draining} tokens are") }
+    );
+    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+}
+
+fn saturated(held: u32, free: u32, has_slots: bool) -> Say {
+    let (one, _) = units(has_slots);
+    let (saturated, reason, message) = match (held, free) {
+        (_, 1..) => (false, reason::SLOTS_FREE, format!("A {one} may be taken")),
+        (0, 0) => (true, reason::NO_SLOTS, format!("There is no {one} to take")),
+        (_, 0) => (true, reason::ALL_SLOTS_HELD, format!("Every {one} is held")),
+    };
+    Say::new(SATURATED, saturated, reason, message)
 }
 
 /// `1:deploy-7, 2:deploy-9`, short enough for a terminal.
