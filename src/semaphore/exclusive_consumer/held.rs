@@ -62,7 +62,7 @@ impl Hold for HeldConsumer {
                 let Some(lane) = lane.as_mut() else { return Ok(None) };
                 lane.set_limit(limit);
                 if !self.is_open() {
-                    return Ok(None);
+                    return Err(self.conn.closed());
                 }
                 lane.consumers(&self.holder_queue).await
             };

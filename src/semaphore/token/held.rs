@@ -119,7 +119,7 @@ impl Hold for HeldToken {
             let mut lane = self.lane.lock().await;
             let Some(lane) = lane.as_mut() else { return Ok(Standing::Gone) };
             if !self.is_open() {
-                return Ok(Standing::Gone);
+                return Err(self.conn.closed());
             }
             lane.set_limit(limit);
             let exists = lane.look(&self.queue).await?;
