@@ -213,9 +213,9 @@ async fn measure(
     permit.release().await?;
 
     let hand_over = hand_over(site, &one, HAND_OVERS * options.rounds).await?;
-    // A release, a call and a take are the price of a queue of its own; in protocol
+    // Where there are slots, a release, a call and a take follow each other; in protocol
     // Token the broker's push is all that there is.
-    let goal = (!matches!(protocol, Protocol::ExclusiveQueue(_))).then_some(OF_THE_PUSH);
+    let goal = (!one.has_slots()).then_some(OF_THE_PUSH);
     let text = format!("{hand_over:.2} ms of {push:.2} ms");
     table.figure(&what("hand-over, of the push"), text, hand_over / push, goal);
 

@@ -6,6 +6,9 @@
 //! ```sh
 //! AMQP_URL=amqp://… cargo run --example guarded -- demo.deploy 100 /tmp/registers
 //! ```
+//!
+//! A lock that is held otherwise than by protocol ExclusiveQueue needs a fourth
+//! argument: ExclusiveConsumer, or Token.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -13,7 +16,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::LockName;
+use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions, Permit};
 
 #[tokio::main]
@@ -23,6 +26,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let lock = LockName::new(argument("the lock's name")?)?;
     let times: u32 = argument("how many times")?.parse()?;
     let registers = argument("the directory of the registers")?;
+    let lock = match argument("the protocol").as_deref() {
+        Ok("ExclusiveQueue") | Err(_) => lock,
+        Ok("ExclusiveConsumer") => lock.with_protocol(Protocol::ExclusiveConsumer),
+        Ok("Token") => lock.with_protocol(Protocol::Token(QueueType::Classic)),
+        Ok(other) => return Err(format!("no such protocol: {other}").into()),
+    };
     let broker = std::env::var("AMQP_URL").map_err(|_| "set AMQP_URL to the broker's address")?;
 
     let settings = RabbitmqSettings::from_urls(&broker, None)?;
@@ -43,7 +52,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 /// What the lock guards: fails if anybody else is at it.
 fn write_alone(permit: &Permit, registers: &Path) -> Result<(), Box<dyn Error>> {
-    let slot = permit.slot().unwrap_or_default();
+    // In protocol Token, what has one holder at a time is a token.
+    let slot = permit.slot().map(u64::from).or(permit.token_id()).unwrap_or_default();
     let register = registers.join(format!("slot-{slot}"));
     let met = |what: &str| format!("slot {slot}: met another holder {what}");
     File::create_new(&register)

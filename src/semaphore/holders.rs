@@ -379,7 +379,7 @@ fn is_held_by_consumers(lock: &LockName) -> bool {
 }
 
 /// What a holder wrote into its queue's arguments.
-fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
+pub(super) fn read(mut arguments: HashMap<String, serde_json::Value>) -> HolderFacts {
     let mut text = |key: &str| match arguments.remove(key) {
         Some(serde_json::Value::String(text)) => Some(text),
         _ => None,

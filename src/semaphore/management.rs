@@ -97,6 +97,36 @@ impl ListedConsumer {
     }
 }
 
+/// Who consumes from a queue, from its own page.
+#[derive(Deserialize)]
+struct QueueConsumers {
+    #[serde(default)]
+    consumer_details: Vec<QueueConsumer>,
+}
+
+/// A consumer of one queue.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct QueueConsumer {
+    #[serde(default)]
+    pub consumer_tag: String,
+    pub channel_details: ConsumersChannel,
+}
+
+/// The channel that a consumer is on.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct ConsumersChannel {
+    pub name: String,
+    #[serde(default)]
+    pub connection_name: String,
+}
+
+#[derive(Deserialize)]
+struct ListedChannel {
+    name: String,
+    #[serde(default)]
+    messages_unacknowledged: u32,
+}
+
 #[derive(Deserialize)]
 struct QueueDetails {
     #[serde(default)]
@@ -162,6 +192,23 @@ impl Management {
         );
         let page: Option<TotalsPage> = self.get(&path).await?;
         Ok(page.and_then(|page| page.items.into_iter().find(|found| found.name == queue)))
+    }
+
+    /// Who consumes from one queue. Some seconds old.
+    pub async fn consumers_of(&self, queue: &str) -> Result<Vec<QueueConsumer>, String> {
+        let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
+        let path = format!("queues/{}/{queue}?columns=consumer_details", self.vhost);
+        let consumers: Option<QueueConsumers> = self.get(&path).await?;
+        Ok(consumers.map(|consumers| consumers.consumer_details).unwrap_or_default())
+    }
+
+    /// The virtual host's channels by name, with how many messages each has and has not
+    /// acknowledged. Some seconds old.
+    pub async fn unacknowledged(&self) -> Result<HashMap<String, u32>, String> {
+        let path = format!("vhosts/{}/channels?columns=name,messages_unacknowledged", self.vhost);
+        let channels: Option<Vec<ListedChannel>> = self.get(&path).await?;
+        let channels = channels.unwrap_or_default().into_iter();
+        Ok(channels.map(|channel| (channel.name, channel.messages_unacknowledged)).collect())
     }
 
     /// The virtual host's consumers.

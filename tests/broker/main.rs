@@ -19,6 +19,7 @@ mod profiles;
 mod proxy;
 mod records;
 mod resizing;
+mod token;
 mod waiting;
 
 use std::collections::BTreeSet;

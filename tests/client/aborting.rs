@@ -6,10 +6,20 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{Client, Permit};
 
+use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, held, lock, name, quick, resize};
+use crate::{any, held, held_by, lock, quick, resize};
+
+with_protocols! {
+    every {
+        an_acquire_aborted_at_any_point_leaves_no_slot_held,
+        a_release_or_verify_aborted_at_any_point_frees_the_slot_all_the_same,
+        waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place,
+    }
+}
 
 /// A future that is given up after it was polled so often.
 struct Abort<F> {
@@ -40,12 +50,11 @@ impl<F: Future> Future for Abort<F> {
 
 const ABORTS: u32 = 1_000;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_acquire_aborted_at_any_point_leaves_no_slot_held() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 2).await;
-    let client = Client::new(vhost.settings(), quick());
-    let lock = client.semaphore(name());
+async fn an_acquire_aborted_at_any_point_leaves_no_slot_held(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 2).await;
+    let client = Client::new(place.settings(), quick());
+    let lock = client.semaphore(place.lock_name());
     let (mut aborted, mut completed, mut polls, mut longest) = (0, 0, 1, 0);
     while aborted < ABORTS {
         match abort_after(polls, lock.acquire(&any())).await {
@@ -63,18 +72,17 @@ async fn an_acquire_aborted_at_any_point_leaves_no_slot_held() {
     }
     println!("{aborted} aborts, {completed} completed, at most {longest} polls");
     assert!(longest > 3 && completed > 0);
-    eventually("no slot stays held", async || held(&vhost).await.is_empty()).await;
+    eventually("no slot stays held", async || held(&place).await.is_empty()).await;
     let one = lock.acquire(&any()).await.unwrap();
     let two = lock.acquire(&any()).await.unwrap();
-    assert_ne!(one.slot(), two.slot());
+    assert_ne!(held_by(&one), held_by(&two));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_or_verify_aborted_at_any_point_frees_the_slot_all_the_same() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let client = Client::new(vhost.settings(), quick());
-    let lock_ = client.semaphore(name());
+async fn a_release_or_verify_aborted_at_any_point_frees_the_slot_all_the_same(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let client = Client::new(place.settings(), quick());
+    let lock_ = client.semaphore(place.lock_name());
     for round in 0..60 {
         let permit = acquired(&lock_).await;
         let verified = abort_after(round % 6 + 1, permit.verify()).await;
@@ -82,20 +90,19 @@ async fn a_release_or_verify_aborted_at_any_point_frees_the_slot_all_the_same() 
         assert!(permit.is_valid(), "a verify that nobody waited for cost the slot");
         abort_after(round % 8 + 1, permit.release()).await;
     }
-    acquired(&lock(&vhost)).await.release().await.unwrap();
+    acquired(&lock(&place)).await.release().await.unwrap();
 }
 
 async fn acquired(lock: &lockkeeper::semaphore::Lock) -> Permit {
     lock.acquire_timeout(&any(), Duration::from_secs(10)).await.unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let permit = acquired(&lock(&vhost)).await;
-    let client = Client::new(vhost.settings(), quick());
-    let lock = client.semaphore(name());
+async fn waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let permit = acquired(&lock(&place)).await;
+    let client = Client::new(place.settings(), quick());
+    let lock = client.semaphore(place.lock_name());
     for polls in 1..60 {
         let options = any();
         let waiting = lock.acquire_timeout(&options, Duration::from_millis(300));
@@ -103,7 +110,7 @@ async fn waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place() {
         assert!(!matches!(waiting.await, Some(Ok(_))));
     }
     assert!(permit.is_valid());
-    assert_eq!(held(&vhost).await, [1]);
+    assert_eq!(held(&place).await, [1]);
     permit.release().await.unwrap();
     acquired(&lock).await.release().await.unwrap();
 }

@@ -3,13 +3,21 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{AcquireOptions, Client, Permit, Start};
 use tokio_util::sync::CancellationToken;
 
+use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::proxy::Proxy;
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, broker, held, name, quick};
+use crate::support::rabbitmq::eventually;
+use crate::{any, broker, held, held_by, quick};
+
+with_protocols! {
+    fencing {
+        tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore,
+    }
+}
 
 const ACQUISITIONS: u32 = 1_000;
 const SLOTS: u32 = 2;
@@ -18,29 +26,31 @@ fn fenced(slots: u32) -> SlotWish {
     SlotWish { records: Some(Duration::ZERO), ..SlotWish::new(slots) }
 }
 
-async fn resize(vhost: &Vhost, slots: u32) {
+async fn resize(place: &Place, slots: u32) {
     let wish = fenced(slots);
     let cancel = CancellationToken::new();
-    broker(vhost).converge(&name(), wish, sweep_to(wish, SLOTS), false, &cancel).await.unwrap();
+    broker(place)
+        .converge(&place.lock_name(), wish, sweep_to(wish, SLOTS), false, &cancel)
+        .await
+        .unwrap();
 }
 
-async fn destroy(vhost: &Vhost) {
+async fn destroy(place: &Place) {
     let cancel = CancellationToken::new();
-    broker(vhost).destroy(&name(), fenced(0), Some(SLOTS), &cancel).await.unwrap();
-    assert_eq!(vhost.queues().await, Vec::<String>::new());
+    broker(place).destroy(&place.lock_name(), fenced(0), Some(SLOTS), &cancel).await.unwrap();
+    assert_eq!(place.queues().await, Vec::<String>::new());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, SLOTS).await;
+async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, SLOTS).await;
     let proxy = Proxy::start().await;
-    let lock = Client::new(proxy.settings(vhost.settings()), quick()).semaphore(name());
-    let mut last: HashMap<Option<u32>, u64> = HashMap::new();
+    let lock = Client::new(proxy.settings(place.settings()), quick()).semaphore(place.lock_name());
+    let mut last: HashMap<_, u64> = HashMap::new();
     let mut granted = |permit: &Permit| {
         let token = permit.fence().expect("the semaphore has fencing");
-        let before = last.insert(permit.slot(), token);
-        assert!(before < Some(token), "{:?}: {token} after {before:?}", permit.slot());
+        let before = last.insert(held_by(permit), token);
+        assert!(before < Some(token), "{:?}: {token} after {before:?}", held_by(permit));
     };
     for n in 1..=ACQUISITIONS {
         let start = if n % 2 == 0 { Start::First } else { Start::At(2) };
@@ -54,12 +64,12 @@ async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore() {
         // A crash: nobody says goodbye.
         proxy.cut();
         permit.lost().await;
-        eventually("the broker has noticed", async || held(&vhost).await.is_empty()).await;
+        eventually("the broker has noticed", async || held(&place).await.is_empty()).await;
         match n % 50 {
-            10 => resize(&vhost, 0).await,
-            20 => destroy(&vhost).await,
+            10 => resize(&place, 0).await,
+            20 => destroy(&place).await,
             _ => continue,
         }
-        resize(&vhost, SLOTS).await;
+        resize(&place, SLOTS).await;
     }
 }

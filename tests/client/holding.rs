@@ -3,62 +3,81 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{
     AcquireError, Client, ClientOptions, LostReason, Permit, RunError, Start, Verdict,
 };
-use serde_json::json;
 
+use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, held, lock, name, quick, resize, starting_at};
+use crate::{any, held, held_by, lock, name, quick, resize, starting_at};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_is_taken_proved_and_given_back() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 2).await;
-    let one = lock(&vhost).try_acquire(&any()).await.unwrap();
-    let two = lock(&vhost).try_acquire(&any()).await.unwrap();
-    assert_eq!((one.slot(), two.slot()), (Some(1), Some(2)));
+with_protocols! {
+    every {
+        a_slot_is_taken_proved_and_given_back,
+        a_lock_without_slots_is_told_from_one_that_is_full,
+        two_permits_of_one_client_never_share_a_slot_or_a_connection,
+        a_slot_whose_queue_went_away_is_lost_although_its_connection_lives,
+        a_killed_connection_is_a_lost_slot_at_once_and_the_killers_words_are_told,
+        a_slot_stays_held_for_longer_than_its_heartbeats_would_last,
+        no_two_of_many_at_once_get_the_same_slot,
+        a_cut_off_holder_knows_before_the_broker_gives_its_slot_away,
+        what_runs_under_a_lock_is_stopped_when_the_lock_is_lost,
+        a_client_that_is_closed_leaves_no_connection,
+    }
+    slots {
+        a_search_begins_where_it_is_told_to,
+        a_shrink_is_told_and_takes_nothing_and_nobody_gets_the_slot_before_its_release,
+        a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired,
+        a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken,
+    }
+}
+
+async fn a_slot_is_taken_proved_and_given_back(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 2).await;
+    let one = lock(&place).try_acquire(&any()).await.unwrap();
+    let two = lock(&place).try_acquire(&any()).await.unwrap();
+    assert_eq!((one.slot(), two.slot()), (place.slot(1), place.slot(2)));
     assert_ne!(one.id(), two.id());
+    assert_ne!(held_by(&one), held_by(&two));
     assert_eq!(one.fence(), None);
     assert_eq!(one.verify().await, Ok(Verdict::Held));
-    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
-    assert_eq!(error, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 2 });
+    let error = lock(&place).try_acquire(&any()).await.unwrap_err();
+    assert!(matches!(&error, AcquireError::Full { lock, .. } if lock == "ci.deploy"), "{error:?}");
     one.release().await.unwrap();
-    let again = lock(&vhost).try_acquire(&any()).await.unwrap();
-    assert_eq!(again.slot(), Some(1));
+    let again = lock(&place).try_acquire(&any()).await.unwrap();
+    assert_eq!(again.slot(), place.slot(1));
     drop(again);
-    eventually("dropping frees the slot", async || held(&vhost).await == [2]).await;
+    eventually("dropping frees the slot", async || held(&place).await.len() == 1).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_without_slots_is_told_from_one_that_is_full() {
-    let vhost = Vhost::create().await;
-    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
+async fn a_lock_without_slots_is_told_from_one_that_is_full(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    let error = lock(&place).try_acquire(&any()).await.unwrap_err();
     assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
-    let error = lock(&vhost).acquire(&any()).await.unwrap_err();
+    let error = lock(&place).acquire(&any()).await.unwrap_err();
     assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn two_permits_of_one_client_never_share_a_slot_or_a_connection() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 2).await;
-    let lock = lock(&vhost);
+async fn two_permits_of_one_client_never_share_a_slot_or_a_connection(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 2).await;
+    let lock = lock(&place);
     let one = lock.try_acquire(&starting_at(1)).await.unwrap();
     // On one's connection this declare would succeed.
     let two = lock.try_acquire(&starting_at(1)).await.unwrap();
-    assert_eq!((one.slot(), two.slot()), (Some(1), Some(2)));
+    assert_eq!((one.slot(), two.slot()), (place.slot(1), place.slot(2)));
     drop(one);
-    eventually("only one of them ends", async || held(&vhost).await == [2]).await;
+    eventually("only one of them ends", async || held(&place).await.len() == 1).await;
     assert_eq!(two.verify().await, Ok(Verdict::Held));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_search_begins_where_it_is_told_to() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 40).await;
-    let lock = lock(&vhost);
+async fn a_search_begins_where_it_is_told_to(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 40).await;
+    let lock = lock(&place);
     let options = |start| lockkeeper::semaphore::AcquireOptions { start, ..any() };
     let third = lock.try_acquire(&options(Start::At(3))).await.unwrap();
     assert_eq!(third.slot(), Some(3));
@@ -98,16 +117,13 @@ async fn a_true_mutex_needs_no_administrator_and_has_one_holder() {
     assert_eq!(vhost.queues().await, Vec::<String>::new());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let held = lock(&place).try_acquire(&any()).await.unwrap();
     assert!(held.is_valid());
-    // An administrator's policy: A[1] stays, so a probe of it would say "held".
-    let policy = format!("policies/{}/gone", vhost.name);
-    let definition = json!({"pattern": "-B$", "definition": {"expires": 1}, "apply-to": "queues"});
-    vhost.management.put(&policy, definition).await;
+    // A[1] stays, so a probe of it would say "held".
+    place.take_away().await;
     let lost = tokio::time::timeout(Duration::from_secs(5), held.lost()).await;
     assert_eq!(lost.expect("the loss is told"), LostReason::VerifyFailed);
     assert!(!held.is_valid() && held.token().is_cancelled());
@@ -115,69 +131,69 @@ async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives() {
     assert_eq!(held.release().await, Err(LostReason::VerifyFailed));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_connection_is_a_lost_slot_at_once_and_the_killers_words_are_told() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
+async fn a_killed_connection_is_a_lost_slot_at_once_and_the_killers_words_are_told(
+    protocol: Protocol,
+) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
     for (given, reason) in [
         ("maintenance", "ConnectionClosed { text: \"CONNECTION_FORCED - maintenance\" }"),
         ("revoked: alice rolls back", "Revoked { text: \"alice rolls back\" }"),
     ] {
         let slow = ClientOptions { heartbeat: Duration::from_secs(60), ..quick() };
-        let lock_ = Client::new(vhost.settings(), slow).semaphore(name());
+        let lock_ = Client::new(place.settings(), slow).semaphore(place.lock_name());
         let held = lock_.try_acquire(&any()).await.unwrap();
-        eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
+        eventually("the connection is shown", async || !place.connections("hold").await.is_empty())
             .await;
-        for connection in vhost.connections("hold").await {
-            vhost.management.close_connection(&connection, given).await;
+        for connection in place.connections("hold").await {
+            place.management.close_connection(&connection, given).await;
         }
         let lost = tokio::time::timeout(Duration::from_secs(2), held.lost()).await;
         assert_eq!(format!("{:?}", lost.expect("the loss is told")), reason);
-        let next = lock(&vhost).try_acquire(&any()).await.unwrap();
-        assert_eq!(next.slot(), Some(1));
+        let next = lock(&place).try_acquire(&any()).await.unwrap();
+        assert_eq!(next.slot(), place.slot(1));
         next.release().await.unwrap();
-        eventually("it is gone", async || vhost.connections("hold").await.is_empty()).await;
+        eventually("it is gone", async || place.connections("hold").await.is_empty()).await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_stays_held_for_longer_than_its_heartbeats_would_last() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+async fn a_slot_stays_held_for_longer_than_its_heartbeats_would_last(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let held = lock(&place).try_acquire(&any()).await.unwrap();
     let lost = tokio::time::timeout(Duration::from_secs(5), held.lost()).await;
     assert!(lost.is_err(), "lost without a cause");
     assert_eq!(held.verify().await, Ok(Verdict::Held));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_shrink_is_told_and_takes_nothing_and_nobody_gets_the_slot_before_its_release() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 2).await;
-    let _one = lock(&vhost).try_acquire(&any()).await.unwrap();
-    let two = lock(&vhost).try_acquire(&any()).await.unwrap();
-    resize(&vhost, 1).await;
+async fn a_shrink_is_told_and_takes_nothing_and_nobody_gets_the_slot_before_its_release(
+    protocol: Protocol,
+) {
+    let place = Place::create(protocol).await;
+    resize(&place, 2).await;
+    let _one = lock(&place).try_acquire(&any()).await.unwrap();
+    let two = lock(&place).try_acquire(&any()).await.unwrap();
+    resize(&place, 1).await;
     tokio::time::timeout(Duration::from_secs(5), two.draining()).await.expect("it is told");
     assert!(two.is_valid());
     assert_eq!(two.verify().await, Ok(Verdict::Draining));
-    resize(&vhost, 2).await;
+    resize(&place, 2).await;
     assert_eq!(two.verify().await, Ok(Verdict::Held));
-    let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
+    let error = lock(&place).try_acquire(&any()).await.unwrap_err();
     assert_eq!(error, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 2 });
     two.release().await.unwrap();
-    assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap().slot(), Some(2));
+    assert_eq!(lock(&place).try_acquire(&any()).await.unwrap().slot(), Some(2));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn no_two_of_many_at_once_get_the_same_slot() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 8).await;
-    let locks: Vec<_> = (0..20).map(|_| lock(&vhost)).collect();
+async fn no_two_of_many_at_once_get_the_same_slot(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 8).await;
+    let locks: Vec<_> = (0..20).map(|_| lock(&place)).collect();
     for _ in 0..3 {
         let all = locks.iter().map(async |lock| lock.try_acquire(&any()).await);
         let held: Vec<Permit> =
             futures::future::join_all(all).await.into_iter().filter_map(Result::ok).collect();
-        let slots: HashSet<_> = held.iter().map(Permit::slot).collect();
+        let slots: HashSet<_> = held.iter().map(held_by).collect();
         assert_eq!(slots.len(), held.len(), "two holders on one slot");
         assert!(!held.is_empty());
         futures::future::join_all(held.into_iter().map(Permit::release)).await;
@@ -186,32 +202,30 @@ async fn no_two_of_many_at_once_get_the_same_slot() {
 
 /// What a shrink between the client's look and its declare comes to, without
 /// having to hit that moment.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let permit = lock(&vhost).try_acquire(&starting_at(3)).await.unwrap();
+async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let permit = lock(&place).try_acquire(&starting_at(3)).await.unwrap();
     assert_eq!(permit.slot(), Some(1), "slot 3 does not exist");
-    assert_eq!(held(&vhost).await, [1], "the failed attempt left its queue");
+    assert_eq!(held(&place).await, [1], "the failed attempt left its queue");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 3).await;
-    let first = lock(&vhost).try_acquire(&any()).await.unwrap();
-    let second = lock(&vhost).try_acquire(&starting_at(1)).await.unwrap();
+async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 3).await;
+    let first = lock(&place).try_acquire(&any()).await.unwrap();
+    let second = lock(&place).try_acquire(&starting_at(1)).await.unwrap();
     assert_eq!((first.slot(), second.slot()), (Some(1), Some(2)));
     assert_eq!(first.verify().await, Ok(Verdict::Held));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
+async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
     let proxy = Proxy::start().await;
-    let settings = proxy.settings(vhost.settings());
-    let permit = Client::new(settings, quick()).semaphore(name()).try_acquire(&any()).await;
+    let settings = proxy.settings(place.settings());
+    let permit =
+        Client::new(settings, quick()).semaphore(place.lock_name()).try_acquire(&any()).await;
     let permit = permit.unwrap();
     let cut = Instant::now();
     proxy.freeze(true);
@@ -220,24 +234,23 @@ async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away() {
     assert!(!permit.is_valid());
     // The broker frees it after two heartbeats at the earliest.
     assert!(told < Duration::from_secs(2), "told only after {told:?}");
-    assert_eq!(held(&vhost).await, [1]);
-    eventually("the broker frees the slot", async || held(&vhost).await.is_empty()).await;
+    assert_eq!(held(&place).await, [1]);
+    eventually("the broker frees the slot", async || held(&place).await.is_empty()).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_runs_under_a_lock_is_stopped_when_the_lock_is_lost() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let lock = lock(&vhost);
+async fn what_runs_under_a_lock_is_stopped_when_the_lock_is_lost(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let lock = lock(&place);
     let done = lock.run(&any(), None, async |permit| permit.slot()).await;
-    assert_eq!(done, Ok(Some(1)));
-    assert_eq!(held(&vhost).await, Vec::<u32>::new(), "given back at the end");
+    assert_eq!(done, Ok(place.slot(1)));
+    assert_eq!(held(&place).await, Vec::<u32>::new(), "given back at the end");
 
     let cut = async |_: &Permit| {
-        eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
+        eventually("the connection is shown", async || !place.connections("hold").await.is_empty())
             .await;
-        for connection in vhost.connections("hold").await {
-            vhost.management.close_connection(&connection, "test").await;
+        for connection in place.connections("hold").await {
+            place.management.close_connection(&connection, "test").await;
         }
         std::future::pending::<()>().await;
     };
@@ -249,19 +262,18 @@ async fn what_runs_under_a_lock_is_stopped_when_the_lock_is_lost() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_closed_leaves_no_connection() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let client = Client::new(vhost.settings(), ClientOptions { warm: 2, ..quick() });
-    let lock = client.semaphore(name());
+async fn a_client_that_is_closed_leaves_no_connection(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let client = Client::new(place.settings(), ClientOptions { warm: 2, ..quick() });
+    let lock = client.semaphore(place.lock_name());
     for _ in 0..3 {
         lock.acquire(&any()).await.unwrap().release().await.unwrap();
     }
-    eventually("they are shown", async || vhost.connections("hold").await.len() >= 2).await;
+    eventually("they are shown", async || place.connections("hold").await.len() >= 2).await;
     client.close().await;
     eventually("all are gone", async || {
-        vhost.connections("hold").await.is_empty() && vhost.connections("probe").await.is_empty()
+        place.connections("hold").await.is_empty() && place.connections("probe").await.is_empty()
     })
     .await;
 }

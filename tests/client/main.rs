@@ -24,20 +24,15 @@ mod wire;
 
 use std::time::Duration;
 
-use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{
-    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Start,
+    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
 };
-use support::rabbitmq::Vhost;
+use support::protocols::{At, name};
 use tokio_util::sync::CancellationToken;
 
-fn name() -> LockName {
-    LockName::new("ci.deploy").unwrap()
-}
-
-fn broker(vhost: &Vhost) -> Broker {
-    Broker::new(vhost.settings(), BrokerOptions::default())
+fn broker(at: &impl At) -> Broker {
+    Broker::new(at.vhost().settings(), BrokerOptions::default())
 }
 
 /// With the shortest heartbeat, so that losses show soon.
@@ -46,8 +41,8 @@ fn quick() -> ClientOptions {
 }
 
 /// The lock, by a client of its own.
-fn lock(vhost: &Vhost) -> Lock {
-    Client::new(vhost.settings(), quick()).semaphore(name())
+fn lock(at: &impl At) -> Lock {
+    Client::new(at.vhost().settings(), quick()).semaphore(at.lock_name())
 }
 
 fn any() -> AcquireOptions {
@@ -59,14 +54,18 @@ fn starting_at(slot: u32) -> AcquireOptions {
 }
 
 /// Makes the lock's slots `slots`, after at most 100.
-async fn resize(vhost: &Vhost, slots: u32) {
+async fn resize(at: &impl At, slots: u32) {
     let wish = SlotWish::new(slots);
-    let to = sweep_to(wish, 100);
-    let done = broker(vhost).converge(&name(), wish, to, false, &CancellationToken::new()).await;
-    done.unwrap();
+    let (to, cancel) = (sweep_to(wish, 100), CancellationToken::new());
+    broker(at).converge(&at.lock_name(), wish, to, false, &cancel).await.unwrap();
+}
+
+/// What a permit is for, which nobody else has meanwhile: a slot, or a token.
+fn held_by(permit: &Permit) -> (Option<u32>, Option<u64>) {
+    (permit.slot(), permit.token_id())
 }
 
 /// Which slots are held.
-async fn held(vhost: &Vhost) -> Vec<u32> {
-    broker(vhost).observe(&name(), 0, 100).await.unwrap().held.into_iter().collect()
+async fn held(at: &impl At) -> Vec<u32> {
+    broker(at).observe(&at.lock_name(), 0, 100).await.unwrap().held.into_iter().collect()
 }

@@ -6,10 +6,18 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lockkeeper::plan::naming::Protocol;
 use tokio::process::{Child, Command};
 
-use crate::support::rabbitmq::{Vhost, eventually, unique};
+use crate::support::protocols::{Place, options, with_protocols};
+use crate::support::rabbitmq::{eventually, unique};
 use crate::{held, name, resize};
+
+with_protocols! {
+    every {
+        of_64_processes_no_two_ever_hold_the_same_slot_and_all_end,
+    }
+}
 
 const PROCESSES: usize = 64;
 const SLOTS: u32 = 5;
@@ -27,29 +35,33 @@ fn guarded() -> PathBuf {
     program
 }
 
-fn start(vhost: &Vhost, registers: &Path) -> Child {
+fn start(place: &Place, registers: &Path) -> Child {
     Command::new(guarded())
         .args([name().as_str(), &times().to_string()])
         .arg(registers)
-        .env("AMQP_URL", vhost.url())
+        .args(options(place.protocol).get(1))
+        .env("AMQP_URL", place.url())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, SLOTS).await;
+async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, SLOTS).await;
     let registers = std::env::temp_dir().join(format!("lockkeeper-{}", unique()));
     std::fs::create_dir(&registers).unwrap();
     let begun = Instant::now();
-    let processes: Vec<Child> = (0..PROCESSES).map(|_| start(&vhost, &registers)).collect();
+    let processes: Vec<Child> = (0..PROCESSES).map(|_| start(&place, &registers)).collect();
     let all = futures::future::join_all(processes.into_iter().map(Child::wait_with_output));
     let limit = Duration::from_secs(60) + Duration::from_secs(2) * times();
     let all = tokio::time::timeout(limit, all).await.expect("every process ends");
-    println!("{PROCESSES} processes × {} on {SLOTS} slots: {:?}", times(), begun.elapsed());
+    println!(
+        "{protocol:?}: {PROCESSES} processes × {} on {SLOTS} slots: {:?}",
+        times(),
+        begun.elapsed()
+    );
     for output in all {
         let output = output.unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
@@ -57,13 +69,13 @@ async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end() {
     }
     assert_eq!(std::fs::read_dir(&registers).unwrap().count(), 0);
     std::fs::remove_dir(&registers).unwrap();
-    assert_eq!(held(&vhost).await, Vec::<u32>::new());
+    assert_eq!(held(&place).await, Vec::<u32>::new());
     eventually("no connection is left", async || {
-        vhost.connections("hold").await.is_empty() && vhost.connections("probe").await.is_empty()
+        place.connections("hold").await.is_empty() && place.connections("probe").await.is_empty()
     })
     .await;
     // Slots, and what administrators make beside them.
-    let left = vhost.queues().await;
+    let left = place.queues().await;
     let foreign: Vec<_> = left.iter().filter(|queue| queue.ends_with("-B")).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
 }

@@ -6,6 +6,8 @@ mod complaints;
 
 use std::time::{Duration, Instant};
 
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::plan::semaphore::SlotWish;
 use lockkeeper::semaphore::{
@@ -43,21 +45,27 @@ async fn create(vhost: &Vhost, name: &LockName, count: u32) {
     broker(vhost).resize(name, to, wish, &CancellationToken::new()).await.unwrap();
 }
 
-/// Free tokens, by passive declare.
-async fn free(vhost: &Vhost) -> u32 {
-    use lapin::options::QueueDeclareOptions;
+/// Free tokens and consumers, by passive declare.
+async fn ready(vhost: &Vhost) -> (u32, u32) {
     let (_connection, channel) = vhost.channel().await;
     let passive = QueueDeclareOptions::default().passive();
-    let queue = channel.queue_declare(QUEUE.into(), passive, Default::default()).await;
-    queue.unwrap().message_count()
+    let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await.unwrap();
+    (queue.message_count(), queue.consumer_count())
+}
+
+async fn free(vhost: &Vhost) -> u32 {
+    ready(vhost).await.0
+}
+
+async fn consumers(vhost: &Vhost) -> u32 {
+    ready(vhost).await.1
 }
 
 fn with_priority(priority: u8) -> AcquireOptions {
     AcquireOptions { priority, ..any() }
 }
 
-/// Starts to acquire, and waits until the broker knows that one more waits than
-/// `before`.
+/// Starts to acquire, and waits until the broker knows that one more waits.
 async fn waiting(
     vhost: &Vhost,
     name: &LockName,
@@ -68,14 +76,6 @@ async fn waiting(
     let task = tokio::spawn(async move { lock.acquire(&options).await });
     eventually("it waits", async || consumers(vhost).await > before).await;
     task
-}
-
-async fn consumers(vhost: &Vhost) -> u32 {
-    use lapin::options::QueueDeclareOptions;
-    let (_connection, channel) = vhost.channel().await;
-    let passive = QueueDeclareOptions::default().passive();
-    let queue = channel.queue_declare(QUEUE.into(), passive, Default::default()).await;
-    queue.unwrap().consumer_count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,10 +220,10 @@ async fn a_killed_connection_loses_its_token_at_once_with_the_killers_words() {
     let held = held.unwrap();
     eventually("the connection is shown", async || !vhost.connections("hold").await.is_empty())
         .await;
+    let connections = vhost.connections("hold").await;
     let task = waiting(&vhost, &classic(), any()).await;
-    for connection in vhost.connections("hold").await {
+    for connection in connections {
         vhost.management.close_connection(&connection, "maintenance").await;
-        break;
     }
     let lost = tokio::time::timeout(Duration::from_secs(2), held.lost()).await.unwrap();
     assert_eq!(

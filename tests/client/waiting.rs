@@ -5,11 +5,25 @@ use std::time::{Duration, Instant};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
+use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{AcquireError, AcquireOptions, Client, ClientOptions};
 
-use crate::support::proxy::Proxy;
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, lock, name, quick, resize};
+use crate::support::protocols::{At, Place, with_protocols};
+use crate::support::proxy::{Method, Proxy, Sender};
+use crate::support::rabbitmq::eventually;
+use crate::{any, broker, lock, name, quick, resize};
+
+with_protocols! {
+    every {
+        a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one,
+        who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_milliseconds,
+    }
+    slots {
+        without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time,
+        a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed,
+        a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one,
+    }
+}
 
 /// The wait queue, as administrators declare it.
 async fn wait_queue(channel: &Channel) {
@@ -32,45 +46,71 @@ async fn wake(channel: &Channel) {
     channel.basic_publish("".into(), queue, options, &[], expiring).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let (_connection, channel) = vhost.channel().await;
+async fn without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let (_connection, channel) = place.channel().await;
     let queue = name().wait_queue().unwrap().as_str().into();
     channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
-    let first = lock(&vhost).try_acquire(&any()).await.unwrap();
+    let first = lock(&place).try_acquire(&any()).await.unwrap();
     let start = Instant::now();
     let short = Duration::from_millis(400);
-    let error = lock(&vhost).acquire_timeout(&any(), short).await.unwrap_err();
+    let error = lock(&place).acquire_timeout(&any(), short).await.unwrap_err();
     assert!(matches!(error, AcquireError::Full { .. }), "{error}");
     assert!(start.elapsed() >= short);
 
-    let waiter = lock(&vhost);
+    let waiter = lock(&place);
     let waiting = tokio::spawn(async move { waiter.acquire(&any()).await });
-    eventually("the waiter is there", async || vhost.connections("hold").await.len() >= 2).await;
+    eventually("the waiter is there", async || place.connections("hold").await.len() >= 2).await;
     first.release().await.unwrap();
     let taken = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
     assert_eq!(taken.unwrap().unwrap().slot(), Some(1));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let (_connection, channel) = vhost.channel().await;
-    wait_queue(&channel).await;
-    let mut permit = lock(&vhost).acquire(&any()).await.unwrap();
+/// Until whoever waits over this proxy has looked once more since it began to wait,
+/// because what is free then it takes out of turn.
+async fn settled(proxy: &Proxy, place: &Place) {
+    let is_answer = |method: &Method| {
+        let name = method.name.as_str();
+        method.sender == Sender::Broker && ["basic.ack", "queue.declare-ok"].contains(&name)
+    };
+    eventually("it waits, and has looked", async || {
+        let seen = proxy.seen();
+        let waits = seen.iter().rposition(|method| method.name == "basic.consume-ok");
+        let has_looked = |at: usize| {
+            // Who waits for a token is given one by the broker, and doesn't look.
+            !place.lock_name().has_slots() || seen[at..].iter().any(is_answer)
+        };
+        // A look may have more than one answer.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        waits.is_some_and(has_looked) && proxy.seen().len() == seen.len()
+    })
+    .await;
+}
+
+async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let administrator = broker(&place);
+    let waiting = async || administrator.waiting(&place.lock_name()).await.unwrap();
+    let mut permit = lock(&place).acquire(&any()).await.unwrap();
     let (tell, mut acquired) = tokio::sync::mpsc::unbounded_channel();
+    let mut proxies = Vec::new();
     for priority in [1, 9, 0, 5] {
-        let (lock, tell) = (lock(&vhost), tell.clone());
+        let proxy = Proxy::start().await;
+        let client = Client::new(proxy.settings(place.settings()), quick());
+        let (lock, tell) = (client.semaphore(place.lock_name()), tell.clone());
+        proxies.push(proxy);
         tokio::spawn(async move {
             let options = AcquireOptions { priority, ..any() };
             let permit = lock.acquire(&options).await.unwrap();
             tell.send((priority, permit)).unwrap();
         });
     }
-    eventually("all wait", async || waiting(&channel).await == 4).await;
+    eventually("all wait", async || waiting().await == Some(4)).await;
+    for proxy in &proxies {
+        settled(proxy, &place).await;
+    }
     for expected in [9, 5, 1, 0] {
         let released = Instant::now();
         permit.release().await.unwrap();
@@ -80,28 +120,28 @@ async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one() 
         assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
         permit = next;
     }
-    eventually("nobody waits", async || waiting(&channel).await == 0).await;
+    permit.release().await.unwrap();
+    eventually("nobody waits", async || waiting().await == Some(0)).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed() {
-    let vhost = Vhost::create().await;
-    let (_connection, channel) = vhost.channel().await;
+async fn a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    let (_connection, channel) = place.channel().await;
     wait_queue(&channel).await;
-    let waiter = |vhost: &Vhost| {
-        let lock = lock(vhost);
+    let waiter = |place: &Place| {
+        let lock = lock(place);
         tokio::spawn(async move { lock.acquire(&any()).await })
     };
-    let first = waiter(&vhost);
+    let first = waiter(&place);
     eventually("it waits", async || waiting(&channel).await == 1).await;
-    resize(&vhost, 1).await;
+    resize(&place, 1).await;
     wake(&channel).await;
     let permit = tokio::time::timeout(Duration::from_secs(5), first).await.expect("it is woken");
     permit.unwrap().unwrap().release().await.unwrap();
 
-    resize(&vhost, 0).await;
+    resize(&place, 0).await;
     wait_queue(&channel).await;
-    let second = waiter(&vhost);
+    let second = waiter(&place);
     eventually("it waits", async || waiting(&channel).await == 1).await;
     let queue = name().wait_queue().unwrap().as_str().into();
     channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
@@ -109,19 +149,22 @@ async fn a_closed_lock_is_waited_for_until_it_has_a_slot_or_is_destroyed() {
     assert!(matches!(error.unwrap(), Err(AcquireError::NoSlots { .. })));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_milliseconds() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let (_connection, channel) = vhost.channel().await;
-    let holder = lock(&vhost);
+async fn who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_milliseconds(
+    protocol: Protocol,
+) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let administrator = broker(&place);
+    let waiting = async || administrator.waiting(&place.lock_name()).await.unwrap();
+    let holder = lock(&place);
     let proxy = Proxy::start().await;
     // Long heartbeats, for those are counted as well.
     let slow = ClientOptions { heartbeat: Duration::from_secs(60), ..quick() };
-    let waiter = Client::new(proxy.settings(vhost.settings()), slow).semaphore(name());
+    let waiter = Client::new(proxy.settings(place.settings()), slow).semaphore(place.lock_name());
     let mut took = Vec::new();
     for _ in 0..5 {
         let permit = holder.acquire(&any()).await.unwrap();
+        proxy.reset();
         let waits = tokio::spawn({
             let waiter = waiter.clone();
             async move {
@@ -129,14 +172,8 @@ async fn who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_millisecon
                 (Instant::now(), permit)
             }
         });
-        eventually("it waits", async || waiting(&channel).await == 1).await;
-        // Its look after it joined.
-        eventually("it has looked", async || {
-            let before = proxy.methods().len();
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            proxy.methods().len() == before
-        })
-        .await;
+        eventually("it waits", async || waiting().await == Some(1)).await;
+        settled(&proxy, &place).await;
         proxy.reset();
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(proxy.methods().len(), 0, "{:?}", proxy.methods());
@@ -151,21 +188,20 @@ async fn who_waits_asks_the_broker_nothing_and_has_a_released_slot_in_millisecon
     assert!(took[2] < Duration::from_millis(250), "{took:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one() {
-    let vhost = Vhost::create().await;
-    resize(&vhost, 1).await;
-    let (_connection, channel) = vhost.channel().await;
+async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let (_connection, channel) = place.channel().await;
     wait_queue(&channel).await;
-    let permit = lock(&vhost).acquire(&any()).await.unwrap();
+    let permit = lock(&place).acquire(&any()).await.unwrap();
     // A foreign waiter of the highest priority that takes its call and dies with it.
-    let (foreign, deaf) = vhost.channel().await;
+    let (foreign, deaf) = place.channel().await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-priority".into(), AMQPValue::LongInt(255));
     let queue = name().wait_queue().unwrap().as_str().into();
     let options = lapin::options::BasicConsumeOptions::default();
     let _consumer = deaf.basic_consume(queue, "deaf".into(), options, arguments).await.unwrap();
-    let waiter = lock(&vhost);
+    let waiter = lock(&place);
     let waiter = tokio::spawn(async move { waiter.acquire(&any()).await });
     eventually("both wait", async || waiting(&channel).await == 2).await;
     permit.release().await.unwrap();

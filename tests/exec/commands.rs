@@ -10,9 +10,10 @@ use tokio::process::{Child, Command};
 use crate::environment::{random, signal};
 use crate::support::rabbitmq::eventually;
 
-/// Writes the holder into the file `$0` until it is ended, in two processes.
+/// Writes the holder into the file `$0` until it is ended, in two processes, and not
+/// so often that many at once would be the machine's whole work.
 pub const WRITE: &str = r#"
-write() { while :; do echo "$LOCK_HOLDER_ID" >>"$0"; sleep 0.01; done; }
+write() { while :; do echo "$LOCK_HOLDER_ID" >>"$0"; sleep 0.05; done; }
 write & write"#;
 
 /// A directory of a test's own, removed at the end.

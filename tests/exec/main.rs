@@ -24,8 +24,9 @@ mod waiting;
 use std::process::Stdio;
 
 use environment::variable;
+use lockkeeper::plan::naming::Protocol;
 use support::environment;
-use support::rabbitmq::Vhost;
+use support::protocols::{At, options};
 use tokio::process::Command;
 
 /// The lock that most tests are about.
@@ -39,19 +40,25 @@ struct Outcome {
     stderr: String,
 }
 
-/// `lockkeeper` on this vhost. Ended with the test; without input, unless it is
-/// given one.
-fn lockkeeper(vhost: &Vhost, arguments: &[&str]) -> Command {
-    prefixed(&[], vhost, arguments)
+/// `lockkeeper` there, about the lock of that place's protocol. Ended with the test;
+/// without input, unless it is given one.
+fn lockkeeper(at: &impl At, arguments: &[&str]) -> Command {
+    prefixed(&[], at, arguments)
 }
 
 /// The same, started by another program.
-fn prefixed(prefix: &[&str], vhost: &Vhost, arguments: &[&str]) -> Command {
-    let mut command = program(prefix, arguments);
+fn prefixed(prefix: &[&str], at: &impl At, arguments: &[&str]) -> Command {
+    let mut command = program(prefix, &spoken(at.lock_name().protocol(), arguments));
     command
-        .env("AMQP_URL", vhost.url())
+        .env("AMQP_URL", at.vhost().url())
         .env("RABBITMQ_MANAGEMENT_URL", variable("RABBITMQ_MANAGEMENT_URL"));
     command
+}
+
+/// The arguments with those that mean the protocol, after the verb.
+fn spoken<'a>(protocol: Protocol, arguments: &[&'a str]) -> Vec<&'a str> {
+    let verb = if arguments[0] == "semaphore" { 2 } else { 1 };
+    [&arguments[..verb], options(protocol), &arguments[verb..]].concat()
 }
 
 fn program(prefix: &[&str], arguments: &[&str]) -> Command {
@@ -78,20 +85,20 @@ async fn outcome(mut command: Command) -> Outcome {
     }
 }
 
-/// Runs `lockkeeper` on this vhost to its end.
-async fn run(vhost: &Vhost, arguments: &[&str]) -> Outcome {
-    outcome(lockkeeper(vhost, arguments)).await
+/// Runs `lockkeeper` there to its end.
+async fn run(at: &impl At, arguments: &[&str]) -> Outcome {
+    outcome(lockkeeper(at, arguments)).await
 }
 
 /// The same; it must succeed. Returns its output.
-async fn succeed(vhost: &Vhost, arguments: &[&str]) -> String {
-    let outcome = run(vhost, arguments).await;
+async fn succeed(at: &impl At, arguments: &[&str]) -> String {
+    let outcome = run(at, arguments).await;
     assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
     outcome.stdout
 }
 
 /// Makes the lock with so many slots.
-async fn create(vhost: &Vhost, slots: u32) {
+async fn create(at: &impl At, slots: u32) {
     let slots = slots.to_string();
-    succeed(vhost, &["semaphore", "create", LOCK, "--slots", &slots]).await;
+    succeed(at, &["semaphore", "create", LOCK, "--slots", &slots]).await;
 }

@@ -2,10 +2,22 @@
 
 use std::process::Stdio;
 
+use lockkeeper::plan::naming::Protocol;
 use tokio::io::AsyncWriteExt;
 
+use crate::support::protocols::{At, Place, with_protocols};
 use crate::support::rabbitmq::Vhost;
-use crate::{LOCK, create, lockkeeper, outcome, run, succeed};
+use crate::{LOCK, create, lockkeeper, outcome, run, spoken, succeed};
+
+with_protocols! {
+    every {
+        a_lock_that_is_held_is_waited_for_as_long_as_asked,
+        nothing_of_ours_is_left_at_the_broker_afterwards,
+    }
+    slots {
+        the_command_finds_its_lock_in_the_environment_and_no_other,
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
@@ -54,32 +66,30 @@ async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_held_is_waited_for_as_long_as_asked() {
-    let vhost = Vhost::create().await;
-    create(&vhost, 1).await;
+async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    create(&place, 1).await;
     let inside = env!("CARGO_BIN_EXE_lockkeeper");
+    let says = if place.slot(1).is_some() { "every slot" } else { "no token" };
     for wait in [&["--no-wait"][..], &["--timeout", "300ms"]] {
-        let before = ["exec", LOCK, "--", inside, "exec", LOCK];
-        let arguments: Vec<&str> =
-            before.iter().chain(wait).chain(&["--", "true"]).copied().collect();
-        let outcome = run(&vhost, &arguments).await;
+        let inner = spoken(protocol, &[&["exec", LOCK], wait, &["--", "true"]].concat());
+        let arguments = [&["exec", LOCK, "--", inside][..], &inner].concat();
+        let outcome = run(&place, &arguments).await;
         assert_eq!(outcome.code, Some(75), "{outcome:?}");
-        assert!(outcome.stderr.contains("every slot"), "{outcome:?}");
+        assert!(outcome.stderr.contains(says), "{outcome:?}");
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_command_finds_its_lock_in_the_environment_and_no_other() {
-    let vhost = Vhost::create().await;
-    succeed(&vhost, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
+async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    succeed(&place, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
     let show = "env | grep ^LOCK_ | sort; echo $AMQP_URL";
     let of = |text: &str, name: &str| {
         let prefix = format!("{name}=");
         text.lines().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
     };
-    let first = succeed(&vhost, &["exec", LOCK, "--", "sh", "-c", show]).await;
-    let second = succeed(&vhost, &["exec", LOCK, "--", "sh", "-c", show]).await;
+    let first = succeed(&place, &["exec", LOCK, "--", "sh", "-c", show]).await;
+    let second = succeed(&place, &["exec", LOCK, "--", "sh", "-c", show]).await;
     assert_eq!(of(&first, "LOCK_NAME").as_deref(), Some(LOCK));
     assert_eq!(of(&first, "LOCK_SLOT").as_deref(), Some("1"));
     assert_ne!(of(&first, "LOCK_HOLDER_ID"), of(&second, "LOCK_HOLDER_ID"));
@@ -89,7 +99,7 @@ async fn the_command_finds_its_lock_in_the_environment_and_no_other() {
     // A mutex within the semaphore: what the semaphore gave must not be seen.
     let inside = env!("CARGO_BIN_EXE_lockkeeper");
     let nested = ["exec", LOCK, "--", inside, "exec", "--mutex", "m", "--", "sh", "-c", show];
-    let mut command = lockkeeper(&vhost, &nested);
+    let mut command = lockkeeper(&place, &nested);
     command.env("LOCK_SLOT", "77").env("LOCK_TOKEN_ID", "77");
     let inner = outcome(command).await.stdout;
     assert_eq!(of(&inner, "LOCK_NAME").as_deref(), Some("m"));
@@ -98,9 +108,9 @@ async fn the_command_finds_its_lock_in_the_environment_and_no_other() {
     }
 
     // The broker's password is not ours to pass on.
-    let url = vhost.url();
+    let url = place.url();
     let arguments = ["exec", LOCK, "--url", &url, "--", "sh", "-c", show];
-    let mut command = lockkeeper(&vhost, &arguments);
+    let mut command = lockkeeper(&place, &arguments);
     command.env_remove("AMQP_URL");
     let without = outcome(command).await;
     assert_eq!(without.stdout.lines().last(), Some(""), "{without:?}");
@@ -122,16 +132,15 @@ async fn the_command_is_run_as_written_and_reads_our_input() {
     assert!(output.unwrap().stdout == vec![b'x'; 300_000], "all of it, and nothing else");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_ours_is_left_at_the_broker_afterwards() {
-    let vhost = Vhost::create().await;
-    create(&vhost, 1).await;
-    let before = vhost.queues().await;
+async fn nothing_of_ours_is_left_at_the_broker_afterwards(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    create(&place, 1).await;
+    let before = place.queues().await;
     for _ in 0..3 {
-        succeed(&vhost, &["exec", LOCK, "--", "true"]).await;
-        succeed(&vhost, &["exec", "--mutex", "ci.one", "--", "true"]).await;
+        succeed(&place, &["exec", LOCK, "--", "true"]).await;
+        succeed(place.vhost(), &["exec", "--mutex", "ci.one", "--", "true"]).await;
     }
-    assert_eq!(vhost.queues().await, before);
+    assert_eq!(place.queues().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ pub mod blog;
 pub mod environment;
 #[path = "own_server.rs"]
 pub mod own_server;
+pub mod protocols;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod register;

@@ -51,7 +51,8 @@ impl Account {
         match self.seen {
             Some((same, at)) if same == total => {
                 let since = now.saturating_duration_since(at);
-                if since >= apart { Look::Settled(total) } else { Look::Again(apart - since) }
+                let left = apart.saturating_sub(since);
+                if left.is_zero() { Look::Settled(total) } else { Look::Again(left) }
             }
             _ => {
                 self.seen = Some((total, now));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::account::{Account, Look};
 use super::drain::Drains;
+use super::holders::Watched;
 use super::queue::{Ready, arguments, release};
 use crate::plan::naming::{LockName, MAX_SLOTS, Protocol, QueueType};
 use crate::plan::semaphore::SlotsSeen;
@@ -34,6 +35,7 @@ pub(in crate::semaphore) struct Tokens {
     accounts: Mutex<HashMap<LockName, Account>>,
     pub(super) drains: Drains,
     last_id: Mutex<u64>,
+    pub(super) watched: Arc<Watched>,
 }
 
 impl Tokens {
@@ -140,8 +142,9 @@ pub(super) async fn count(
         if enough == Some(total) {
             return Ok(total);
         }
-        let look = |account: &mut Account| account.look(total, Instant::now(), apart);
-        match broker.tokens.account(lock, look) {
+        let seen =
+            broker.tokens.account(lock, |account| account.look(total, Instant::now(), apart));
+        match seen {
             Look::Settled(total) => return Ok(total),
             Look::Again(_) if start.elapsed() > PATIENCE => {
                 let why = "two looks never saw the same".to_owned();
@@ -204,8 +207,12 @@ pub(super) async fn make(change: &Change, lane: &mut Lane) -> Result<Converged, 
         broker.tokens.account(lock, |account| account.changed(total, Instant::now()));
     }
     done.left = total.saturating_sub(wish);
-    if change.is_destruction() && total == 0 && lane.delete_tokens(&queue).await? {
+    if change.is_destruction() && total == 0 {
         broker.tokens.forget(lock);
+        if !lane.delete_tokens(&queue, queue_type(lock)).await? {
+            let why = "somebody has published one meanwhile".to_owned();
+            return Err(BrokerError::CountUnknown { queue, why });
+        }
         return Ok(done);
     }
     if done.left > 0 {

@@ -15,7 +15,6 @@ use crate::semaphore::client::{
 };
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Lane, Refused, short};
-use crate::semaphore::protocol::Hold;
 
 /// A token that was delivered, and how.
 struct Got {
@@ -101,10 +100,17 @@ fn permit(
     let announced =
         Announced { queue: lock.name().announcement(number), facts: facts(&id, options) };
     let tag = delivery.delivery_tag;
-    let held: Box<dyn Hold> =
-        Box::new(HeldToken::new(lane, channel, tag, queue, consumer, announced));
-    let begin =
-        Begin { id, fence, slot: None, token_id, hold, held, sent, wait_queue: None, record: None };
+    let begin = Begin {
+        id,
+        fence,
+        slot: None,
+        token_id,
+        hold,
+        held: Box::new(HeldToken::new(lane, channel, tag, queue, consumer, announced)),
+        sent,
+        wait_queue: None,
+        record: None,
+    };
     Permit::begin(lock.shared(), begin)
 }
 

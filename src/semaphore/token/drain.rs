@@ -151,8 +151,11 @@ impl Drain {
     }
 }
 
+/// What a drain's consumer is called.
+pub(super) const TAG: &str = "lockkeeper-drain";
+
 fn tag() -> ShortString {
-    "lockkeeper-drain".into()
+    TAG.into()
 }
 
 /// Removes the token that was delivered on `channel` if it is one too many; returns how

@@ -133,8 +133,8 @@ impl Lane {
         while taken < most {
             let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
             let got = lane.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
-            let Some(token) = got else { break };
-            last = Some(token.delivery_tag);
+            let Some(message) = got else { break };
+            last = Some(message.delivery_tag);
             taken += 1;
         }
         if let Some(last) = last {
@@ -150,9 +150,18 @@ impl Lane {
 
     /// Deletes the token queue if no token is free; who waits is told. `false` if one
     /// is.
-    pub(super) async fn delete_tokens(&mut self, name: &str) -> Result<bool, BrokerError> {
+    pub(super) async fn delete_tokens(
+        &mut self,
+        name: &str,
+        queue_type: QueueType,
+    ) -> Result<bool, BrokerError> {
+        if self.ready(name).await?.is_some_and(|ready| ready.free > 0) {
+            return Ok(false);
+        }
         let channel = self.channel().await?;
-        let options = QueueDeleteOptions { if_unused: false, if_empty: true, nowait: false };
+        // A quorum queue can't be asked for that, and ends the connection.
+        let if_empty = queue_type == QueueType::Classic;
+        let options = QueueDeleteOptions { if_unused: false, if_empty, nowait: false };
         let deleting = channel.queue_delete(short(name)?, options);
         match self.answer("to queue.delete", name, deleting).await? {
             Ok(_) => Ok(true),

@@ -1,0 +1,154 @@
+//! Fewer tokens than are held: what is held is waited for, and neither more nor less is
+//! removed, whoever comes, goes or changes his mind meanwhile.
+
+use std::time::Duration;
+
+use lapin::options::BasicAckOptions;
+use lockkeeper::plan::naming::QueueType;
+use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use tokio_util::sync::CancellationToken;
+
+use super::{QUEUE, TYPES, classic, free, give_back, hold, make, settles_at, tokens, total};
+use crate::support::proxy::{Proxy, When, named};
+use crate::support::rabbitmq::{Vhost, eventually};
+use crate::{broker, wish};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_none_and_back_with_all_tokens_held() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let (broker, name) = (broker(&vhost), tokens(queue_type));
+        make(&broker, &name, 3).await.unwrap();
+        let (_connection, channel) = vhost.channel().await;
+        let held = hold(&channel, 3).await;
+        let done = make(&broker, &name, 0).await.unwrap();
+        assert_eq!((done.declared, done.deleted, done.left), (0, 0, 3));
+        assert_eq!(done.seen.counts(0).draining, 3);
+        // One goes, and then they are wanted again: two are still held, one is new.
+        give_back(&held[0]).await;
+        settles_at(&vhost, 2).await;
+        let done = make(&broker, &name, 3).await.unwrap();
+        assert_eq!((done.declared, done.deleted, done.left), (1, 0, 0));
+        give_back(&held[1]).await;
+        give_back(&held[2]).await;
+        eventually("all are free", async || free(&channel).await == 3).await;
+        settles_at(&vhost, 3).await;
+        // And back to none, after all.
+        let done = make(&broker, &name, 0).await.unwrap();
+        assert_eq!((done.deleted, done.left), (3, 0));
+        settles_at(&vhost, 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_none_and_back_at_once_takes_nothing() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    make(&broker, &classic(), 2).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let held = hold(&channel, 2).await;
+    for _ in 0..5 {
+        assert_eq!(make(&broker, &classic(), 0).await.unwrap().left, 2);
+        assert_eq!(make(&broker, &classic(), 2).await.unwrap().declared, 0);
+    }
+    give_back(&held[0]).await;
+    give_back(&held[1]).await;
+    eventually("both are free", async || free(&channel).await == 2).await;
+    assert_eq!(total(&vhost).await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_who_drain_remove_no_more_than_one() {
+    let vhost = Vhost::create().await;
+    let brokers = [broker(&vhost), broker(&vhost)];
+    make(&brokers[0], &classic(), 6).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let held = hold(&channel, 6).await;
+    for broker in &brokers {
+        assert_eq!(make(broker, &classic(), 3).await.unwrap().left, 3);
+    }
+    for token in &held[..5] {
+        give_back(token).await;
+    }
+    settles_at(&vhost, 3).await;
+    eventually("the others are free", async || free(&channel).await == 2).await;
+    give_back(&held[5]).await;
+    eventually("that one stays", async || free(&channel).await == 3).await;
+    assert_eq!(total(&vhost).await, Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_dies_between_taking_and_removing_begins_anew() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
+    make(&through, &classic(), 3).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let held = hold(&channel, 3).await;
+    assert_eq!(make(&through, &classic(), 1).await.unwrap().left, 2);
+    let cut = proxy.cut_at(When::Before, named("basic.ack"));
+    give_back(&held[0]).await;
+    cut.wait().await;
+    settles_at(&vhost, 2).await;
+    give_back(&held[1]).await;
+    settles_at(&vhost, 1).await;
+    give_back(&held[2]).await;
+    eventually("it is free", async || free(&channel).await == 1).await;
+    assert_eq!(total(&vhost).await, Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_with_its_handle_and_leaves_every_token() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    make(&broker, &classic(), 2).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let held = hold(&channel, 2).await;
+    assert_eq!(make(&broker, &classic(), 0).await.unwrap().left, 2);
+    drop(broker);
+    eventually("nobody drains", async || vhost.queue(QUEUE).await.unwrap()["consumers"] == 0).await;
+    give_back(&held[0]).await;
+    eventually("it is free", async || free(&channel).await == 1).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(total(&vhost).await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_held_keeps_a_semaphore_from_being_destroyed() {
+    for queue_type in TYPES {
+        let vhost = Vhost::create().await;
+        let (broker, name) = (broker(&vhost), tokens(queue_type));
+        let destroy =
+            async || broker.destroy(&name, wish(0), None, &CancellationToken::new()).await;
+        make(&broker, &name, 2).await.unwrap();
+        let (_connection, channel) = vhost.channel().await;
+        let held = hold(&channel, 1).await;
+        assert_eq!(destroy().await.unwrap().left, 1);
+        assert_eq!(vhost.queues().await, [QUEUE]);
+        give_back(&held[0]).await;
+        eventually("it is drained", async || total(&vhost).await == Some(0)).await;
+        assert_eq!(destroy().await.unwrap().left, 0);
+        assert_eq!(vhost.queues().await, [""; 0]);
+        // Once more is no error.
+        assert_eq!(destroy().await.unwrap().left, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_acknowledged_by_mistake_while_others_drain_is_one_fewer_to_wait_for() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    make(&broker, &tokens(QueueType::Classic), 3).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let held = hold(&channel, 3).await;
+    assert_eq!(make(&broker, &classic(), 2).await.unwrap().left, 1);
+    held[0].acker.ack(BasicAckOptions::default()).await.unwrap();
+    settles_at(&vhost, 2).await;
+    give_back(&held[1]).await;
+    // The drain takes it, counts, and gives it back.
+    eventually("it is free", async || free(&channel).await == 1).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(total(&vhost).await, Some(2));
+    let _: Result<_, BrokerError> = make(&broker, &classic(), 2).await;
+    assert_eq!(total(&vhost).await, Some(2));
+}
