@@ -4,6 +4,7 @@
 mod count;
 mod create;
 mod destroy;
+mod draining;
 mod grow;
 mod holders;
 mod shrink;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use self::draining::Draining;
 use super::output::Format;
 use super::target::{Found, Place, resource};
 use super::telemetry::{self, LogFormat};
@@ -159,6 +161,7 @@ async fn resize(
     form: &Form,
     to: ResizeTo,
     records: &Records,
+    draining: Draining,
 ) -> Result<(), Failure> {
     let target = which.find_to_change().await?;
     let name = &target.found.name;
@@ -172,7 +175,8 @@ async fn resize(
         })?;
     let units = target.found.units();
     say(format!("{name} has {} {units}, before {}", resized.after, resized.before));
-    count::print(form, &target, &resized.done.seen).await
+    let seen = draining.tokens(&target, resized.after, &resized.done).await?;
+    count::print(form, &target, &seen).await
 }
 
 /// How many slots there are, where there are no holes.

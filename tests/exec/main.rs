@@ -15,6 +15,7 @@ mod holding;
 mod losing;
 mod manual;
 mod outcomes;
+mod protocols;
 mod semaphores;
 mod signals;
 mod terminals;

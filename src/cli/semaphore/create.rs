@@ -1,6 +1,6 @@
 //! `lockkeeper semaphore create`: a new semaphore.
 
-use super::{Failure, Form, Records, ResizeTo, Which, resize};
+use super::{Draining, Failure, Form, Records, ResizeTo, Which, resize};
 
 /// Arguments of `lockkeeper semaphore create`.
 #[derive(Debug, clap::Args)]
@@ -21,5 +21,5 @@ pub struct Arguments {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let to = ResizeTo::Create(arguments.slots);
-    resize(&arguments.which, &arguments.form, to, &arguments.records).await
+    resize(&arguments.which, &arguments.form, to, &arguments.records, Draining::default()).await
 }

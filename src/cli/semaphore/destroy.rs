@@ -1,8 +1,6 @@
 //! `lockkeeper semaphore destroy`: no semaphore any more.
 
-use tokio_util::sync::CancellationToken;
-
-use super::{Failure, SlotWish, Which, failed, say, slots};
+use super::{Draining, Failure, Which, say, slots};
 use crate::cli::question::confirmed;
 
 /// Arguments of `lockkeeper semaphore destroy`.
@@ -14,6 +12,9 @@ pub struct Arguments {
     /// Don't ask
     #[arg(long, short, help_heading = None)]
     yes: bool,
+
+    #[command(flatten)]
+    draining: Draining,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -31,16 +32,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
             return Err(Failure::new(Failure::NOT_ACQUIRED, "nothing was changed"));
         }
     }
-    let done = target
-        .broker
-        .destroy(name, SlotWish::new(0), None, &CancellationToken::new())
-        .await
-        .map_err(|error| failed(&error))?;
-    say(format!(
-        "{name} is gone with {} {}, {} of them held",
-        done.deleted,
-        target.found.units(),
-        done.seen.held.len()
-    ));
+    let (had, held) = arguments.draining.destroy(&target).await?;
+    say(format!("{name} is gone with {had} {}, {held} of them held", target.found.units()));
     Ok(())
 }

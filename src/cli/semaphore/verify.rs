@@ -1,7 +1,9 @@
 //! `lockkeeper semaphore verify`: whether the slots are as they should be.
 
-use super::{Failure, Which, failed};
 use tokio_util::sync::CancellationToken;
+
+use super::{Failure, Which, failed};
+use crate::semaphore::Fault;
 
 /// Arguments of `lockkeeper semaphore verify`.
 #[derive(Debug, clap::Args)]
@@ -23,8 +25,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.slots.or(target.found.slots);
     let checked = target.broker.check(name, wanted, &CancellationToken::new()).await;
     let faults = checked.map_err(|error| failed(&error))?;
-    for fault in &faults {
-        println!("{fault}");
+    if name.has_slots() {
+        faults.iter().for_each(|fault| println!("{fault}"));
+    } else {
+        in_tokens(&faults).iter().for_each(|fault| println!("{fault}"));
     }
     if faults.is_empty() {
         super::say(format!("{name} is as it should be"));
@@ -32,4 +36,18 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     let message = format!("{name} has {} faults: grow, shrink and create mend slots", faults.len());
     Err(Failure::new(WRONG, message))
+}
+
+/// Which ones are missing or too many means nothing, as tokens have no numbers.
+fn in_tokens(faults: &[Fault]) -> Vec<String> {
+    let count = |is: fn(&Fault) -> bool| faults.iter().filter(|fault| is(fault)).count();
+    let missing = count(|fault| matches!(fault, Fault::Missing { .. }));
+    let stray = count(|fault| matches!(fault, Fault::Stray { .. }));
+    let counted = [(missing, "tokens are missing"), (stray, "tokens are too many")];
+    let counted = counted.iter().filter(|(count, _)| *count > 0);
+    let foreign = faults.iter().filter_map(|fault| match fault {
+        Fault::Foreign { why, .. } => Some(format!("the token queue is somebody else's: {why}")),
+        _ => None,
+    });
+    counted.map(|(count, what)| format!("{count} {what}")).chain(foreign).collect()
 }
