@@ -96,7 +96,9 @@ async fn each_holder_of_a_slot_has_a_greater_token_than_those_before(protocol: P
     let mandatory = BasicPublishOptions { mandatory: true, immediate: false };
     let expired = BasicProperties::default().with_expiration("0".into());
     let queue = name().record_queue(1).unwrap().as_str().into();
-    other.basic_publish("".into(), queue, mandatory, &[], expired).await.unwrap();
+    other.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let sent = other.basic_publish("".into(), queue, mandatory, &[], expired).await.unwrap();
+    sent.await.unwrap();
     assert_eq!(lock.acquire(&any()).await.unwrap().fence(), Some(1_020));
 }
 
