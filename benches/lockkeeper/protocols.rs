@@ -36,6 +36,10 @@ const PROOFS: u32 = 1_000;
 /// Hand-overs in a round.
 const HAND_OVERS: usize = 20;
 
+/// How long nothing happens before each of them, ours and bare: long enough to have
+/// joined those who wait, and to have looked once more.
+const AT_REST: Duration = Duration::from_millis(60);
+
 /// Slots made and removed in a round.
 const RESIZE: u32 = 100;
 
@@ -268,8 +272,7 @@ async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<f64> {
         let (next, any) = (clients[turn % 2].clone(), any.clone());
         let acquiring =
             tokio::spawn(async move { next.acquire(&any).await.map(|p| (p, Instant::now())) });
-        // Long enough to have joined those who wait, and to have looked once more.
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(AT_REST).await;
         let start = Instant::now();
         let released = tokio::spawn(permit.release());
         let (next, at) = acquiring.await??;

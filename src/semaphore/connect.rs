@@ -164,6 +164,13 @@ impl Conn {
         self.failure.get().cloned()
     }
 
+    /// What to report of a channel that was found closed: why, whoever hears the
+    /// broker's last words will know.
+    pub fn closed(&self) -> BrokerError {
+        let closed = BrokerError::ConnectionLost { why: "the channel was closed".to_owned() };
+        self.failure().unwrap_or(closed)
+    }
+
     /// Ends the connection now because of `error`. Returns what to report: where
     /// several operations fail together, the first one's error is the cause, and
     /// that the connection was lost then only follows from it.

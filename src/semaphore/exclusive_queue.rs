@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use lapin::options::QueueDeclareOptions;
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 
 use super::broker::Inner;
@@ -17,7 +17,7 @@ use super::connect::Conn;
 use super::converge::Change;
 use super::error::BrokerError;
 use super::lane::{Declared, Lane, Standing, exclusive, short};
-use super::protocol::{Claim, Claimed, Eyes, Hold, HolderSeen, Holding, Looked};
+use super::protocol::{Claim, Claimed, Eyes, Hold, HolderSeen, Holding, Looked, Waiters};
 use crate::plan::naming::LockName;
 
 /// The protocol.
@@ -104,8 +104,18 @@ impl Hold for HeldQueue {
         .boxed()
     }
 
-    fn give_back(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
-        async move { Lane::take(&self.conn).await?.delete(&self.holder_queue).await }.boxed()
+    fn give_back<'a>(
+        &'a self,
+        wait_queue: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Waiters, BrokerError>> {
+        async move {
+            let mut lane = Lane::take(&self.conn).await?;
+            let channel = lane.channel().await?;
+            let options = QueueDeleteOptions::default();
+            let delete = channel.queue_delete(short(&self.holder_queue)?, options);
+            lane.do_and_count(delete, &self.holder_queue, wait_queue).await
+        }
+        .boxed()
     }
 }
 

@@ -68,14 +68,7 @@ pub(super) struct Lane {
 impl Lane {
     /// A channel on `conn`, an idle one if there is one.
     pub async fn take(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
-        let mut lane = Self {
-            conn: Arc::clone(conn),
-            channel: None,
-            declares: 0,
-            busy: false,
-            pinned: false,
-            limit: conn.operation_timeout,
-        };
+        let mut lane = Self::closed(conn);
         while let Some((channel, declares)) = lane.conn.idle.pop() {
             if channel.status().connected() {
                 (lane.channel, lane.declares) = (Some(channel), declares);
@@ -84,6 +77,25 @@ impl Lane {
         }
         lane.open().await?;
         Ok(lane)
+    }
+
+    /// A channel that nobody used before, and nobody uses after.
+    pub async fn fresh(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
+        let mut lane = Self::closed(conn);
+        lane.open().await?;
+        lane.pin();
+        Ok(lane)
+    }
+
+    fn closed(conn: &Arc<Conn>) -> Self {
+        Self {
+            conn: Arc::clone(conn),
+            channel: None,
+            declares: 0,
+            busy: false,
+            pinned: false,
+            limit: conn.operation_timeout,
+        }
     }
 
     /// Answers are waited for until then, rather than as long as usual: for whoever

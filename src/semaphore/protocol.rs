@@ -252,7 +252,13 @@ pub(super) trait Hold: Send + Sync {
 
     /// Gives it back, and waits until the broker has confirmed that. After an error,
     /// or dropped, only ending the connection does it for certain.
-    fn give_back(&self) -> BoxFuture<'_, Result<(), BrokerError>>;
+    ///
+    /// Tells whether somebody consumes from `wait_queue`, asked after it was given back:
+    /// whoever begins to later looks for itself whether something is free.
+    fn give_back<'a>(
+        &'a self,
+        wait_queue: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Waiters, BrokerError>>;
 
     /// Whether the channel is open without which it is not held.
     fn is_open(&self) -> bool {
@@ -262,6 +268,23 @@ pub(super) trait Hold: Send + Sync {
     /// What is said about it without having been asked. Cancel safe.
     fn news(&self) -> BoxFuture<'_, News> {
         Box::pin(std::future::pending())
+    }
+}
+
+/// Who waits for what was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiters {
+    /// Nobody asked.
+    Unknown,
+    /// The lock has no wait queue.
+    NoQueue,
+    /// So many.
+    Count(u32),
+}
+
+impl From<Option<u32>> for Waiters {
+    fn from(consumers: Option<u32>) -> Self {
+        consumers.map_or(Self::NoQueue, Self::Count)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod beside_the_blog;
 mod complaints;
+mod timeout;
 
 use std::time::{Duration, Instant};
 

@@ -57,7 +57,8 @@ fn prefixed(prefix: &[&str], at: &impl At, arguments: &[&str]) -> Command {
 
 /// The arguments with those that mean the protocol, after the verb.
 fn spoken<'a>(protocol: Protocol, arguments: &[&'a str]) -> Vec<&'a str> {
-    let verb = if arguments[0] == "semaphore" { 2 } else { 1 };
+    let verb = if arguments.first() == Some(&"semaphore") { 2 } else { 1 };
+    let verb = verb.min(arguments.len());
     [&arguments[..verb], options(protocol), &arguments[verb..]].concat()
 }
 

@@ -58,6 +58,14 @@ impl OwnServer {
         assert!(status.unwrap().success(), "its watermark is set");
     }
 
+    /// Lets a RabbitMQ take back what is not acknowledged within 2 s, on channels that
+    /// are opened from now on: its consumer timeout.
+    pub async fn hurry(&self) {
+        let mut command = self.script("hurry");
+        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
+        assert!(status.unwrap().success(), "its consumer timeout is set");
+    }
+
     /// Lets it do nothing any more, with all its connections open.
     pub fn hang(&self) {
         signal(self.pid().expect("the server runs"), "STOP");

@@ -12,7 +12,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection};
 use lockkeeper::plan::naming::{LockName, Protocol};
 
-use super::Site;
+use super::{AT_REST, Site};
 use crate::Result;
 use crate::table::median;
 
@@ -107,6 +107,7 @@ pub async fn push(connection: &Connection, times: usize) -> Result<f64> {
         waiter.basic_consume(QUEUE.into(), "".into(), consume, FieldTable::default()).await?;
     let mut took = Vec::new();
     for _ in 0..times {
+        tokio::time::sleep(AT_REST).await;
         let start = Instant::now();
         let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
         publisher.basic_publish("".into(), QUEUE.into(), options, b"token", properties).await?;

@@ -30,7 +30,14 @@ pub(super) struct Memory {
     calm: bool,
     /// How many slots there seemed to be.
     slots: u32,
+    /// Whether its slots had records, and when that was found out.
+    records: Option<(bool, Moment)>,
 }
+
+/// How long that is believed without looking again: a look costs more than all else
+/// that an acquisition sends. So long after records were added to a lock, a client
+/// that uses it all the time may still go without.
+const RECORDS_BELIEVED: Duration = Duration::from_secs(1);
 
 /// Where to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,20 +233,27 @@ impl Lock {
             facts: facts(id, options),
             checked: &self.shared().checked,
         });
-        // A record queue refuses what it has no room for, so this can't displace
-        // the record.
-        let has_record = async {
-            match self.name().record_queue(choice.slot) {
-                Some(queue) => Ok(self.shared().prober.exist(&[queue]).await? == [true]),
-                None => Ok::<_, BrokerError>(false),
-            }
-        };
-        let (claimed, has_record) = futures::join!(claim, has_record);
+        let (claimed, has_record) = futures::join!(claim, self.has_record(choice.slot));
         match claimed? {
             Claimed::Yes(held) => Ok((Some(held), has_record?, sent)),
             Claimed::NoSlot | Claimed::Locked => {
                 conn.settle();
                 Ok((None, false, sent))
+            }
+        }
+    }
+
+    async fn has_record(&self, slot: u32) -> Result<bool, BrokerError> {
+        let Some(queue) = self.name().record_queue(slot) else { return Ok(false) };
+        match self.recall().records {
+            Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
+            _ => {
+                let asked = Moment::now();
+                // A record queue refuses what it has no room for, so this can't displace
+                // the record.
+                let found = self.shared().prober.exist(&[queue]).await? == [true];
+                self.remember(|memory| memory.records = Some((found, asked)));
+                Ok(found)
             }
         }
     }

@@ -16,7 +16,7 @@ use super::records::{Publisher, replace};
 use crate::plan::record::SlotRecord;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Lane, Standing};
-use crate::semaphore::protocol::Hold;
+use crate::semaphore::protocol::{Hold, Waiters};
 
 /// Whether a slot is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,18 +231,29 @@ impl Held {
         if grip.state.borrow().lost.is_some() || !self.hold.conn().is_usable() {
             return;
         }
-        match self.try_to_give_back(grip).await {
-            Ok(()) => self.hold.settle(),
-            // Dropping ends the connection then.
-            Err(error) => tracing::debug!(%error, "Slot released by closing its connection"),
-        }
+        let waiters = match self.try_to_give_back(grip).await {
+            Ok(waiters) => {
+                self.hold.settle();
+                waiters
+            }
+            Err(error) => {
+                // Dropping ends the connection then.
+                tracing::debug!(%error, "Slot released by closing its connection");
+                Waiters::Unknown
+            }
+        };
         drop(self.hold);
-        if let Some(wait_queue) = &self.wait_queue {
-            self.publisher.wake(wait_queue, grip.slot).await;
+        let Some(wait_queue) = &self.wait_queue else { return };
+        match waiters {
+            Waiters::NoQueue => self.publisher.missing.insert(wait_queue.clone()),
+            Waiters::Count(0) => {}
+            Waiters::Count(_) | Waiters::Unknown => {
+                self.publisher.wake(wait_queue, grip.slot).await;
+            }
         }
     }
 
-    async fn try_to_give_back(&mut self, grip: &Grip) -> Result<(), BrokerError> {
+    async fn try_to_give_back(&mut self, grip: &Grip) -> Result<Waiters, BrokerError> {
         if let Some((queue, record)) = self.record.take() {
             let mut lane = Lane::take(self.hold.conn()).await?;
             // Failing here, the slot still goes back: the next holder then believes
@@ -255,7 +266,10 @@ impl Held {
                 tracing::debug!(%error, queue, "A clean release could not be recorded");
             }
         }
-        grip.held.give_back().await
+        // Asking for one that is missing would cost a channel each time.
+        let asked = self.wait_queue.as_deref();
+        let asked = asked.filter(|queue| !self.publisher.missing.contains(queue));
+        grip.held.give_back(asked).await
     }
 }
 

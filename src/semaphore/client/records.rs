@@ -14,6 +14,7 @@ use crate::semaphore::connect::Conn;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Lane, short};
 use crate::semaphore::link::Link;
+use crate::semaphore::protocol::Checked;
 
 /// How often a record is tried to be replaced: somebody else's publish into the
 /// gap between our reading and ours (an administrator's seed) costs one try.
@@ -24,12 +25,15 @@ const TRIES: u32 = 4;
 pub(super) struct Publisher {
     link: Arc<Link>,
     confirming: Mutex<Option<(Arc<Conn>, Channel)>>,
+    /// Wait queues that were missing: waiters are woken unasked, should it be there by
+    /// now.
+    pub missing: Checked,
 }
 
 impl Publisher {
     /// Publishes over `link`.
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, confirming: Mutex::default() }
+        Self { link, confirming: Mutex::default(), missing: Checked::default() }
     }
 
     /// Publishes a record; `false` if the queue already has one.

@@ -17,7 +17,7 @@ use crate::plan::clean_text;
 use crate::semaphore::connect::Conn;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Declared, Lane, Standing};
-use crate::semaphore::protocol::{Hold, News};
+use crate::semaphore::protocol::{Hold, News, Waiters};
 
 /// An exclusive consumer, and its channel.
 pub(super) struct HeldConsumer {
@@ -62,7 +62,7 @@ impl Hold for HeldConsumer {
                 let Some(lane) = lane.as_mut() else { return Ok(None) };
                 lane.set_limit(limit);
                 if !self.is_open() {
-                    return Ok(None);
+                    return Err(self.conn.closed());
                 }
                 lane.consumers(&self.holder_queue).await
             };
@@ -81,16 +81,19 @@ impl Hold for HeldConsumer {
         .boxed()
     }
 
-    fn give_back(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+    fn give_back<'a>(
+        &'a self,
+        wait_queue: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Waiters, BrokerError>> {
         async move {
-            let Some(mut lane) = self.lane.lock().await.take() else { return Ok(()) };
+            let Some(mut lane) = self.lane.lock().await.take() else {
+                return Ok(Waiters::Unknown);
+            };
             let channel = lane.channel().await?;
             let cancel = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
-            lane.answer("to basic.cancel", &self.holder_queue, cancel)
-                .await?
-                .map_err(|refused| refused.error)?;
+            let waiters = lane.do_and_count(cancel, &self.holder_queue, wait_queue).await?;
             lane.unpin();
-            Ok(())
+            Ok(waiters)
         }
         .boxed()
     }

@@ -7,7 +7,8 @@ use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
 
 use super::{Lane, MAX_DECLARES, Refused, classic_arguments, short, together};
-use crate::semaphore::error::BrokerError;
+use crate::semaphore::error::{BrokerError, refusal_code};
+use crate::semaphore::protocol::Waiters;
 
 /// How long a wake-up that nobody takes lives, in milliseconds: whoever comes
 /// later looks for itself first.
@@ -48,6 +49,35 @@ impl Lane {
             Err(Refused { code: 404 | 405, .. }) => Ok(None),
             Err(refused) => Err(refused.error),
         }
+    }
+
+    /// Does `one` thing to `queue`, and then looks how many consume from `wait_queue`,
+    /// sent together.
+    pub async fn do_and_count<T>(
+        &mut self,
+        one: impl Future<Output = Result<T, lapin::Error>>,
+        queue: &str,
+        wait_queue: Option<&str>,
+    ) -> Result<Waiters, BrokerError> {
+        let channel = self.channel().await?;
+        let count = async {
+            let Some(name) = wait_queue else { return Ok(Waiters::Unknown) };
+            let passive = QueueDeclareOptions::default().passive();
+            let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+            Ok(looking.await.map_or_else(
+                |error| match refusal_code(&error) {
+                    Some(404) => Waiters::NoQueue,
+                    _ => Waiters::Unknown,
+                },
+                |queue| Waiters::Count(queue.consumer_count()),
+            ))
+        };
+        self.declares += 1;
+        let both = async {
+            let (done, count) = futures::join!(one, count);
+            done.map(|_| count)
+        };
+        self.answer("to giving back", queue, both).await?.map_err(|refused| refused.error)?
     }
 
     /// Sends `count` wake-ups to the wait queue `name`, which may name the `slot`

@@ -95,11 +95,10 @@ impl Drain {
     /// Ends when there are as many as wished for, or when told to.
     async fn consume(&self, stop: &CancellationToken) -> Result<(), BrokerError> {
         let Some(broker) = self.broker.upgrade() else { return Ok(()) };
-        let mut lane = Lane::take(&broker.admin_of(&self.lock).get().await?).await?;
+        let mut lane = Lane::fresh(&broker.admin_of(&self.lock).get().await?).await?;
         drop(broker);
+        // Whatever happens, it is closed in the end: then nothing is taken.
         let channel = lane.channel().await?;
-        // Whatever happens, the channel is closed in the end: then nothing is taken.
-        lane.pin();
         let limit = lane.conn().operation_timeout;
         let drained = tokio::select! {
             () = stop.cancelled() => Ok(()),

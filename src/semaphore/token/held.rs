@@ -16,7 +16,7 @@ use crate::semaphore::client::Moment;
 use crate::semaphore::connect::Conn;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::lane::{Lane, Standing, exclusive};
-use crate::semaphore::protocol::{Hold, News};
+use crate::semaphore::protocol::{Hold, News, Waiters};
 
 /// How long a token is held before that is announced: a queue more for each short
 /// hold would cost more than the hold itself.
@@ -119,7 +119,7 @@ impl Hold for HeldToken {
             let mut lane = self.lane.lock().await;
             let Some(lane) = lane.as_mut() else { return Ok(Standing::Gone) };
             if !self.is_open() {
-                return Ok(Standing::Gone);
+                return Err(self.conn.closed());
             }
             lane.set_limit(limit);
             let exists = lane.look(&self.queue).await?;
@@ -133,9 +133,14 @@ impl Hold for HeldToken {
     /// taken the token back. That it was is still asked for, in the background; unless
     /// it is confirmed in time, the connection is ended, which frees the token for
     /// certain.
-    fn give_back(&self) -> BoxFuture<'_, Result<(), BrokerError>> {
+    fn give_back<'a>(
+        &'a self,
+        _wait_queue: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Waiters, BrokerError>> {
         async move {
-            let Some(mut lane) = self.lane.lock().await.take() else { return Ok(()) };
+            let Some(mut lane) = self.lane.lock().await.take() else {
+                return Ok(Waiters::Unknown);
+            };
             let channel = &self.channel;
             let cancel = async {
                 // First, or the token would come back to us.
@@ -167,7 +172,8 @@ impl Hold for HeldToken {
             }
             lane.unpin();
             drop(lane);
-            self.withdraw_announcement().await
+            self.withdraw_announcement().await?;
+            Ok(Waiters::Unknown)
         }
         .boxed()
     }

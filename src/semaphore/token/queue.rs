@@ -94,10 +94,11 @@ impl Lane {
         first_id: u64,
         count: u32,
     ) -> Result<(), BrokerError> {
-        // A channel of its own: who takes it next must not get confirms.
-        let mut lane = Self::take(self.conn()).await?;
+        // A channel of its own: who takes it next must not get confirms. And one that knew
+        // a queue of that name and of another type dies of publishing to this one (3.10),
+        // with its connection.
+        let mut lane = Self::fresh(self.conn()).await?;
         let channel = lane.channel().await?;
-        lane.pin();
         let queue = short(name)?;
         let ids: Vec<u64> = (first_id..).take(count as usize).collect();
         let select = channel.confirm_select(ConfirmSelectOptions::default());
@@ -124,11 +125,10 @@ impl Lane {
     /// Takes up to `most` free tokens and removes them for good; returns how many. Cut
     /// short, none of them is removed.
     pub(super) async fn remove_free(&mut self, name: &str, most: u32) -> Result<u32, BrokerError> {
-        // A channel of its own, which unless all is well is closed: then whatever was
-        // taken is free again.
-        let mut lane = Self::take(self.conn()).await?;
+        // A channel of its own, which is closed in the end: then whatever was taken and
+        // not acknowledged is free again.
+        let mut lane = Self::fresh(self.conn()).await?;
         let channel = lane.channel().await?;
-        lane.pin();
         let (queue, mut taken, mut last) = (short(name)?, 0, None);
         while taken < most {
             let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
@@ -144,7 +144,6 @@ impl Lane {
             let both = async { futures::try_join!(ack, proof) };
             lane.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
         }
-        lane.unpin();
         Ok(taken)
     }
 

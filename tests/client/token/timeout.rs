@@ -1,0 +1,80 @@
+//! The broker takes back what a consumer has not acknowledged for too long: its consumer
+//! timeout, 30 minutes by default, which a holder of a token runs into.
+
+use std::time::Duration;
+
+use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::naming::QueueType;
+use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::semaphore::{
+    Broker, BrokerOptions, Client, ClientOptions, Lock, LostReason, Permit, ResizeTo,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::tokens;
+use crate::any;
+use crate::support::own_server::OwnServer;
+
+/// Longer than the server's timeout, and than it takes to notice.
+const LONGER: Duration = Duration::from_secs(8);
+
+async fn words(permit: &Permit) -> String {
+    let lost = tokio::time::timeout(LONGER, permit.lost()).await.expect("the loss is told");
+    match lost {
+        LostReason::ConnectionClosed { text } => text,
+        reason => panic!("{reason:?}"),
+    }
+}
+
+/// Holds one by asking and one by waiting.
+async fn both(lock: &Lock) -> [Permit; 2] {
+    let got = lock.try_acquire(&any()).await.unwrap();
+    let other = lock.try_acquire(&any()).await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire(&any()).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    other.release().await.unwrap();
+    [got, waiting.await.unwrap()]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_timeout_is_a_loss_in_the_broker_s_words_unless_the_queue_has_a_longer_one() {
+    let server = OwnServer::rabbitmq().await;
+    server.hurry().await;
+    let urls = (server.variable("AMQP_URL"), server.variable("RABBITMQ_MANAGEMENT_URL"));
+    let settings = RabbitmqSettings::from_urls(&urls.0, Some(&urls.1)).unwrap();
+    let broker = Broker::new(settings.clone(), BrokerOptions::default());
+    let version = broker.identity().await.unwrap().version;
+    for queue_type in [QueueType::Classic, QueueType::Quorum] {
+        let name = tokens(queue_type);
+        let (wish, cancel) = (SlotWish::new(0), CancellationToken::new());
+        broker.resize(&name, ResizeTo::Create(2), wish, &cancel).await.unwrap();
+        // A channel that knew a queue of another type dies of this one on 3.10.
+        let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+        let client = Client::new(settings.clone(), options);
+        let held = both(&client.semaphore(name.clone())).await;
+        if queue_type == QueueType::Quorum && !version.starts_with("3.10.") {
+            for permit in &held {
+                let lost = tokio::time::timeout(LONGER, permit.lost()).await;
+                assert!(lost.is_err(), "lost in spite of the queue's own timeout: {lost:?}");
+            }
+            continue;
+        }
+        for permit in &held {
+            let words = words(permit).await;
+            let expected = "PRECONDITION_FAILED - delivery acknowledgement on channel";
+            assert!(words.starts_with(expected), "{words}");
+        }
+        let lock = client.semaphore(name.clone());
+        lock.acquire_timeout(&any(), Duration::from_secs(2))
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        drop(held);
+        broker.destroy(&name, wish, None, &cancel).await.unwrap();
+    }
+}
