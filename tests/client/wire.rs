@@ -50,7 +50,9 @@ fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
 /// The same after one acquisition: connected, with its channels open.
 async fn warm(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
     let lock = through(proxy, place, operation_timeout);
-    lock.try_acquire(&any()).await.unwrap().release().await.unwrap();
+    let permit = lock.try_acquire(&any()).await.unwrap();
+    assert_eq!(permit.verify().await, Ok(Verdict::Held));
+    permit.release().await.unwrap();
     proxy.reset();
     lock
 }
@@ -199,7 +201,8 @@ async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken(protocol
                 Err(_) => failed += 1,
             }
             // With the client still connected, if it is.
-            eventually("nothing stays held", async || held(&place).await.is_empty()).await;
+            let what = format!("nothing stays held, cut {when:?} method {method}");
+            eventually(&what, async || held(&place).await.is_empty()).await;
         }
     }
     // A token is taken by one method, so later ones can't fail that.

@@ -78,10 +78,16 @@ pub async fn serve(
     let mut answers = [0; 4096];
     if trapped {
         // The broker drops what it has read and not done when a connection ends,
-        // so that comes when it has no more to say.
+        // so that comes when it has no more to say, or has talked for long: messages
+        // to a consumer have no end.
         let quiet = Duration::from_millis(100);
-        while timeout(quiet, far.read(&mut answers)).await.is_ok_and(|read| read.unwrap_or(0) > 0) {
-        }
+        let talks = async {
+            while timeout(quiet, far.read(&mut answers))
+                .await
+                .is_ok_and(|read| read.unwrap_or(0) > 0)
+            {}
+        };
+        let _ = timeout(Duration::from_secs(1), talks).await;
     }
     // Nor may it lose, by an RST, what it has not read.
     let _ = far.shutdown().await;
