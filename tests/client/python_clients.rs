@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
-use lapin::options::BasicPublishOptions;
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
+use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper::plan::semaphore::{Holder, SlotWish};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
@@ -246,6 +247,11 @@ async fn the_exclusive_consumer_client_is_told_of_a_deletion_and_of_a_revocation
         script.resize(&vhost, 1).await;
         let losing = script.output(&vhost, ENDED);
         script.is_held(&vhost).await;
+        let (_other, others) = vhost.channel().await;
+        let (queue, plain) = ("ci.deploy-1-C".into(), BasicConsumeOptions::default());
+        let consumed = others.basic_consume(queue, "other".into(), plain, FieldTable::default());
+        let refused = consumed.await.expect_err("it is the only consumer").to_string();
+        assert!(refused.contains("in exclusive use"), "{refused}");
         let begun = Instant::now();
         if revoked {
             let (none, queue) = ("".into(), "ci.deploy-1-C".into());
