@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A lock that is held otherwise than by protocol ExclusiveQueue needs a fourth
-//! argument: ExclusiveConsumer, or Token.
+//! argument: `ExclusiveConsumer`, or `Token`.
 
 use std::error::Error;
 use std::fs::{self, File};
