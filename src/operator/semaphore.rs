@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
-use self::status::{in_sync_message, slots, to_i32, to_report};
+use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
@@ -72,6 +72,8 @@ struct Findings {
     /// Those who wait were told of what a change added.
     woken: bool,
     mark: Option<u32>,
+    /// What its broker does to who holds for long.
+    hold_limit: Option<&'static str>,
     notes: Vec<Note>,
 }
 
@@ -172,6 +174,10 @@ async fn steps(
     // themselves, and whatever became of them.
     step.tell_waiters(found).await;
     let Step { broker, valid, .. } = step;
+    if found.reached && !found.has_slots {
+        let version = broker.identity().await?.version;
+        found.hold_limit = hold_limit(valid.lock.protocol(), &version);
+    }
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
     {

@@ -55,6 +55,8 @@ pub(super) struct Conn {
     failure: OnceLock<BrokerError>,
     pub operation_timeout: Duration,
     pub idle: IdleLanes,
+    /// It is to be asked soon whether it did what nobody waited for.
+    pub unproved: AtomicBool,
 }
 
 impl Conn {
@@ -133,6 +135,7 @@ impl Conn {
             failure: OnceLock::new(),
             operation_timeout: endpoint.operation_timeout,
             idle: IdleLanes::default(),
+            unproved: AtomicBool::new(false),
         })
     }
 

@@ -71,7 +71,8 @@ async fn an_acquire_aborted_at_any_point_leaves_no_slot_held(protocol: Protocol)
         }
     }
     println!("{aborted} aborts, {completed} completed, at most {longest} polls");
-    assert!(longest > 3 && completed > 0);
+    // A token takes one round trip.
+    assert!(longest > 2 && completed > 0);
     eventually("no slot stays held", async || held(&place).await.is_empty()).await;
     let one = lock.acquire(&any()).await.unwrap();
     let two = lock.acquire(&any()).await.unwrap();

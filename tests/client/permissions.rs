@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::plan::naming::{Protocol, QueueType};
 use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock};
+use lockkeeper::semaphore::{
+    AcquireError, Broker, BrokerError, BrokerOptions, Client, Lock, ResizeTo, Verdict,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::rabbitmq::{Vhost, eventually};
@@ -58,4 +61,36 @@ async fn who_may_not_read_the_wait_queue_waits_by_looking() {
     let next = tokio::time::timeout(Duration::from_secs(10), waiting).await;
     let permit = next.expect("it looks again").unwrap().unwrap();
     assert_eq!(permit.slot(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_permissions_are_enough_for_who_administers_and_who_holds_by_each_protocol()
+{
+    let (locks, publish, nothing) = (r"^ci\.", r"^amq\.default$", "^$");
+    let token = Protocol::Token(QueueType::Classic);
+    for (protocol, administers, holds) in [
+        (Protocol::default(), [locks, publish, nothing], [locks, publish, locks]),
+        (Protocol::ExclusiveConsumer, [locks, publish, nothing], [locks, publish, locks]),
+        (token, [locks, publish, locks], [locks, nothing, locks]),
+    ] {
+        let vhost = Vhost::create().await;
+        let name = name().with_protocol(protocol);
+        let settings = async |permissions| {
+            let (username, password) = vhost.user(Some(permissions)).await;
+            RabbitmqSettings { username, password: password.into(), ..vhost.settings() }
+        };
+        let broker = Broker::new(settings(administers).await, BrokerOptions::default());
+        let (wish, stop) = (SlotWish::new(0), CancellationToken::new());
+        let resize = async |to| broker.resize(&name, to, wish, &stop).await.unwrap();
+        resize(ResizeTo::Create(2)).await;
+        let client = Client::new(settings(holds).await, quick());
+        let held = client.semaphore(name.clone()).acquire(&any()).await.unwrap();
+        assert_eq!(held.verify().await, Ok(Verdict::Held), "{protocol:?}");
+        resize(ResizeTo::Shrink(1)).await;
+        resize(ResizeTo::Grow(1)).await;
+        held.release().await.unwrap();
+        let done = broker.destroy(&name, wish, None, &stop).await.unwrap();
+        assert_eq!(done.left, 0, "{protocol:?}");
+        assert_eq!(vhost.queues().await, [""; 0], "{protocol:?}");
+    }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
-use lapin::options::BasicPublishOptions;
-use lockkeeper::plan::naming::{LockName, Protocol};
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
+use lapin::types::FieldTable;
+use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper::plan::semaphore::{Holder, SlotWish};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
 use tokio::process::Command;
@@ -34,13 +35,19 @@ struct Script {
 const GUIDELINE: Script = Script {
     file: "guideline_client.py",
     connection: "guideline client of ci.deploy",
-    protocol: Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline),
+    protocol: Protocol::ExclusiveQueue(Profile::Guideline),
 };
 
 const EXCLUSIVE_CONSUMER: Script = Script {
     file: "exclusive_consumer_client.py",
     connection: "consumer client of ci.deploy",
     protocol: Protocol::ExclusiveConsumer,
+};
+
+const TOKEN: Script = Script {
+    file: "token_client.py",
+    connection: "token client of ci.deploy",
+    protocol: Protocol::Token(QueueType::Classic),
 };
 
 impl Script {
@@ -100,7 +107,7 @@ impl Script {
     }
 }
 
-async fn never_hold_the_same_slot(script: Script) {
+async fn never_hold_the_same(script: Script) {
     const ROUNDS: usize = 6;
     let vhost = Arc::new(Vhost::create().await);
     script.resize(&vhost, 2).await;
@@ -109,7 +116,8 @@ async fn never_hold_the_same_slot(script: Script) {
     for _ in 0..3 {
         let (theirs, place) = (Arc::clone(&vhost), register.folder().to_owned());
         clients.spawn(async move {
-            let line = "mkdir \"$PLACE/$LOCK_SLOT\" && sleep 0.02 && rmdir \"$PLACE/$LOCK_SLOT\"";
+            let line = r#"in=$PLACE/${LOCK_SLOT:-$LOCK_TOKEN_ID}
+                mkdir "$in" && sleep 0.02 && rmdir "$in""#;
             for _ in 0..ROUNDS {
                 let mut command = script.command(&theirs, "60", line);
                 let code = command.env("PLACE", &place).status().await.unwrap().code();
@@ -121,7 +129,8 @@ async fn never_hold_the_same_slot(script: Script) {
             let lock = script.lock(&ours);
             for _ in 0..5 * ROUNDS {
                 let permit = lock.acquire_timeout(&any(), Duration::from_mins(1)).await.unwrap();
-                let entered = register.enter(permit.slot().unwrap());
+                let which = permit.slot().map(u64::from).or(permit.token_id());
+                let entered = register.enter(which.unwrap());
                 tokio::time::sleep(Duration::from_millis(rand::random_range(0..40))).await;
                 assert_eq!(permit.verify().await, Ok(Verdict::Held));
                 drop(entered);
@@ -163,7 +172,7 @@ async fn tells_who_it_is_and_exits_as_its_command_does(script: Script) {
 /// Says how its end came.
 const ENDED: &str = "trap 'echo ended; exit' TERM; sleep 60 & wait";
 
-async fn ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(script: Script) {
+async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     let vhost = Vhost::create().await;
     script.resize(&vhost, 1).await;
     let line = "trap 'echo ended; exit' TERM; sleep 6.5 & wait; echo done";
@@ -187,12 +196,17 @@ async fn ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(script: S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_guideline_s_client_and_ours_never_hold_the_same_slot() {
-    never_hold_the_same_slot(GUIDELINE).await;
+    never_hold_the_same(GUIDELINE).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exclusive_consumer_client_and_ours_never_hold_the_same_slot() {
-    never_hold_the_same_slot(EXCLUSIVE_CONSUMER).await;
+    never_hold_the_same(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_and_ours_never_hold_the_same_token() {
+    never_hold_the_same(TOKEN).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,13 +220,23 @@ async fn the_exclusive_consumer_client_tells_who_it_is_and_exits_as_its_command_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_tells_who_it_is_and_exits_as_its_command_does() {
+    tells_who_it_is_and_exits_as_its_command_does(TOKEN).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_guideline_s_client_ends_its_command_when_it_loses_but_not_when_it_drains() {
-    ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(GUIDELINE).await;
+    ends_its_command_when_it_loses_but_not_when_it_drains(GUIDELINE).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exclusive_consumer_client_ends_its_command_when_it_loses_but_not_when_it_drains() {
-    ends_its_command_when_the_slot_is_lost_but_not_when_it_drains(EXCLUSIVE_CONSUMER).await;
+    ends_its_command_when_it_loses_but_not_when_it_drains(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_client_ends_its_command_when_it_loses_but_not_when_it_drains() {
+    ends_its_command_when_it_loses_but_not_when_it_drains(TOKEN).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,6 +247,11 @@ async fn the_exclusive_consumer_client_is_told_of_a_deletion_and_of_a_revocation
         script.resize(&vhost, 1).await;
         let losing = script.output(&vhost, ENDED);
         script.is_held(&vhost).await;
+        let (_other, others) = vhost.channel().await;
+        let (queue, plain) = ("ci.deploy-1-C".into(), BasicConsumeOptions::default());
+        let consumed = others.basic_consume(queue, "other".into(), plain, FieldTable::default());
+        let refused = consumed.await.expect_err("it is the only consumer").to_string();
+        assert!(refused.contains("in exclusive use"), "{refused}");
         let begun = Instant::now();
         if revoked {
             let (none, queue) = ("".into(), "ci.deploy-1-C".into());

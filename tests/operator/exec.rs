@@ -39,11 +39,25 @@ async fn exec_takes_the_lock_of_a_resource_with_the_connection_of_its_secret() {
         assert_eq!(code, Some(0), "{said}");
         assert!(output.lines().any(|line| line == "LOCK_NAME=py.lock"), "{output}");
 
+        for (name, protocol, shown) in [
+            ("consumer", "ExclusiveConsumer", "LOCK_SLOT=1"),
+            ("token", "Token, token: {queueType: Quorum}", "LOCK_TOKEN_ID="),
+        ] {
+            world.semaphore(name, &format!("slots: 1, protocol: {protocol}")).await;
+            world.semaphore_ready(name).await;
+            let (code, output, said) = exec(&world, &[&format!("sem/{name}")]).await;
+            assert_eq!(code, Some(0), "{said}");
+            assert!(output.lines().any(|line| line.starts_with(shown)), "{output}");
+        }
+
         let (code, _, said) = exec(&world, &["sem/none"]).await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.contains("there is no Semaphore"), "{said}");
-        let (code, _, said) = exec(&world, &["sem/deploy", "--vhost", "other"]).await;
-        assert_eq!(code, Some(64), "{said}");
+        for own in [["--vhost", "other"], ["--protocol", "Token"], ["--queue-type", "Quorum"]] {
+            let (code, _, said) = exec(&world, &["sem/deploy", own[0], own[1]]).await;
+            assert_eq!(code, Some(64), "{said}");
+            assert!(said.contains("are sem/deploy's own"), "{said}");
+        }
         world.apply::<lockkeeper::api::Semaphore>("bare", "{slots: 1}").await.unwrap();
         let (code, _, said) = exec(&world, &["sem/bare"]).await;
         assert_eq!(code, Some(64), "{said}");

@@ -30,8 +30,10 @@ impl Register {
         &self.folder
     }
 
-    /// Enters as the holder of `slot`; panics if somebody is there.
-    pub fn enter(&self, slot: u32) -> Entered {
+    /// Enters as the holder of `slot`, or of the token of this id; panics if somebody is
+    /// there.
+    pub fn enter(&self, slot: impl Into<u64>) -> Entered {
+        let slot: u64 = slot.into();
         let place = self.folder.join(slot.to_string());
         match std::fs::create_dir(&place) {
             Ok(()) => {}

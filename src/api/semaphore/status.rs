@@ -45,8 +45,8 @@ pub struct SemaphoreStatus {
     /// The holders in one line, for kubectl. Example: 1:deploy-7, 2:deploy-9.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holders_summary: Option<String>,
-    /// Who holds a slot, by slot number, at most 50. In protocol Token those who say so: Lockkeeper's
-    /// clients do after a second.
+    /// Who holds a slot, by slot number, at most 50. In protocol Token in no order, and Lockkeeper's
+    /// clients say who they are after a second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub holders: Vec<HolderStatus>,

@@ -25,10 +25,13 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.slots.or(target.found.slots);
     let checked = target.broker.check(name, wanted, &CancellationToken::new()).await;
     let faults = checked.map_err(|error| failed(&error))?;
-    if name.has_slots() {
-        faults.iter().for_each(|fault| println!("{fault}"));
+    let said = if name.has_slots() {
+        faults.iter().map(ToString::to_string).collect()
     } else {
-        in_tokens(&faults).iter().for_each(|fault| println!("{fault}"));
+        in_tokens(&faults)
+    };
+    for fault in said {
+        println!("{fault}");
     }
     if faults.is_empty() {
         super::say(format!("{name} is as it should be"));

@@ -7,6 +7,7 @@ use crate::api::conditions::{DRAINED, SATURATED, Say, reason};
 use crate::api::semaphore::HolderStatus;
 use crate::api::{GROUP, SemaphoreStatus};
 use crate::operator::report::{Outcome, Report};
+use crate::plan::naming::{Protocol, QueueType};
 use crate::plan::semaphore::{Holder, SlotsSeen};
 
 pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
@@ -16,7 +17,26 @@ pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
         None => String::new(),
     };
     let wanted = slots(found.slots, found.has_slots);
-    format!("The broker has exactly the wanted {wanted}{suspended}{who}")
+    let limit = found.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
+    format!("The broker has exactly the wanted {wanted}{suspended}{who}{limit}")
+}
+
+/// What a broker of this version does to a token that is held for long, where its queue
+/// does not say that it may be.
+pub(super) fn hold_limit(protocol: Protocol, version: &str) -> Option<&'static str> {
+    let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+    let release = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match (protocol, release) {
+        (Protocol::Token(QueueType::Quorum), (3, 12..) | (4.., _))
+        | (Protocol::Token(_), (4, 3..) | (5.., _)) => None,
+        (Protocol::Token(_), (3, 12..) | (4, _)) => Some(
+            "a token that is held for longer than the broker's consumer_timeout is lost, which is 30 min unless rabbitmq.conf or a policy says otherwise",
+        ),
+        (Protocol::Token(_), _) => Some(
+            "a token that is held for longer than the broker's consumer_timeout is lost, which is 30 min unless rabbitmq.conf says otherwise",
+        ),
+        _ => None,
+    }
 }
 
 /// So many slots, or tokens where there are no slots, in words.
@@ -127,5 +147,29 @@ impl From<&Holder> for HolderStatus {
         let Holder { id, slot, identity, reason, url, since, connection, draining } =
             holder.clone();
         Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_a_token_may_be_held_is_told_where_the_queue_does_not_say() {
+        let says = |protocol, version| hold_limit(protocol, version).unwrap_or("no limit");
+        let (classic, quorum) = (QueueType::Classic, QueueType::Quorum);
+        for (queue_type, version, told) in [
+            (classic, "3.10.8", "unless rabbitmq.conf says"),
+            (classic, "3.12.0", "unless rabbitmq.conf or a policy says"),
+            (classic, "4.0.5", "unless rabbitmq.conf or a policy says"),
+            (classic, "4.3.0", "no limit"),
+            (quorum, "3.10.8", "unless rabbitmq.conf says"),
+            (quorum, "3.13.7", "no limit"),
+            (quorum, "4.0.5", "no limit"),
+        ] {
+            let said = says(Protocol::Token(queue_type), version);
+            assert!(said.contains(told), "{queue_type:?} on {version}: {said}");
+        }
+        assert_eq!(says(Protocol::ExclusiveConsumer, "3.10.8"), "no limit");
     }
 }

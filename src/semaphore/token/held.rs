@@ -1,6 +1,7 @@
 //! A token that is held: proving it, hearing that the broker took it away, saying who
 //! holds it, giving it back. Taking one is `client`'s.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ use crate::semaphore::protocol::{Hold, News, Waiters};
 /// How long a token is held before that is announced: a queue more for each short
 /// hold would cost more than the hold itself.
 const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
+
+/// How long after a token was given back the broker is asked for an answer.
+const PROVED_AFTER: Duration = Duration::from_millis(100);
 
 /// An unacknowledged token, and its channel.
 pub(super) struct HeldToken {
@@ -111,6 +115,26 @@ impl HeldToken {
     }
 }
 
+/// Asks in a moment, on the channel of what was given back, for any answer: that comes
+/// after the broker has taken it back. Many who give back one after the other need one.
+fn prove_later(conn: &Arc<Conn>, channel: &Channel) {
+    if conn.unproved.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let (conn, channel) = (Arc::clone(conn), channel.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(PROVED_AFTER).await;
+        // Before it is asked: what is given back from now on is asked for anew.
+        conn.unproved.store(false, Ordering::Release);
+        let proof = channel.basic_qos(1, BasicQosOptions::default());
+        let answer = tokio::time::timeout(conn.operation_timeout, proof).await;
+        // A closed channel has given back everything.
+        if answer.is_err() {
+            conn.kill();
+        }
+    });
+}
+
 impl Hold for HeldToken {
     fn verify(&self, limit: Duration) -> BoxFuture<'_, Result<Standing, BrokerError>> {
         async move {
@@ -128,11 +152,9 @@ impl Hold for HeldToken {
         .boxed()
     }
 
-    /// What is sent later on this connection can't overtake the token, so nobody waits
-    /// for an answer: who takes the connection next is answered after the broker has
-    /// taken the token back. That it was is still asked for, in the background; unless
-    /// it is confirmed in time, the connection is ended, which frees the token for
-    /// certain.
+    /// Nobody waits for an answer: a reject has none, and what is sent later on this
+    /// connection can't overtake it. That the broker goes on answering is asked for soon;
+    /// if it doesn't, the connection is ended, which frees the token for certain.
     fn give_back<'a>(
         &'a self,
         _wait_queue: Option<&'a str>,
@@ -157,19 +179,7 @@ impl Hold for HeldToken {
             let both = async { futures::try_join!(cancel, reject) };
             let sent = lane.answer("to basic.reject", &self.queue, both).await?;
             sent.map_err(|refused| refused.error)?;
-            let channel = channel.clone();
-            let mut proof =
-                async move { channel.basic_qos(1, BasicQosOptions::default()).await }.boxed();
-            // Sent now: what comes after it on the channel can't fail it then.
-            if futures::poll!(&mut proof).is_pending() {
-                let conn = Arc::clone(&self.conn);
-                tokio::spawn(async move {
-                    let limit = conn.operation_timeout;
-                    if !matches!(tokio::time::timeout(limit, proof).await, Ok(Ok(()))) {
-                        conn.kill();
-                    }
-                });
-            }
+            prove_later(&self.conn, channel);
             lane.unpin();
             drop(lane);
             self.withdraw_announcement().await?;

@@ -10,17 +10,10 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel};
-use lockkeeper::plan::naming::{Protocol, QueueType};
 use tokio::process::Child;
 
-use super::{ENDED, Script};
+use super::{ENDED, TOKEN};
 use crate::support::rabbitmq::{Vhost, eventually};
-
-const TOKEN: Script = Script {
-    file: "token_client.py",
-    connection: "token client of ci.deploy",
-    protocol: Protocol::Token(QueueType::Classic),
-};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 
@@ -129,39 +122,13 @@ async fn the_token_client_and_the_blog_s_take_turns_by_priority() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_token_client_ends_its_command_when_its_queue_or_connection_goes() {
-    let vhost = Vhost::create().await;
-    let (_connection, channel) = vhost.channel().await;
-    for closed in [false, true] {
-        set_up(&channel, &["1700000000000001"]).await;
-        let losing = TOKEN.output(&vhost, ENDED);
-        has_free(&channel, 0).await;
-        if closed {
-            let theirs = async || vhost.connections(TOKEN.connection).await;
-            eventually("its connection is shown", async || !theirs().await.is_empty()).await;
-            for connection in theirs().await {
-                vhost.management.close_connection(&connection, "test").await;
-            }
-        } else {
-            vhost.delete(QUEUE).await;
-        }
-        let lost = losing.await.unwrap();
-        assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_token_client_says_by_a_queue_of_its_own_who_it_is() {
+async fn the_token_client_ends_its_command_when_its_queue_goes() {
     let vhost = Vhost::create().await;
     let (_connection, channel) = vhost.channel().await;
     set_up(&channel, &["1700000000000001"]).await;
-    let child = start(&vhost, &[], "sleep 60");
-    let announced = "ci.deploy-1700000000000001-B";
-    eventually("it is announced", async || vhost.queue(announced).await.is_some()).await;
-    let facts = vhost.queue(announced).await.unwrap()["arguments"].clone();
-    assert!(facts["x-lockkeeper-identity"].as_str().unwrap().starts_with("pid "), "{facts}");
-    assert_eq!(facts["x-lockkeeper-reason"], "sh -c sleep 60");
-    drop(child);
-    eventually("it goes with it", async || vhost.queue(announced).await.is_none()).await;
-    has_free(&channel, 1).await;
+    let losing = TOKEN.output(&vhost, ENDED);
+    has_free(&channel, 0).await;
+    vhost.delete(QUEUE).await;
+    let lost = losing.await.unwrap();
+    assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
 }
