@@ -169,7 +169,16 @@ impl Permit {
         if !self.is_valid() {
             return Ok(Verdict::Lost);
         }
-        Ok(match self.grip.verify().await? {
+        let standing = match self.grip.verify().await {
+            Ok(standing) => standing,
+            // Then it is lost, and the keeper is about to hear why.
+            Err(_) if !self.grip.held.is_open() => {
+                self.lost().await;
+                return Ok(Verdict::Lost);
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(match standing {
             Standing::Held => Verdict::Held,
             Standing::WithoutSlot => Verdict::Draining,
             Standing::Gone => Verdict::Lost,
