@@ -24,7 +24,7 @@ const SLOTS: u32 = 5;
 
 /// How often each process takes a slot: `make soak` asks for more.
 fn times() -> u32 {
-    if std::env::var_os("LOCKKEEPER_SOAK").is_some() { 1_000 } else { 50 }
+    if std::env::var_os("LOCKKEEPER_SOAK").is_some() { 1_000 } else { 100 }
 }
 
 fn guarded() -> PathBuf {
