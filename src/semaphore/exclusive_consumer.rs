@@ -6,6 +6,7 @@
 mod administering;
 mod held;
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use futures::FutureExt;
@@ -47,11 +48,19 @@ impl Holding for ExclusiveConsumer {
         async move {
             let names: Vec<String> = slots.clone().map(|slot| lock.slot_queue(slot)).collect();
             let exist = eyes.prober.exist(&names).await?;
-            // A slot that exists has its holder queue, so nearly all of these do.
+            // A slot that exists has its holder queue. One that doesn't may be draining:
+            // whether its holder queue is there is found out by a probe, which its
+            // holder takes for a reason to look.
             let exists = |slot: u32| {
                 slot.checked_sub(*slots.start()).and_then(|i| exist.get(i as usize)) != Some(&false)
             };
-            let wanted = |slot: &u32| draining || exists(*slot);
+            let gone: Vec<u32> =
+                holders.clone().filter(|slot| draining && !exists(*slot)).collect();
+            let names: Vec<String> = gone.iter().map(|slot| lock.holder_queue(*slot)).collect();
+            let left = eyes.prober.exist(&names).await?;
+            let left: BTreeSet<u32> =
+                gone.into_iter().zip(left).filter_map(|(slot, is)| is.then_some(slot)).collect();
+            let wanted = |slot: &u32| exists(*slot) || left.contains(slot);
             let names: Vec<String> =
                 holders.clone().filter(wanted).map(|slot| lock.holder_queue(slot)).collect();
             let mut consumers = consumers(eyes, &names).await?.into_iter();

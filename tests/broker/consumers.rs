@@ -1,7 +1,9 @@
 //! Protocol `ExclusiveConsumer` as administrators see it: holder queues made and
 //! removed with their slots, never while somebody holds by them.
 
-use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
+use futures::StreamExt;
+use lapin::BasicProperties;
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::plan::semaphore::{Counts, SlotWish, sweep_to};
@@ -202,6 +204,26 @@ async fn a_foreign_exclusive_consumer_is_a_holder_too() {
         broker.observe(&lock(), 18, 18).await.unwrap().counts(2).held == 1
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looking_beyond_the_last_slot_sends_nothing_to_a_holder_that_does_not_drain() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    converge(&broker, 2, 0, true).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let exclusive = BasicConsumeOptions { exclusive: true, no_ack: true, ..Default::default() };
+    let mut holder = channel
+        .basic_consume("ci.deploy-1-C".into(), "mine".into(), exclusive, FieldTable::default())
+        .await
+        .unwrap();
+    let seen = broker.observe(&lock(), 18, 18).await.unwrap();
+    assert_eq!(seen.counts(2), Counts { held: 1, draining: 0, free: 1 });
+    converge(&broker, 1, 2, false).await.unwrap();
+    let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+    let queue = "ci.deploy-1-C".into();
+    channel.basic_publish("".into(), queue, options, b"first", properties).await.unwrap();
+    assert_eq!(holder.next().await.unwrap().unwrap().data, b"first");
 }
 
 /// A virtual host's default type must not make quorum queues of what must be classic.
