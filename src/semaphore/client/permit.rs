@@ -237,6 +237,10 @@ impl Permit {
 impl Held {
     async fn give_back(mut self, grip: &Grip) {
         self.keeper.abort();
+        // Until it has ended: on a busy machine it may be in the middle of a look, and
+        // would take the end of what is held for a loss, and end the connection that the
+        // next permit is on.
+        let _ = (&mut self.keeper).await;
         if grip.state.borrow().lost.is_some() || !self.hold.conn().is_usable() {
             return;
         }
