@@ -1,6 +1,6 @@
-//! What `/metrics` tells: of the queues, and of what was left behind. Labels are namespaces, names and reasons,
-//! never a client's words: who holds a lock is endless. What is damage is decided
-//! in [`plan`](crate::plan::pressure_queue::doctor).
+//! What `/metrics` tells: of the queues, and of what was left behind. Labels are
+//! namespaces, names and reasons, never a client's words: who holds a lock is endless.
+//! What is damage is decided in [`plan`](crate::plan::pressure_queue::doctor).
 
 use std::sync::{Arc, Mutex, PoisonError};
 

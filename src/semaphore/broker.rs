@@ -29,7 +29,7 @@ const CHANGES_AT_ONCE: usize = 32;
 /// Further ones would only keep their queues' names in memory while they wait.
 const LOOKS_AT_ONCE: usize = 128;
 
-/// Record queues looked at together.
+/// Queues looked at together, on one channel.
 const LOOKED_AT_TOGETHER: usize = 500;
 
 /// How to behave towards a broker.
@@ -280,6 +280,11 @@ impl Inner {
 
     pub async fn has_records(&self, lock: &LockName, slots: u32) -> Result<bool, BrokerError> {
         let names: Vec<String> = (1..=slots).filter_map(|slot| lock.record_queue(slot)).collect();
+        self.all_exist(&names).await
+    }
+
+    /// Whether all of these queues exist, without publishing to them.
+    pub async fn all_exist(&self, names: &[String]) -> Result<bool, BrokerError> {
         let mut lane = self.publisher().await?;
         for chunk in names.chunks(LOOKED_AT_TOGETHER) {
             if !lane.all_exist(chunk).await? {

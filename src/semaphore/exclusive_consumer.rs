@@ -100,13 +100,7 @@ impl Holding for ExclusiveConsumer {
     ) -> BoxFuture<'a, Result<bool, BrokerError>> {
         async move {
             let names: Vec<String> = slots.map(|slot| lock.holder_queue(slot)).collect();
-            let mut lane = broker.publisher().await?;
-            for names in names.chunks(LOOKED_AT_TOGETHER) {
-                if !lane.all_exist(names).await? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
+            broker.all_exist(&names).await
         }
         .boxed()
     }

@@ -4,6 +4,7 @@
 //! when is decided by others.
 
 mod holders;
+mod looking;
 mod records;
 mod waiting;
 
@@ -209,8 +210,9 @@ impl Lane {
         self.declare(name, options, arguments).await
     }
 
-    /// Declares a queue.
-    async fn declare(
+    /// Declares a queue. One that exists with other arguments is
+    /// [`BrokerError::IncompatibleQueue`].
+    pub async fn declare(
         &mut self,
         name: &str,
         options: QueueDeclareOptions,
@@ -280,54 +282,6 @@ impl Lane {
             Ok(_) => Ok(Declared::Ok),
             Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
             Err(refused) => Err(refused.error),
-        }
-    }
-
-    /// Looks whether `name` exists, by passive declare: `None` if it doesn't.
-    pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, BrokerError> {
-        let channel = self.channel().await?;
-        self.declares += 1;
-        let passive = QueueDeclareOptions::default().passive();
-        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
-        match self.answer("to queue.declare (passive)", name, looking).await? {
-            Ok(_) => Ok(Some(Declared::Ok)),
-            Err(Refused { code: 405, error }) => Ok(Some(Declared::Locked(error.to_string()))),
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
-            Err(Refused { code: 404, .. }) => Ok(None),
-            Err(refused) => Err(refused.error),
-        }
-    }
-
-    /// Whether this connection still owns `holder` and whether `slot` exists,
-    /// by passive declares sent together: the only proof of ownership there is
-    /// (a publish would say only that some queue of that name exists).
-    pub async fn verify(&mut self, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
-        let channel = self.channel().await?;
-        self.declares += 2;
-        let passive = QueueDeclareOptions::default().passive();
-        let ours = channel.queue_declare(short(holder)?, passive, FieldTable::default());
-        let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
-        // In this order: a refusal closes the channel, so the one that matters
-        // more must have been answered by then.
-        let both = async { Ok(futures::join!(ours, exists)) };
-        let (ours, exists) = match self.answer("to queue.declare (passive)", holder, both).await? {
-            Ok(answers) => answers,
-            Err(refused) => return Err(refused.error),
-        };
-        if let Err(error) = ours {
-            let refused = self.refused(&error, holder)?;
-            return match refused.code {
-                404 | 405 => Ok(Standing::Gone),
-                _ => Err(refused.error),
-            };
-        }
-        let Err(error) = exists else { return Ok(Standing::Held) };
-        match self.refused(&error, slot)? {
-            Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => Err(error),
-            Refused { code: 404, .. } => Ok(Standing::WithoutSlot),
-            // It is there, though not to be looked at.
-            Refused { code: 405, .. } => Ok(Standing::Held),
-            refused => Err(refused.error),
         }
     }
 }

@@ -178,6 +178,16 @@ impl Grip {
         }
     }
 
+    /// Loses the slot for what the broker says last, else for `error`.
+    async fn hear_out(
+        &self,
+        events: &mut (impl Stream<Item = Event> + Unpin),
+        error: Option<lapin::Error>,
+    ) {
+        let last = tokio::time::timeout(LAST_WORDS, last_words(events, &*self.held)).await;
+        self.lose(self.reason(last.ok().flatten().or(error)));
+    }
+
     /// Proves the slot at least every `interval` until it is lost.
     pub async fn keep(self: Arc<Self>, interval: Duration) {
         let mut events = Box::pin(self.conn.lapin().events_listener());
@@ -190,9 +200,7 @@ impl Grip {
         while self.state.borrow().lost.is_none() {
             if !self.conn.is_usable() {
                 // Its last words come first, if there are any.
-                let last =
-                    tokio::time::timeout(LAST_WORDS, last_words(&mut events, &*self.held)).await;
-                return self.lose(self.reason(last.ok().flatten()));
+                return self.hear_out(&mut events, None).await;
             }
             let deadline = self.state.borrow().valid_until;
             let proof = async {
@@ -207,11 +215,8 @@ impl Grip {
                     News::Look => ticks.reset_immediately(),
                     News::Revoked(text) => return self.lose(LostReason::Revoked { text }),
                     News::Gone => return self.lose(LostReason::VerifyFailed),
-                    News::Ended(error) => {
-                        // The connection's last words tell more, if it was that.
-                        let last = tokio::time::timeout(LAST_WORDS, last_words(&mut events, &*self.held)).await;
-                        return self.lose(self.reason(last.ok().flatten().or(error)));
-                    }
+                    // The connection's last words tell more, if it was that.
+                    News::Ended(error) => return self.hear_out(&mut events, error).await,
                 },
                 proof = proof => {
                     if let Err(error) = proof {

@@ -1,6 +1,6 @@
-//! Slot records on a channel: their queues made, looked at and deleted, many at
-//! once, and first records put into them. What a record says is
-//! [`crate::plan::record`]'s, and only a slot's holder replaces it.
+//! Slot records on a channel: their queues made and deleted, many at once, and first
+//! records put into them. What a record says is [`crate::plan::record`]'s, and only a
+//! slot's holder replaces it.
 
 use futures::future::try_join_all;
 use lapin::options::{
@@ -33,12 +33,6 @@ impl Lane {
             self.answer("to queue.declare", first, all).await?.map_err(|refused| refused.error)?;
         let empty = names.iter().zip(queues).filter(|(_, queue)| queue.message_count() == 0);
         Ok(empty.map(|(name, _)| name.clone()).collect())
-    }
-
-    /// Whether all of these queues exist, by passive declares sent together: a
-    /// publish would find the record queues full, or put something into them.
-    pub async fn all_exist(&mut self, names: &[String]) -> Result<bool, BrokerError> {
-        Ok(self.consumers_of(names).await?.is_some())
     }
 
     /// Puts a first record into each queue, unless one is there by now, and waits

@@ -1,12 +1,12 @@
-//! Queues that clients consume from, on a channel: the wait queue made, how many
-//! consume looked at, and messages sent to them. Never probed by publishing: that
-//! would wake somebody. When to do which is decided by others.
+//! Queues that clients consume from, on a channel: the wait queue made, and messages
+//! sent to them. Never probed by publishing: that would wake somebody. When to do which
+//! is decided by others.
 
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
 
-use super::{Lane, MAX_DECLARES, Refused, classic_arguments, short, together};
+use super::{Lane, classic_arguments, short};
 use crate::semaphore::error::{BrokerError, refusal_code};
 use crate::semaphore::protocol::Waiters;
 
@@ -19,36 +19,6 @@ impl Lane {
     /// [`BrokerError::IncompatibleQueue`].
     pub async fn declare_wait_queue(&mut self, name: &str) -> Result<(), BrokerError> {
         self.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await
-    }
-
-    /// How many consumers the queue `name` has; `None` if it is missing, or
-    /// another connection's own.
-    pub async fn consumers(&mut self, name: &str) -> Result<Option<u32>, BrokerError> {
-        let counts = self.consumers_of(&[name.to_owned()]).await?;
-        Ok(counts.and_then(|counts| counts.first().copied()))
-    }
-
-    /// How many consumers each of these has, by passive declares sent together;
-    /// `None` if one of them is missing, or another connection's own.
-    pub async fn consumers_of(
-        &mut self,
-        names: &[String],
-    ) -> Result<Option<Vec<u32>>, BrokerError> {
-        let Some(first) = names.first() else { return Ok(Some(Vec::new())) };
-        let channel = self.channel().await?;
-        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
-        let mut looks = Vec::with_capacity(names.len());
-        for name in names {
-            let passive = QueueDeclareOptions::default().passive();
-            looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
-        }
-        let all = together(looks);
-        match self.answer("to queue.declare (passive)", first, all).await? {
-            Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::consumer_count).collect())),
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
-            Err(Refused { code: 404 | 405, .. }) => Ok(None),
-            Err(refused) => Err(refused.error),
-        }
     }
 
     /// Does `one` thing to `queue`, and then looks how many consume from `wait_queue`,

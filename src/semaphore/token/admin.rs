@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use lapin::options::QueueDeclareOptions;
+
 use super::account::{Account, Look};
 use super::drain::Drains;
 use super::holders::Watched;
@@ -186,7 +188,8 @@ pub(super) async fn make(change: &Change, lane: &mut Lane) -> Result<Converged, 
         }
         let version = Broker::of(Arc::clone(broker)).identity().await?.version;
         change.go_on(lane)?;
-        lane.declare_tokens(&queue, arguments(queue_type(lock), release(&version))).await?;
+        let arguments = arguments(queue_type(lock), release(&version));
+        lane.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
         broker.tokens.account(lock, |account| account.changed(0, Instant::now()));
     }
     let mut total = count(change, lane, Some(wish)).await?;

@@ -4,7 +4,7 @@
 
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
+    QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation};
@@ -58,32 +58,14 @@ pub(super) fn arguments(queue_type: QueueType, release: (u32, u32)) -> FieldTabl
 impl Lane {
     /// What the queue `name` has; `None` if it is missing.
     pub(super) async fn ready(&mut self, name: &str) -> Result<Option<Ready>, BrokerError> {
-        let channel = self.channel().await?;
-        self.count_declares(1);
-        let passive = QueueDeclareOptions::default().passive();
-        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
-        match self.answer("to queue.declare (passive)", name, looking).await? {
-            Ok(queue) => {
-                let (free, consumers) = (queue.message_count(), queue.consumer_count());
-                Ok(Some(Ready { free, consumers }))
-            }
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
+        match self.look_at(&[name.to_owned()]).await? {
+            Ok(queues) => Ok(queues.first().map(|queue| Ready {
+                free: queue.message_count(),
+                consumers: queue.consumer_count(),
+            })),
             Err(Refused { code: 404, .. }) => Ok(None),
             Err(refused) => Err(refused.error),
         }
-    }
-
-    /// Makes the token queue, which is missing.
-    pub(super) async fn declare_tokens(
-        &mut self,
-        name: &str,
-        arguments: FieldTable,
-    ) -> Result<(), BrokerError> {
-        let channel = self.channel().await?;
-        self.count_declares(1);
-        let declaring =
-            channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), arguments);
-        self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(drop)
     }
 
     /// Publishes `count` tokens, with the ids from `first_id` on, and waits until the
