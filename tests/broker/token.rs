@@ -176,6 +176,24 @@ async fn a_crash_between_taking_tokens_and_removing_them_removes_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_more_tokens_are_removed_at_once_than_a_quorum_queue_takes_note_of() {
+    for queue_type in TYPES {
+        let (vhost, proxy) = (Vhost::create().await, Proxy::start().await);
+        let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
+        make(&through, &tokens(queue_type), 90).await.unwrap();
+        make(&through, &tokens(queue_type), 2).await.unwrap();
+        let methods = proxy.methods();
+        let names = methods.iter().map(|method| method.name.as_str());
+        let sent: Vec<&str> =
+            names.filter(|name| ["basic.get", "basic.ack"].contains(name)).collect();
+        let together = sent.split(|name| *name == "basic.ack").map(<[_]>::len);
+        assert_eq!(together.clone().sum::<usize>(), 88);
+        assert!(together.max() <= Some(16), "{sent:?}");
+        settles_at(&vhost, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_crash_amid_publishing_is_made_up_for_and_never_for_too_much() {
     let vhost = Vhost::create().await;
     make(&broker(&vhost), &classic(), 1).await.unwrap();

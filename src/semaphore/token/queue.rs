@@ -19,6 +19,12 @@ const PERSISTENT: u8 = 2;
 /// Tokens published together.
 const TOGETHER: usize = 500;
 
+/// Tokens removed together. A channel sends a quorum queue at most 32 acknowledgements
+/// that are not replicated yet, one for each `basic.get`, keeps the others for later, and
+/// forgets them when it is closed (`rabbit_fifo_client` of 3.10 and 4.0; seen: of 40
+/// tokens that were removed at once, 7 came back). What is got next waits for these.
+const REMOVED_TOGETHER: u32 = 16;
+
 /// How long a token of a quorum queue may stay unacknowledged, in milliseconds: a year.
 const HELD_FOR: i64 = 365 * 24 * 3600 * 1000;
 
@@ -105,26 +111,39 @@ impl Lane {
     }
 
     /// Takes up to `most` free tokens and removes them for good; returns how many. Cut
-    /// short, none of them is removed.
+    /// short, those are removed that were taken in earlier batches.
     pub(super) async fn remove_free(&mut self, name: &str, most: u32) -> Result<u32, BrokerError> {
         // A channel of its own, which is closed in the end: then whatever was taken and
         // not acknowledged is free again.
         let mut lane = Self::fresh(self.conn()).await?;
-        let channel = lane.channel().await?;
+        let mut removed = 0;
+        while removed < most {
+            let batch = (most - removed).min(REMOVED_TOGETHER);
+            let taken = lane.remove_batch(name, batch).await?;
+            removed += taken;
+            if taken < batch {
+                break;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Takes and removes up to `most`, all of them or none.
+    async fn remove_batch(&mut self, name: &str, most: u32) -> Result<u32, BrokerError> {
+        let channel = self.channel().await?;
         let (queue, mut taken, mut last) = (short(name)?, 0, None);
         while taken < most {
             let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
-            let got = lane.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
+            let got = self.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
             let Some(message) = got else { break };
             last = Some(message.delivery_tag);
             taken += 1;
         }
         if let Some(last) = last {
-            // All of them or none.
             let ack = channel.basic_ack(last, BasicAckOptions { multiple: true });
             let proof = channel.basic_qos(0, BasicQosOptions::default());
             let both = async { futures::try_join!(ack, proof) };
-            lane.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
+            self.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
         }
         Ok(taken)
     }
