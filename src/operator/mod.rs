@@ -229,6 +229,7 @@ fn context(
             BrokerOptions {
                 client_name: FIELD_MANAGER.to_owned(),
                 facts_interval: options.rhythm.observe,
+                list_interval: options.rhythm.sweep_age(),
                 heartbeat: Some(HEARTBEAT),
                 may_act: may_act.clone(),
                 ..BrokerOptions::default()
