@@ -54,6 +54,10 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
     allow_any_name: bool,
 
+    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_per_object: bool,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -131,5 +135,6 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         } else {
             DefaultNames::OfTheNamespace
         },
+        metrics_per_object: arguments.metrics_per_object,
     })
 }

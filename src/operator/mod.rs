@@ -61,6 +61,8 @@ pub struct Options {
     pub rhythm: Rhythm,
     /// Which names are allowed on the default connections.
     pub default_names: DefaultNames,
+    /// Whether `/metrics` has a series or more for each object.
+    pub metrics_per_object: bool,
 }
 
 /// Why the operator could not start, or stopped.
@@ -85,13 +87,13 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 /// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
-    let client = connect().await.map_err(OperatorError::NoCluster)?;
+    let metrics = Metrics::new(options.metrics_per_object);
+    let client = connect(&metrics).await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
     let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
     // With port 0 the system has chosen one.
     let address = listener.local_addr().map_err(not_listening)?;
     let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
-    let metrics = Metrics::default();
     let serving =
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
@@ -127,7 +129,10 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
-        |cache| _ = ctx.all_semaphores.set(cache),
+        |cache| {
+            ctx.metrics.read_semaphores(cache.clone());
+            let _ = ctx.all_semaphores.set(cache);
+        },
         semaphore::reconcile,
         cleanup::semaphore,
     );
@@ -135,7 +140,10 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
-        |cache| _ = ctx.all_pressure_queues.set(cache),
+        |cache| {
+            ctx.metrics.read_queues(cache.clone());
+            let _ = ctx.all_pressure_queues.set(cache);
+        },
         pressure_queue::reconcile,
         cleanup::pressure_queue,
     );
@@ -162,11 +170,12 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
 const REQUESTS_AT_ONCE: usize = 24;
 
 /// A client for the API server of this pod or of `KUBECONFIG`. Connects nothing.
-async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+async fn connect(metrics: &Metrics) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
     let config = ClusterConfig::infer().await?;
     // A watch counts only until its answer begins.
     let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
-    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(builder.with_layer(&metrics.requests).with_layer(&limit).build())
 }
 
 /// Objects listed at once at a start: a page is in memory as text and as objects
@@ -263,11 +272,13 @@ where
 {
     let span = info_span!(
         "reconcile",
-        kind = %K::kind(&()),
+        controller = K::kind(&()).to_lowercase(),
         namespace = object.namespace(),
         name = object.name_any(),
+        reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
     );
-    async move {
+    let controllers = ctx.metrics.controllers.clone();
+    let work = async move {
         if ctx.stop.is_cancelled() {
             return Ok(Action::await_change());
         }
@@ -288,9 +299,8 @@ where
             warn!(%error, source, "to be tried again");
         }
         result
-    }
-    .instrument(span)
-    .await
+    };
+    controllers.counted::<K>(work).instrument(span).await
 }
 
 /// When to try again after an error that could not become a condition.
