@@ -18,6 +18,7 @@ use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
+use super::metrics::Asked;
 use super::report::{Managed, Note, Outcome, ReportedStatus, now, report, write};
 use crate::api::conditions::{READY, RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
@@ -185,8 +186,8 @@ async fn steps(
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
     {
-        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
-        found.holders = Some(holders);
+        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS);
+        found.holders = Some(ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await);
     }
     Ok(blocked?.unwrap_or_else(|| Outcome::Ready {
         reason: reason::IN_SYNC,
@@ -268,6 +269,11 @@ impl Step<'_> {
         Ok(None)
     }
 
+    async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<SlotsSeen, BrokerError> {
+        let seen = self.broker.observe(&self.valid.lock, sweep_to, holders_to);
+        self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await
+    }
+
     async fn observe(
         &self,
         memory: &SemaphoreMemory,
@@ -279,12 +285,13 @@ impl Step<'_> {
         match &memory.detail.swept {
             // One look tells all about tokens.
             Some((_, swept)) if !self.sweep_due && lock.has_slots() => {
-                let held = self.broker.observe(lock, 0, holders_to).await?.held;
+                let held = self.look(0, holders_to).await?.held;
                 Ok(SlotsSeen { held, ..swept.clone() })
             }
             swept => {
                 let since = swept.as_ref().map(|(at, _)| *at);
-                self.broker.sweep(lock, sweep_to(wish, mark), holders_to, since).await
+                let seen = self.broker.sweep(lock, sweep_to(wish, mark), holders_to, since);
+                self.ctx.metrics.timed(Asked::rabbitmq("sweep"), seen).await
             }
         }
     }
@@ -306,8 +313,14 @@ impl Step<'_> {
         }
         let sweep = sweep_to(wish, mark);
         memory.detail.reaches = memory.detail.reaches.max(wish.slots);
-        let converged =
-            self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop).await;
+        let metrics = &self.ctx.metrics;
+        let converged = self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop);
+        let converged = metrics.timed(Asked::rabbitmq("converge"), converged).await;
+        match &converged {
+            Ok(converged) => metrics.waited_for_mutex(converged.mutex_wait),
+            Err(BrokerError::MutexBusy { waited, .. }) => metrics.waited_for_mutex(*waited),
+            Err(_) => {}
+        }
         // Where the broker answers, who holds what it has is told all the same.
         if let (
             None,
@@ -318,7 +331,7 @@ impl Step<'_> {
             ),
         ) = (&found.seen, &converged)
         {
-            found.seen = Some(self.broker.observe(lock, sweep, mark.max(wish.slots)).await?);
+            found.seen = Some(self.look(sweep, mark.max(wish.slots)).await?);
         }
         found.reached |= found.seen.is_some();
         let converged = converged?;
@@ -327,6 +340,9 @@ impl Step<'_> {
         found.woken = converged.declared > 0;
         if converged.declared + converged.deleted > 0 || !lost.is_empty() {
             let drift = !self.first_look;
+            if drift {
+                metrics.corrected(self.semaphore);
+            }
             let mut message = format!(
                 "{}: {} added, {} removed",
                 slots(wish.slots, found.has_slots),
