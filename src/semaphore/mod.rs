@@ -21,6 +21,7 @@ mod probe;
 mod protocol;
 mod resize;
 mod slots;
+mod tls;
 mod token;
 
 pub use broker::{Broker, BrokerOptions};

@@ -8,6 +8,8 @@
     reason = "a test fails by panicking, in its helpers too"
 )]
 
+#[path = "../support/authority.rs"]
+mod authority;
 #[path = "../support/environment.rs"]
 mod environment;
 #[path = "../support/own_server.rs"]
