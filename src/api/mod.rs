@@ -40,6 +40,9 @@ pub const FINALIZER: &str = "lockkeeper.dev/cleanup";
 /// `"true"` lets a resource go without touching its server.
 pub const FORCE_FINALIZE: &str = "lockkeeper.dev/force-finalize";
 
+/// A request to take a slot from its holder, as JSON.
+pub const REVOKE: &str = "lockkeeper.dev/revoke";
+
 /// Both resource definitions, as installed in a cluster.
 #[must_use]
 pub fn all_crds() -> Vec<CustomResourceDefinition> {

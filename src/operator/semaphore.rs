@@ -4,6 +4,7 @@
 //! [`crate::semaphore`].
 
 mod around;
+mod guard;
 mod status;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+pub(super) use self::guard::in_use;
 use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
