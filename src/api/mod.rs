@@ -14,6 +14,7 @@
 
 pub mod conditions;
 pub mod pressure_queue;
+pub mod revoke;
 pub mod semaphore;
 pub mod validate;
 

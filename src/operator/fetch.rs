@@ -274,10 +274,10 @@ impl<H: Clone> Handles<H> {
 
 // Debug's quoting keeps the parts apart. The result never leaves this file.
 fn identity_of_broker(s: &RabbitmqSettings) -> String {
-    let management =
-        s.management.as_ref().map(|m| (&m.url, &m.username, m.password.expose_secret()));
+    let [management, administrator] = [&s.management, &s.administrator]
+        .map(|api| api.as_ref().map(|m| (&m.url, &m.username, m.password.expose_secret())));
     let who = (&s.username, s.password.expose_secret());
-    format!("{:?}", (&s.host, s.port, &s.vhost, who, management))
+    format!("{:?}", (&s.host, s.port, &s.vhost, who, management, administrator))
 }
 
 fn identity_of_store(s: &RedisSettings) -> String {

@@ -20,6 +20,7 @@ mod mutex;
 mod probe;
 mod protocol;
 mod resize;
+mod revoke;
 mod slots;
 mod token;
 
@@ -34,3 +35,4 @@ pub use error::BrokerError;
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};
+pub use revoke::{Revocation, RevokeError};

@@ -23,6 +23,8 @@ pub struct RabbitmqSettings {
     pub vhost: String,
     /// The management API, where there is one.
     pub management: Option<ManagementSettings>,
+    /// The management API as an administrator, to close others' connections with.
+    pub administrator: Option<ManagementSettings>,
 }
 
 /// How to reach a broker's management API.
@@ -100,6 +102,7 @@ impl RabbitmqSettings {
                 password: get("password").ok_or_else(|| missing("password"))?.into(),
                 vhost: "/".to_owned(),
                 management: None,
+                administrator: None,
             }
         };
         if let Some(vhost) = vhost {
@@ -108,7 +111,28 @@ impl RabbitmqSettings {
         if let Some(management) = management {
             settings.management = Some(settings.parse_management(&management, management_key)?);
         }
+        if let Some(administrator) = get("adminUri") {
+            settings = settings.with_administrator(&administrator, "adminUri")?;
+        }
         Ok(settings)
+    }
+
+    /// The same with the management API as an administrator,
+    /// `http://user:password@host:15672`.
+    pub fn with_administrator(
+        mut self,
+        text: &str,
+        key: &'static str,
+    ) -> Result<Self, SettingsError> {
+        // The broker's own user is none: whoever gives this means another one.
+        let nobody = Self { username: String::new(), ..self.clone() };
+        let administrator = nobody.parse_management(text, key)?;
+        if administrator.username.is_empty() {
+            let why = "expected http://user:password@host:15672 with an administrator's user and password";
+            return Err(SettingsError::BadValue { key, why });
+        }
+        self.administrator = Some(administrator);
+        Ok(self)
     }
 
     /// From `amqp://user:password@host:port/vhost` and, where there is one, the
@@ -150,6 +174,7 @@ impl RabbitmqSettings {
             password: if url.password().is_none() { "guest".to_owned() } else { password }.into(),
             vhost,
             management: None,
+            administrator: None,
         })
     }
 
@@ -211,6 +236,18 @@ mod tests {
             .unwrap();
             assert_eq!(s.management.unwrap().url, "http://rabbit:15672");
         }
+    }
+
+    #[test]
+    fn the_administrator_is_somebody_of_its_own() {
+        let of = |admin| {
+            let keys = [("amqpUri", "amqp://u:p@h"), ("adminUri", admin)];
+            RabbitmqSettings::from_secret(&data(&keys), None)
+        };
+        let settings = of("http://root:secret@m:15672").unwrap();
+        let administrator = settings.administrator.unwrap();
+        assert_eq!(format!("{administrator:?}"), "http://m:15672 as root");
+        assert!(of("http://m:15672").unwrap_err().to_string().contains("administrator"));
     }
 
     #[test]
