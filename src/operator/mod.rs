@@ -31,7 +31,7 @@ use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::limit::ConcurrencyLimitLayer;
-use tracing::{Instrument, debug, error, info, info_span, warn};
+use tracing::{Instrument, debug, error, field, info, info_span, warn};
 
 use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
@@ -276,6 +276,7 @@ where
         namespace = object.namespace(),
         name = object.name_any(),
         reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
+        otel.status_code = field::Empty,
     );
     let controllers = ctx.metrics.controllers.clone();
     let work = async move {
