@@ -161,7 +161,11 @@ async fn steps(
         old,
         broker: connected.handle.clone(),
         sweep_due: memory.is_new_generation(semaphore)
-            || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx)),
+            || memory
+                .detail
+                .swept
+                .as_ref()
+                .is_none_or(|(at, _)| at.elapsed() >= ctx.rhythm.sweep_age()),
         first_look: old.observed_generation != semaphore.meta().generation
             || find(&old.conditions, READY).is_none_or(|c| c.status != "True"),
         valid,
@@ -189,11 +193,6 @@ async fn steps(
         reason: reason::IN_SYNC,
         message: in_sync_message(found, valid.suspend),
     }))
-}
-
-/// A sweep is done when one is due before the next look.
-fn drift_due(ctx: &Context) -> std::time::Duration {
-    ctx.rhythm.drift.saturating_sub(ctx.rhythm.observe)
 }
 
 /// What the broker's steps work with.
@@ -289,7 +288,11 @@ impl Step<'_> {
                 let held = self.look(0, holders_to).await?.held;
                 Ok(SlotsSeen { held, ..swept.clone() })
             }
-            _ => self.look(sweep_to(wish, mark), holders_to).await,
+            swept => {
+                let since = swept.as_ref().map(|(at, _)| *at);
+                let seen = self.broker.sweep(lock, sweep_to(wish, mark), holders_to, since);
+                self.ctx.metrics.timed(Asked::rabbitmq("sweep"), seen).await
+            }
         }
     }
 
