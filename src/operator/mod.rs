@@ -147,10 +147,12 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
 
-    if let Some(candidate) = &mut candidate {
+    if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
+        metrics.leader(&election.name, false);
         if !candidate.wins(&stop, || readiness.done(LEASE)).await {
             return Ok(());
         }
+        metrics.leader(&election.name, true);
         readiness.wait_for(kinds);
     }
 

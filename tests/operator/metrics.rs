@@ -10,6 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::holders::client::Client;
+use crate::leader::{candidate, comes_to_lead, remove_lease, stands_by};
 use crate::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
 
 /// A text of the project.
@@ -245,7 +246,8 @@ async fn with_per_object_metrics_off_no_series_has_the_name_of_an_object() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is_there() {
     in_a_world("promtool", async |world| {
-        let operator = world.operator().await;
+        let mut operator = candidate(&world).await;
+        comes_to_lead(&operator).await;
         world.semaphore("deploy", "slots: 1").await;
         world.queue("frames", "bound: 1").await;
         world.semaphore_ready("deploy").await;
@@ -261,7 +263,15 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
             "process_cpu_seconds_total *",
         ];
         until_told(&operator, &told.map(ToOwned::to_owned)).await;
+        let leads = format!("leader_election_master_status{{name=\"{}\"}}", world.namespace);
+        until_told(&operator, &[format!("{leads} 1")]).await;
+        let mut second = candidate(&world).await;
+        stands_by(&second).await;
+        until_told(&second, &[format!("{leads} 0")]).await;
         let text = operator.metrics().await;
+        second.kill().await;
+        operator.kill().await;
+        remove_lease(&world).await;
 
         // The linter knows the older format, the reader of backfills the newer one, in
         // which it wants to know when.
