@@ -22,6 +22,7 @@ mod probe;
 mod protocol;
 mod resize;
 mod slots;
+mod tls;
 mod token;
 
 pub use broker::{Broker, BrokerOptions};
