@@ -63,11 +63,12 @@ impl Acquire {
         let span = debug_span!(
             "lock.acquire",
             lock.name = found.name.as_str(),
-            lock.acquired = false,
+            lock.acquired = field::Empty,
             lock.slot = field::Empty,
         );
-        let permit = self.acquire(&client, &found).instrument(span.clone()).await?;
-        span.record("lock.acquired", true);
+        let acquired = self.acquire(&client, &found).instrument(span.clone()).await;
+        span.record("lock.acquired", acquired.is_ok());
+        let permit = acquired?;
         span.record("lock.slot", permit.slot());
         Ok((found, client, permit))
     }

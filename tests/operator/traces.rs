@@ -115,8 +115,9 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
 
         let of =
             |object: &'static str| move |span: &Span| text(span, "name").as_deref() == Some(object);
-        let failed = collector.span("reconcile", of("refused")).await;
-        assert_eq!(failed.status.as_ref().unwrap().code, 2, "an error: {failed:?}");
+        // 2 is an error.
+        let failed = |span: &Span| span.status.as_ref().is_some_and(|status| status.code == 2);
+        collector.span("reconcile", |span| of("refused")(span) && failed(span)).await;
         let converge = collector.span("converge", |_| true).await;
         assert_eq!(text(&converge, "backend.type").as_deref(), Some("rabbitmq"));
         let of_converge = |span: &Span| span.span_id == converge.parent_span_id;
@@ -137,6 +138,8 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
         // The last spans come when it stops, or never.
         assert!(operator.stop().await.success());
         collector.got_no_password();
+        // Which takes away what is left.
+        world.operator().await;
     })
     .await;
 }
@@ -220,6 +223,7 @@ async fn a_collector_that_does_not_answer_delays_neither_an_operator_nor_a_comma
         let start = Instant::now();
         assert!(operator.stop().await.success());
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        world.operator().await;
     })
     .await;
 }
@@ -252,18 +256,16 @@ async fn each_line_of_a_reconcile_is_a_json_object_that_names_its_object() {
         let operator = world.operator_in(&[], &["--log-format=json"]).await;
         world.semaphore("deploy", "slots: 1").await;
         world.semaphore_ready("deploy").await;
-        let mut of_the_event = None;
-        eventually("its event is logged", PATIENCE, async || {
+        let of_the_event = || {
             let logged = operator.logged();
             // The last line may be half written.
-            let lines = logged.lines().filter_map(|line| serde_json::from_str(line).ok());
-            of_the_event = lines.into_iter().find(|line: &serde_json::Value| {
+            let mut lines = logged.lines().filter_map(|line| serde_json::from_str(line).ok());
+            lines.find(|line: &serde_json::Value| {
                 line["message"] == "in sync" || line["message"] == "event"
-            });
-            of_the_event.is_some()
-        })
-        .await;
-        let line = of_the_event.unwrap();
+            })
+        };
+        eventually("its event is logged", PATIENCE, async || of_the_event().is_some()).await;
+        let line = of_the_event().unwrap();
         assert_eq!(line["controller"], "semaphore", "{line}");
         assert_eq!(line["namespace"], world.namespace, "{line}");
         assert_eq!(line["name"], "deploy", "{line}");
