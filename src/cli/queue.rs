@@ -97,7 +97,7 @@ impl Patience {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(LogFormat::Text);
+    let _telemetry = telemetry::start(LogFormat::Text);
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     let result = runtime.block_on(async {

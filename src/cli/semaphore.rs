@@ -104,7 +104,7 @@ struct Form {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(LogFormat::Text);
+    let _telemetry = telemetry::start(LogFormat::Text);
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     runtime.block_on(async {
