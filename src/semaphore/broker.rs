@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::connect::{Conn, Endpoint};
+use super::connect::{Conn, Connector, Endpoint};
 use super::error::BrokerError;
 use super::holders::{Facts, Holders};
 use super::identity::{BrokerIdentity, ask_identity};
@@ -121,6 +121,7 @@ impl Broker {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: options.heartbeat,
+            connector: Connector::default(),
         });
         let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self(Arc::new(Inner {
@@ -245,6 +246,11 @@ impl Broker {
 }
 
 impl Inner {
+    /// Where it is, and as whom.
+    pub fn settings(&self) -> &RabbitmqSettings {
+        &self.endpoint.settings
+    }
+
     /// The connection that changes this lock.
     pub fn admin_of(&self, lock: &LockName) -> &Link {
         match lock.profile() {

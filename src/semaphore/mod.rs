@@ -21,7 +21,9 @@ mod mutex;
 mod probe;
 mod protocol;
 mod resize;
+mod revoke;
 mod slots;
+mod tls;
 mod token;
 
 pub use broker::{Broker, BrokerOptions};
@@ -35,3 +37,4 @@ pub use error::BrokerError;
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};
+pub use revoke::{Revocation, RevokeError};
