@@ -22,6 +22,7 @@ mod protocol;
 mod resize;
 mod slots;
 mod token;
+mod waiters;
 
 pub use broker::{Broker, BrokerOptions};
 pub use check::Fault;
@@ -34,3 +35,4 @@ pub use error::BrokerError;
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};
+pub use waiters::Waiter;
