@@ -15,7 +15,7 @@ use crate::operator::fetch::{FetchError, read_secret};
 use crate::plan::connection::SecretData;
 
 /// Where in Kubernetes a named resource is.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Kubernetes {
     /// The namespace of a resource [default: the context's]
     #[arg(long, short)]

@@ -4,6 +4,7 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "the text of --help is no Markdown")]
 
 mod acquire;
+mod apply;
 mod completion;
 mod crds;
 mod doctor;
@@ -13,8 +14,10 @@ mod holders;
 mod kubernetes;
 mod list;
 mod man;
+mod manifest;
 mod operator;
 mod output;
+mod plan;
 mod question;
 mod queue;
 mod semaphore;
@@ -22,6 +25,7 @@ mod signals;
 mod suspend;
 mod target;
 mod telemetry;
+mod validate;
 mod waiters;
 mod waiting;
 
@@ -67,6 +71,12 @@ enum Verb {
     Resume(suspend::Arguments),
     /// Look for what is wrong with the operator, its rights, the objects and their servers
     Doctor(doctor::Arguments),
+    /// Check manifests as the API server would, without one
+    Validate(validate::Arguments),
+    /// Show what apply would change on brokers and Redis servers, without Kubernetes
+    Plan(plan::Arguments),
+    /// Make brokers and Redis servers as manifests say, without Kubernetes
+    Apply(apply::Arguments),
     /// Print what a shell needs to complete these arguments
     Completion(completion::Arguments),
     /// Print the manual page, or write one for each verb
@@ -162,6 +172,9 @@ pub fn main() -> ExitCode {
         Verb::Suspend(arguments) => in_runtime(suspend::run(arguments, true)),
         Verb::Resume(arguments) => in_runtime(suspend::run(arguments, false)),
         Verb::Doctor(arguments) => in_runtime(doctor::run(arguments)),
+        Verb::Validate(arguments) => validate::run(&arguments),
+        Verb::Plan(arguments) => in_runtime(plan::run(arguments)),
+        Verb::Apply(arguments) => in_runtime(apply::run(arguments)),
         Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),

@@ -48,9 +48,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What the environment names, for resources without a connection of their own.
-    pub fn of_environment(kubernetes: Kubernetes) -> Self {
-        let (url, management_url) = (variable("AMQP_URL"), variable("RABBITMQ_MANAGEMENT_URL"));
+    /// The default connection of resources that name none: these URLs.
+    pub fn of_urls(
+        url: Option<String>,
+        management_url: Option<String>,
+        kubernetes: Kubernetes,
+    ) -> Self {
         let (vhost, protocol, profile, queue_type) = (None, None, None, None);
         Self { url, management_url, vhost, protocol, profile, queue_type, kubernetes }
     }
@@ -227,7 +230,7 @@ impl Place {
     }
 
     /// The broker of the arguments and the environment.
-    fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
+    pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
         // An empty variable is how a chart leaves one out.
         let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
         let Some(url) = given(&self.url) else { return Ok(None) };

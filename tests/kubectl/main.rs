@@ -13,8 +13,10 @@ mod environment;
 #[path = "../support/world.rs"]
 mod world;
 
+mod apply;
 mod doctor;
 mod plugin;
+mod validate;
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -37,6 +39,13 @@ impl Folder {
         let name = format!("{}/kubectl-{}", env!("CARGO_TARGET_TMPDIR"), environment::random());
         std::fs::create_dir_all(&name).unwrap();
         Self(name.into())
+    }
+
+    /// Writes a file; returns its name.
+    fn write(&self, name: &str, text: &str) -> String {
+        let file = self.0.join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
     }
 }
 

@@ -79,8 +79,12 @@ impl<'a> Look<'a> {
         Self {
             cluster,
             ask_servers: !arguments.no_servers,
-            place: Place::of_environment(kubernetes.clone()),
-            queue_place: QueuePlace::of_environment(kubernetes.clone()),
+            place: Place::of_urls(
+                variable("AMQP_URL"),
+                variable("RABBITMQ_MANAGEMENT_URL"),
+                kubernetes.clone(),
+            ),
+            queue_place: QueuePlace::of_url(None, kubernetes.clone()),
         }
     }
 

@@ -82,9 +82,10 @@ impl Which {
 }
 
 impl Place {
-    /// What the environment names, for resources without a connection of their own.
-    pub fn of_environment(kubernetes: Kubernetes) -> Self {
-        let (url, server, port, db, prefix) = (None, None, None, None, None);
+    /// The default connection of resources that name none: this URL, else the
+    /// environment's.
+    pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
+        let (server, port, db, prefix) = (None, None, None, None);
         Self { url, server, port, db, prefix, kubernetes, client_id: None }
     }
 
@@ -98,7 +99,7 @@ impl Place {
 
     /// The server of the arguments and the environment. A host or port in the
     /// arguments goes before a URL in the environment.
-    fn settings(&self) -> Result<RedisSettings, Failure> {
+    pub fn settings(&self) -> Result<RedisSettings, Failure> {
         let is_by_parts = self.server.is_some() || self.port.is_some();
         let lookup = |name: &str| match name {
             "REDIS_URL" if is_by_parts => None,
@@ -114,7 +115,8 @@ impl Place {
         Ok(settings)
     }
 
-    fn url(&self) -> Option<String> {
+    /// The server's URL, where one is given.
+    pub fn url(&self) -> Option<String> {
         self.url.clone().filter(|url| !url.is_empty()).or_else(|| variable("REDIS_URL"))
     }
 
