@@ -10,6 +10,7 @@ use super::telemetry::{self, LogFormat};
 use super::{Failure, duration, signalled};
 use crate::api::validate::DefaultNames;
 use crate::operator::context::Rhythm;
+use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
 
@@ -24,7 +25,9 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_WATCH_NAMESPACE", value_name = "NAMESPACE")]
     watch_namespace: Option<String>,
 
-    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost
+    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost; for amqps://
+    /// and https:// the files RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
+    /// RABBITMQ_TLS_KEY_FILE count
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
 
@@ -54,6 +57,39 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
     allow_any_name: bool,
 
+    /// Act only while holding a Lease, so that several replicas can run and one of them acts
+    #[arg(long, env = "LOCKKEEPER_LEADER_ELECT")]
+    leader_elect: bool,
+
+    /// The Lease's name
+    #[arg(
+        long,
+        env = "LOCKKEEPER_LEADER_ELECTION_ID",
+        default_value = "lockkeeper",
+        value_name = "NAME"
+    )]
+    leader_election_id: String,
+
+    /// The Lease's namespace; absent, the one that the operator runs in
+    #[arg(long, env = "LOCKKEEPER_LEADER_ELECTION_NAMESPACE", value_name = "NAMESPACE")]
+    leader_election_namespace: Option<String>,
+
+    /// How long after its last renewal a leader that fell silent is replaced
+    #[arg(long, env = "LOCKKEEPER_LEASE_DURATION", default_value = "15s", value_parser = interval)]
+    lease_duration: Duration,
+
+    /// How long the leader acts without a renewal; then the operator ends
+    #[arg(long, env = "LOCKKEEPER_RENEW_DEADLINE", default_value = "10s", value_parser = interval)]
+    renew_deadline: Duration,
+
+    /// How often the leader renews the Lease, and the other replicas look at it
+    #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
+    retry_period: Duration,
+
+    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_per_object: bool,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -82,7 +118,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             tracing::info!("stopping");
             on_signal.cancel();
         });
-        run_operator(options, stop)
+        Box::pin(run_operator(options, stop))
             .await
             .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
     })
@@ -93,9 +129,12 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         |what: &str, error: SettingsError| Failure::new(Failure::USAGE, format!("{what}: {error}"));
     // An empty value is how a chart leaves an optional variable out.
     let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+    let variable = |name: &str| std::env::var(name).ok();
+    let read = |file: &str| std::fs::read_to_string(file).ok();
     let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {
         (Some(amqp), management) => Some(
             RabbitmqSettings::from_urls(&amqp, management.as_deref())
+                .and_then(|settings| settings.with_tls_of_environment(variable, read))
                 .map_err(|error| usage("the default broker", error))?,
         ),
         (None, Some(_)) => {
@@ -108,14 +147,22 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
     // the environment's in any case.
     let redis = given(&arguments.redis_url)
         .map(|url| {
-            let variable = |name: &str| match name {
+            let lookup = |name: &str| match name {
                 "REDIS_URL" => Some(url.clone()),
-                _ => std::env::var(name).ok(),
+                _ => variable(name),
             };
-            RedisSettings::from_environment(variable, |file| std::fs::read_to_string(file).ok())
+            RedisSettings::from_environment(lookup, read)
         })
         .transpose()
         .map_err(|error| usage("the default Redis server", error))?;
+    let election = LeaderElection {
+        name: arguments.leader_election_id,
+        namespace: arguments.leader_election_namespace.filter(|name| !name.is_empty()),
+        lease_duration: arguments.lease_duration,
+        renew_deadline: arguments.renew_deadline,
+        retry_period: arguments.retry_period,
+    };
+    election.check().map_err(|error| Failure::new(Failure::USAGE, error.to_string()))?;
     Ok(Options {
         http_address: arguments.http_address,
         watch_namespace: arguments.watch_namespace.filter(|name| !name.is_empty()),
@@ -131,5 +178,7 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         } else {
             DefaultNames::OfTheNamespace
         },
+        leader_election: arguments.leader_elect.then_some(election),
+        metrics_per_object: arguments.metrics_per_object,
     })
 }

@@ -14,6 +14,7 @@ mod holders;
 mod identity;
 mod lane;
 mod link;
+mod listing;
 mod management;
 mod marks;
 mod mutex;
@@ -21,6 +22,7 @@ mod probe;
 mod protocol;
 mod resize;
 mod slots;
+mod tls;
 mod token;
 mod waiters;
 
