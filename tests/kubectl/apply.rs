@@ -191,7 +191,7 @@ async fn what_is_held_is_removed_only_when_that_is_allowed() {
         let refused = run(&world, APPLY, &of(1)).await;
         assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.said);
         assert!(refused.out.contains("~ slots: 2 -> 1"), "{}", refused.out);
-        assert!(refused.out.contains("! 1 who hold what goes keep it"), "{}", refused.out);
+        assert!(refused.out.contains("! held, and kept until released: 1 "), "{}", refused.out);
         assert!(refused.said.contains("--allow-drain"), "{}", refused.said);
         assert!(world.queues().await.contains(&format!("{lock}-2-A")), "nothing was changed");
 

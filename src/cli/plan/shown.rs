@@ -205,7 +205,7 @@ impl Shown {
         }
         if self.draining > 0 {
             let line = format!(
-                "! {} who hold what goes keep it until they release it: apply needs --allow-drain",
+                "! held, and kept until released: {} (apply needs --allow-drain)",
                 self.draining
             );
             *text += &format!("    {}\n", Paint::Red.on(&line, coloured));
