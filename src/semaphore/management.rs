@@ -1,6 +1,8 @@
 //! The few questions put to a broker's management API. When to ask, and what to
 //! make of the answers, is `holders`'.
 
+mod closing;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub(super) use self::closing::Closed;
 use super::marks::escaped;
 use super::tls::client_config;
 use crate::plan::clean_text;

@@ -27,6 +27,7 @@ mod doctor;
 mod drift;
 mod encrypted;
 mod exec;
+mod guard;
 mod holders;
 mod idle;
 mod kinds;

@@ -58,6 +58,9 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     if valid.suspend {
         return Ok(Step { shown, work: Work::Nothing });
     }
+    if object.spec.drain.is_some() {
+        shown.notes.push("drain.revokeAfter is the operator's: here nobody revokes".to_owned());
+    }
     let broker = Broker::new(settings, BrokerOptions::default());
     let mark = broker.find_mark(&valid.lock, valid.wish.overshoot).await;
     let sweep = sweep_to(valid.wish, mark.map_err(|error| failed(&error))?);
