@@ -4,7 +4,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::output::Format;
-use super::plan::{Plan, Step, Wanted, Work, store_failed};
+use super::plan::{Plan, Shown, Step, Wanted, Work, store_failed};
 use super::question::confirmed;
 use super::semaphore::failed;
 use super::validate::INVALID;
@@ -51,7 +51,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     if !arguments.allow_drain {
-        let draining: Vec<String> = plan.draining().map(|shown| shown.called()).collect();
+        let draining: Vec<String> = plan.draining().map(Shown::called).collect();
         if !draining.is_empty() {
             let message = format!(
                 "nothing was changed: slots of {} that are to go are held; --allow-drain removes them, and their holders keep them until they release",

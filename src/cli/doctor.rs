@@ -91,18 +91,21 @@ impl Finding {
         Self { level: Level::Wrong, ..Self::remark(about, message, next) }
     }
 
-    fn row(&self) -> Vec<String> {
+    /// Its lines.
+    fn text(&self) -> String {
+        let [level, about, message, next] = self.row();
+        let next = self.next.as_ref().map(|_| format!("        -> {next}\n"));
+        format!("{level:7} {about}: {message}\n{}", next.unwrap_or_default())
+    }
+
+    fn row(&self) -> [String; 4] {
         let level = match self.level {
             Level::Ok => "ok",
             Level::Remark => "remark",
             Level::Wrong => "WRONG",
         };
-        vec![
-            level.to_owned(),
-            self.about.clone(),
-            self.message.clone(),
-            output::or_dash(self.next.as_ref()),
-        ]
+        let next = output::or_dash(self.next.as_ref());
+        [level.to_owned(), self.about.clone(), self.message.clone(), next]
     }
 }
 
@@ -149,14 +152,7 @@ fn show(format: Format, findings: Vec<Finding>) -> Result<(), Failure> {
     match format {
         Format::Table | Format::Wide => {
             // A table would be too wide: messages are sentences.
-            let mut text = String::new();
-            for finding in &shown.findings {
-                let row = finding.row();
-                text += &format!("{:7} {}: {}\n", row[0], row[1], row[2]);
-                if let Some(next) = &finding.next {
-                    text += &format!("        -> {next}\n");
-                }
-            }
+            let text: String = shown.findings.iter().map(Finding::text).collect();
             output::write(&text)?;
             say(format!("{wrong} wrong, {remarks} remarks"));
         }
@@ -166,7 +162,7 @@ fn show(format: Format, findings: Vec<Finding>) -> Result<(), Failure> {
                 .findings
                 .iter()
                 .filter(|finding| finding.level != Level::Ok)
-                .map(Finding::row)
+                .map(|finding| finding.row().to_vec())
                 .collect();
             output::print(format, &shown, &columns, &not_ok, "ABOUT")?;
         }
@@ -181,10 +177,7 @@ where
         + std::fmt::Debug
         + serde::de::DeserializeOwned,
 {
-    let api: Api<K> = match arguments.all_namespaces {
-        true => Api::all(cluster.client.clone()),
-        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
-    };
+    let api: Api<K> = cluster.api(arguments.all_namespaces);
     let listed = api.list(&ListParams::default()).await.map_err(|error| failed(&error))?;
     Ok(listed.items)
 }

@@ -91,6 +91,17 @@ impl Kubernetes {
     }
 }
 
+impl Cluster {
+    /// A kind in all namespaces, or in the one that is meant.
+    pub fn api<K>(&self, all_namespaces: bool) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let client = self.client.clone();
+        if all_namespaces { Api::all(client) } else { Api::namespaced(client, &self.namespace) }
+    }
+}
+
 impl<K> FoundObject<K> {
     /// An object that was read already.
     pub fn of(object: K, client: Client, namespace: String) -> Self {

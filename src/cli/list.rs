@@ -169,9 +169,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         ),
         Format::Table | Format::Wide => {
             if shown.is_empty() {
-                say(match arguments.all_namespaces {
-                    true => "there are no objects".to_owned(),
-                    false => format!("there are no objects in the namespace {}", cluster.namespace),
+                say(if arguments.all_namespaces {
+                    "there are no objects".to_owned()
+                } else {
+                    format!("there are no objects in the namespace {}", cluster.namespace)
                 });
             }
             let mut by_kind: Vec<(&[Column], Vec<Vec<String>>)> = Vec::new();
@@ -189,10 +190,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 fn api<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Api<K> {
-    match arguments.all_namespaces {
-        true => Api::all(cluster.client.clone()),
-        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
-    }
+    cluster.api(arguments.all_namespaces)
 }
 
 async fn all<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<Shown>, Failure> {

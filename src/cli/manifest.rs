@@ -21,12 +21,12 @@ use crate::api::GROUP;
 pub(super) struct Files {
     /// A file with manifests, a folder with such files (.yaml, .yml, .json), or - for standard
     /// input; can be given several times
-    #[arg(long = "filename", short = 'f', value_name = "FILE", required_unless_present = "files")]
-    named: Vec<PathBuf>,
+    #[arg(long = "filename", short = 'f', value_name = "FILE", required_unless_present = "others")]
+    by_flag: Vec<PathBuf>,
 
     /// The same, as pre-commit gives them
     #[arg(value_name = "FILE")]
-    files: Vec<PathBuf>,
+    others: Vec<PathBuf>,
 
     /// The folders in the folders, too
     #[arg(long, short = 'R')]
@@ -108,7 +108,7 @@ pub(super) struct Contents {
 impl Files {
     /// Reads all files.
     pub fn read(&self) -> Result<Contents, Failure> {
-        read_all(self.named.iter().chain(&self.files).map(PathBuf::as_path), self.recursive)
+        read_all(self.by_flag.iter().chain(&self.others).map(PathBuf::as_path), self.recursive)
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use self::live::look;
 pub(super) use self::live::{Step, Work, store_failed};
 use self::servers::{Resolver, Servers};
-pub(super) use self::shown::Plan;
+pub(super) use self::shown::{Plan, Shown};
 use super::manifest::{Checker, Files, Manifest, Object, Unreadable};
 use super::output::Format;
 use super::validate::INVALID;

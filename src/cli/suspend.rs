@@ -64,7 +64,7 @@ where
         + std::fmt::Debug
         + DeserializeOwned,
 {
-    let api: Api<K> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let api: Api<K> = cluster.api(false);
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
     let before = api.get_metadata_opt(name).await.map_err(|error| failed(&error))?;

@@ -97,7 +97,7 @@ async fn what_is_applied_is_there_and_a_second_plan_finds_nothing_to_change() {
         for verb in [PLAN, APPLY] {
             let again = run(&world, verb, &all).await;
             assert_eq!(again.code, Some(0), "{verb:?}: {}{}", again.out, again.said);
-            assert!(again.out.contains("Nothing to change: 7 as they should be"), "{}", again.out);
+            assert!(again.out.contains("Nothing to change, 7 as they should be"), "{}", again.out);
         }
         assert_eq!(world.queues().await, queues, "nothing was changed");
 

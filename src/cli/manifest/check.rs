@@ -71,11 +71,12 @@ impl Checker {
 
         // Defaults, then form, then rules.
         schema::without_nulls(&kind.schema, &mut value);
-        let value = kube::core::cel::apply_defaults(&kind.schema, &value);
+        let mut value = kube::core::cel::apply_defaults(&kind.schema, &value);
         schema::check("", &kind.schema, &value, &mut found);
         if !found.is_empty() {
             return Err(found);
         }
+        schema::nulls_as_absent(&mut value);
         if let Err(errors) = self.validator.validate_compiled(&kind.rules, &value, None) {
             return Err(errors.into_iter().map(|error| rule(&kind.schema, &error)).collect());
         }

@@ -115,8 +115,23 @@ pub(super) fn without_nulls(schema: &Value, value: &mut Value) {
             }
         }
         Value::Array(items) => {
-            items.iter_mut().for_each(|item| without_nulls(&schema["items"], item));
+            for item in items {
+                without_nulls(&schema["items"], item);
+            }
         }
+        _ => {}
+    }
+}
+
+/// Takes all nulls away: to rules, and to whoever reads the object, what may be null
+/// is absent then.
+pub(super) fn nulls_as_absent(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(nulls_as_absent);
+        }
+        Value::Array(items) => items.iter_mut().for_each(nulls_as_absent),
         _ => {}
     }
 }
@@ -214,7 +229,7 @@ fn check_text(path: &str, schema: &Value, text: &str, found: &mut Vec<Problem>) 
         match regex::Regex::new(pattern) {
             Ok(regex) if regex.is_match(text) => {}
             Ok(_) => {
-                refuse(format!("Invalid value: {text:?}: {path} in body should match '{pattern}'"))
+                refuse(format!("Invalid value: {text:?}: {path} in body should match '{pattern}'"));
             }
             Err(_) => refuse(format!("the pattern {pattern:?} can't be checked here")),
         }

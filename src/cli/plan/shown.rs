@@ -155,27 +155,25 @@ impl<'a> Plan<'a> {
     /// What is as it should be is only counted, unless `all`.
     fn text(&self, all: bool) -> String {
         let paint = is_coloured();
-        let mut text = String::new();
-        for shown in &self.objects {
-            if shown.action == Action::None && shown.notes.is_empty() && !all {
-                continue;
-            }
-            shown.write(paint, &mut text);
+        let is_shown =
+            |shown: &&&Shown| shown.action != Action::None || !shown.notes.is_empty() || all;
+        let mut lines: Vec<String> =
+            self.objects.iter().filter(is_shown).flat_map(|shown| shown.lines(paint)).collect();
+        if !lines.is_empty() {
+            lines.push(String::new());
         }
         let Summary { create, update, none, suspended, blocked } = self.summary;
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text += &match self.has_changes() {
-            true => format!("{create} to create, {update} to change, {none} as they should be"),
-            false => format!("Nothing to change: {none} as they should be"),
+        let mut parts = if self.has_changes() {
+            vec![format!("{create} to create"), format!("{update} to change")]
+        } else {
+            vec!["Nothing to change".to_owned()]
         };
+        parts.push(format!("{none} as they should be"));
         for (count, what) in [(suspended, "suspended"), (blocked, "blocked")] {
-            if count > 0 {
-                text += &format!(", {count} {what}");
-            }
+            parts.extend((count > 0).then(|| format!("{count} {what}")));
         }
-        text + "\n"
+        lines.push(parts.join(", "));
+        lines.join("\n") + "\n"
     }
 }
 
@@ -186,7 +184,7 @@ impl Shown {
         format!("{kind}/{}", self.name)
     }
 
-    fn write(&self, coloured: bool, text: &mut String) {
+    fn lines(&self, coloured: bool) -> Vec<String> {
         let (sign, colour) = match self.action {
             Action::Create => ('+', Paint::Green),
             Action::Update => ('~', Paint::Yellow),
@@ -197,22 +195,17 @@ impl Shown {
         let Self { target, server, namespace, .. } = self;
         let head =
             format!("{sign} {} in {namespace}: {target} on {server}{suspended}", self.called());
-        *text += &colour.on(&head, coloured);
-        text.push('\n');
-        for change in &self.changes {
-            let (colour, line) = change.line();
-            *text += &format!("    {}\n", colour.on(&line, coloured));
-        }
+        let mut details: Vec<(Paint, String)> = self.changes.iter().map(Change::line).collect();
         if self.draining > 0 {
-            let line = format!(
-                "! held, and kept until released: {} (apply needs --allow-drain)",
-                self.draining
-            );
-            *text += &format!("    {}\n", Paint::Red.on(&line, coloured));
+            let held = self.draining;
+            let line =
+                format!("! held, and kept until released: {held} (apply needs --allow-drain)");
+            details.push((Paint::Red, line));
         }
-        for note in &self.notes {
-            *text += &format!("    {note}\n");
-        }
+        details.extend(self.notes.iter().map(|note| (Paint::Plain, note.clone())));
+        let details =
+            details.iter().map(|(colour, line)| format!("    {}", colour.on(line, coloured)));
+        [colour.on(&head, coloured)].into_iter().chain(details).collect()
     }
 }
 
