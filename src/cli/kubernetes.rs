@@ -72,6 +72,24 @@ impl Kubernetes {
     }
 }
 
+impl<K> FoundObject<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    /// The API that it was read from.
+    pub fn api(&self) -> Api<K> {
+        self.beside()
+    }
+
+    /// The API for another kind in its namespace.
+    pub fn beside<O>(&self) -> Api<O>
+    where
+        O: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
 impl<K> FoundObject<K> {
     /// The data of a Secret beside it.
     pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {

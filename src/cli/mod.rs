@@ -14,6 +14,7 @@ mod operator;
 mod output;
 mod question;
 mod queue;
+mod revoke;
 mod semaphore;
 mod signals;
 mod target;
@@ -48,6 +49,8 @@ enum Verb {
     Semaphore(semaphore::Arguments),
     /// Put lines into a pressure queue in Redis, get them, and administer it
     Queue(queue::Arguments),
+    /// Tell the operator to take a slot from its holder
+    Revoke(revoke::Arguments),
     /// Print what a shell needs to complete these arguments
     Completion(completion::Arguments),
     /// Print the manual page, or write one for each verb
@@ -79,6 +82,8 @@ impl Failure {
     /// No slot could be had, or no role, no room or no element of a queue
     /// (EX_TEMPFAIL): try again later.
     pub const NOT_ACQUIRED: u8 = 75;
+    /// Who asks may not have it (EX_NOPERM).
+    pub const NOT_PERMITTED: u8 = 77;
     /// The lock was lost while it was held. Outside sysexits, so that it can't be
     /// mistaken for anything else.
     pub const LOST: u8 = 80;
@@ -134,6 +139,7 @@ pub fn main() -> ExitCode {
         Verb::Hold(arguments) => hold::run(&arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
         Verb::Queue(arguments) => queue::run(arguments),
+        Verb::Revoke(arguments) => revoking(arguments),
         Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),
@@ -148,6 +154,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+fn revoking(arguments: revoke::Arguments) -> Result<(), Failure> {
+    telemetry::start(telemetry::LogFormat::Text);
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+    runtime.block_on(revoke::run(arguments))
 }
 
 /// A duration as people write it: `250ms`, `10s`, `5m`, `1h`.

@@ -39,5 +39,6 @@ mod pipe;
 mod protocols;
 mod queues;
 mod restarts;
+mod revoking;
 mod settings;
 mod slots;
