@@ -25,7 +25,9 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_WATCH_NAMESPACE", value_name = "NAMESPACE")]
     watch_namespace: Option<String>,
 
-    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost
+    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost; for amqps://
+    /// and https:// the files RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
+    /// RABBITMQ_TLS_KEY_FILE count
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
 
@@ -89,6 +91,10 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
     retry_period: Duration,
 
+    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_per_object: bool,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -128,9 +134,12 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         |what: &str, error: SettingsError| Failure::new(Failure::USAGE, format!("{what}: {error}"));
     // An empty value is how a chart leaves an optional variable out.
     let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+    let variable = |name: &str| std::env::var(name).ok();
+    let read = |file: &str| std::fs::read_to_string(file).ok();
     let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {
         (Some(amqp), management) => Some(
             RabbitmqSettings::from_urls(&amqp, management.as_deref())
+                .and_then(|settings| settings.with_tls_of_environment(variable, read))
                 .map_err(|error| usage("the default broker", error))?,
         ),
         (None, Some(_)) => {
@@ -150,11 +159,11 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
     // the environment's in any case.
     let redis = given(&arguments.redis_url)
         .map(|url| {
-            let variable = |name: &str| match name {
+            let lookup = |name: &str| match name {
                 "REDIS_URL" => Some(url.clone()),
-                _ => std::env::var(name).ok(),
+                _ => variable(name),
             };
-            RedisSettings::from_environment(variable, |file| std::fs::read_to_string(file).ok())
+            RedisSettings::from_environment(lookup, read)
         })
         .transpose()
         .map_err(|error| usage("the default Redis server", error))?;
@@ -182,5 +191,6 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             DefaultNames::OfTheNamespace
         },
         leader_election: arguments.leader_elect.then_some(election),
+        metrics_per_object: arguments.metrics_per_object,
     })
 }

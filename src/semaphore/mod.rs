@@ -14,6 +14,7 @@ mod holders;
 mod identity;
 mod lane;
 mod link;
+mod listing;
 mod management;
 mod marks;
 mod mutex;
@@ -22,6 +23,7 @@ mod protocol;
 mod resize;
 mod revoke;
 mod slots;
+mod tls;
 mod token;
 
 pub use broker::{Broker, BrokerOptions};

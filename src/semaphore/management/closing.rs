@@ -146,8 +146,8 @@ impl Management {
     pub async fn close(&self, connection: &str, reason: &str) -> Result<Closed, String> {
         let name = utf8_percent_encode(connection, NON_ALPHANUMERIC);
         let url = format!("{}/api/connections/{name}", self.settings.url);
-        let asked = self
-            .client
+        let client = self.client.as_ref().map_err(|why| self.failed(why))?;
+        let asked = client
             .delete(url)
             .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
             .header("X-Reason", header(reason))
