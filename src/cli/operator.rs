@@ -86,6 +86,10 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
     retry_period: Duration,
 
+    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_per_object: bool,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -175,5 +179,6 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             DefaultNames::OfTheNamespace
         },
         leader_election: arguments.leader_elect.then_some(election),
+        metrics_per_object: arguments.metrics_per_object,
     })
 }

@@ -116,7 +116,6 @@ pub async fn pressure_queue(
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
     ctx.pressure_queues.forget(&*object);
-    ctx.metrics.forget(&object);
     Ok(Action::await_change())
 }
 

@@ -12,6 +12,7 @@ use super::holders::{Facts, Holders};
 use super::identity::{BrokerIdentity, ask_identity};
 use super::lane::Lane;
 use super::link::Link;
+use super::listing::Listing;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
 use super::protocol::{self, Eyes, HolderSeen, Holding};
@@ -46,6 +47,8 @@ pub struct BrokerOptions {
     pub mutex_patience: Duration,
     /// How old the management API's list of holders may become.
     pub facts_interval: Duration,
+    /// How old the management API's list of slot queues may become.
+    pub list_interval: Duration,
     /// The AMQP heartbeat in seconds; absent, the broker's. Who falls silent while it
     /// holds an admin mutex loses it after two to three of them.
     pub heartbeat: Option<u16>,
@@ -61,6 +64,7 @@ impl Default for BrokerOptions {
             connect_timeout: Duration::from_secs(3),
             mutex_patience: Duration::from_secs(5),
             facts_interval: Duration::from_secs(10),
+            list_interval: Duration::from_secs(20),
             heartbeat: None,
             may_act: MayAct::default(),
         }
@@ -94,6 +98,7 @@ pub(super) struct Inner {
     disturbed: Mutex<HashSet<LockName>>,
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
     pub facts: Arc<Facts>,
+    pub listing: Listing,
     /// What is known of locks of protocol Token.
     pub tokens: Tokens,
 }
@@ -132,6 +137,7 @@ impl Broker {
             disturbed: Mutex::default(),
             identity: Mutex::default(),
             facts,
+            listing: Listing::default(),
             tokens: Tokens::default(),
         }))
     }

@@ -14,6 +14,7 @@ mod holders;
 mod identity;
 mod lane;
 mod link;
+mod listing;
 mod management;
 mod marks;
 mod mutex;
