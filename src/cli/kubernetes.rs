@@ -10,8 +10,8 @@ use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
 
 use super::Failure;
-use crate::operator::fetch::read_secret;
-use crate::plan::connection::SecretData;
+use crate::operator::fetch::{FetchError, Reader};
+use crate::plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 
 /// Where in Kubernetes a named resource is.
 #[derive(Clone, Debug, clap::Args)]
@@ -75,10 +75,27 @@ impl Kubernetes {
 impl<K> FoundObject<K> {
     /// The data of a Secret beside it.
     pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
-        read_secret(&self.client, &self.namespace, name)
-            .await
-            .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
+        let reader = Reader::new(self.client.clone());
+        reader.secret(&self.namespace, name).await.map_err(|error| unfound(&error))
     }
+
+    /// The broker that it names, as the operator finds it.
+    pub async fn broker(
+        &self,
+        reference: &BrokerReference,
+        vhost: Option<&str>,
+    ) -> Result<RabbitmqSettings, Failure> {
+        let reader = Reader::new(self.client.clone());
+        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfound(&error))
+    }
+}
+
+fn unfound(error: &FetchError) -> Failure {
+    let code = match error {
+        FetchError::Settings { .. } => Failure::USAGE,
+        _ => Failure::UNAVAILABLE,
+    };
+    Failure::new(code, error.to_string())
 }
 
 fn failed(error: &dyn Display) -> Failure {
