@@ -37,6 +37,7 @@ mod owners;
 mod pipe;
 mod protocols;
 mod queues;
+mod references;
 mod restarts;
 mod settings;
 mod slots;
