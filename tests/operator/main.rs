@@ -39,6 +39,7 @@ mod owners;
 mod pipe;
 mod protocols;
 mod queues;
+mod references;
 mod restarts;
 mod revoking;
 mod settings;
