@@ -31,6 +31,7 @@ mod holders;
 mod idle;
 mod kinds;
 mod lifecycle;
+mod namespaces;
 mod outages;
 mod owners;
 mod pipe;
