@@ -256,12 +256,31 @@ fn the_operator_has_exactly_the_rights_that_it_needs() {
 }
 
 #[test]
+fn the_leader_election_is_about_one_lease_of_the_releases_namespace() {
+    for (values, release) in [("", "other-lockkeeper"), (FULL, "other-keeper")] {
+        let objects = rendered("lockkeeper-system", values);
+        let binding = of_kind(&objects, "RoleBinding");
+        assert_eq!(binding["metadata"]["namespace"], "lockkeeper-system");
+        let account = of_kind(&objects, "ServiceAccount");
+        assert_eq!(binding["subjects"][0]["name"], account["metadata"]["name"]);
+        let (given, names) = rights_of(bound(&objects, binding));
+        let lease = |verb: &str| ("coordination.k8s.io".into(), "leases".into(), verb.into());
+        assert_eq!(given, ["create", "get", "update"].map(lease).into());
+        assert_eq!(names, [release.to_owned()].into());
+    }
+}
+
+#[test]
 fn an_operator_of_some_namespaces_has_roles_there_and_no_cluster_role() {
     let values = "watchNamespaces: [team-a, team-b]";
     let objects = rendered("lockkeeper-system", values);
     assert!(objects.iter().all(|object| object["kind"] != "ClusterRoleBinding"));
-    let bindings: Vec<&Value> =
-        objects.iter().filter(|object| object["kind"] == "RoleBinding").collect();
+    // The one in the release's namespace is for the Lease.
+    let bindings: Vec<&Value> = objects
+        .iter()
+        .filter(|object| object["kind"] == "RoleBinding")
+        .filter(|binding| binding["metadata"]["namespace"] != "lockkeeper-system")
+        .collect();
     let places: Vec<&Value> = bindings.iter().map(|b| &b["metadata"]["namespace"]).collect();
     assert_eq!(places, ["team-a", "team-b"]);
     let account = of_kind(&objects, "ServiceAccount");

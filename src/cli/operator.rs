@@ -10,6 +10,7 @@ use super::telemetry::{self, LogFormat};
 use super::{Failure, duration, signalled};
 use crate::api::validate::DefaultNames;
 use crate::operator::context::Rhythm;
+use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
 
@@ -64,6 +65,35 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
     allow_any_name: bool,
 
+    /// Act only while holding a Lease, so that several replicas can run and one of them acts
+    #[arg(long, env = "LOCKKEEPER_LEADER_ELECT")]
+    leader_elect: bool,
+
+    /// The Lease's name
+    #[arg(
+        long,
+        env = "LOCKKEEPER_LEADER_ELECTION_ID",
+        default_value = "lockkeeper",
+        value_name = "NAME"
+    )]
+    leader_election_id: String,
+
+    /// The Lease's namespace; absent, the one that the operator runs in
+    #[arg(long, env = "LOCKKEEPER_LEADER_ELECTION_NAMESPACE", value_name = "NAMESPACE")]
+    leader_election_namespace: Option<String>,
+
+    /// How long after its last renewal a leader that fell silent is replaced
+    #[arg(long, env = "LOCKKEEPER_LEASE_DURATION", default_value = "15s", value_parser = interval)]
+    lease_duration: Duration,
+
+    /// How long the leader acts without a renewal; then the operator ends
+    #[arg(long, env = "LOCKKEEPER_RENEW_DEADLINE", default_value = "10s", value_parser = interval)]
+    renew_deadline: Duration,
+
+    /// How often the leader renews the Lease, and the other replicas look at it
+    #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
+    retry_period: Duration,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -92,7 +122,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             tracing::info!("stopping");
             on_signal.cancel();
         });
-        run_operator(options, stop)
+        Box::pin(run_operator(options, stop))
             .await
             .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
     })
@@ -126,6 +156,14 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         })
         .transpose()
         .map_err(|error| usage("the default Redis server", error))?;
+    let election = LeaderElection {
+        name: arguments.leader_election_id,
+        namespace: arguments.leader_election_namespace.filter(|name| !name.is_empty()),
+        lease_duration: arguments.lease_duration,
+        renew_deadline: arguments.renew_deadline,
+        retry_period: arguments.retry_period,
+    };
+    election.check().map_err(|error| Failure::new(Failure::USAGE, error.to_string()))?;
     Ok(Options {
         http_address: arguments.http_address,
         watch_namespaces: arguments
@@ -146,5 +184,6 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         } else {
             DefaultNames::OfTheNamespace
         },
+        leader_election: arguments.leader_elect.then_some(election),
     })
 }

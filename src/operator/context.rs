@@ -14,6 +14,7 @@ use super::metrics::Metrics;
 use super::{pressure_queue, semaphore};
 use crate::api::validate::DefaultNames;
 use crate::api::{PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus};
+use crate::plan::MayAct;
 
 /// How often the servers are looked at.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,8 @@ pub struct Context {
     /// Cancelled when the process was asked to stop: a running resize then stops
     /// between two effects.
     pub stop: CancellationToken,
+    /// Whether this replica is still the leader.
+    pub may_act: MayAct,
     /// What is remembered of each Semaphore.
     pub semaphores: Memories<SemaphoreStatus, semaphore::Detail>,
     /// What is remembered of each `PressureQueue`.
@@ -57,6 +60,12 @@ pub struct Context {
 }
 
 impl Context {
+    /// Whether the next effect may begin.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        !self.stop.is_cancelled() && self.may_act.now()
+    }
+
     /// The API for an object's kind and namespace.
     #[must_use]
     pub fn api_of<K>(&self, object: &K) -> Api<K>

@@ -7,6 +7,7 @@ pub mod context;
 pub mod error;
 pub mod events;
 pub mod fetch;
+pub mod leader;
 pub mod memory;
 pub mod metrics;
 pub mod pressure_queue;
@@ -21,10 +22,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use axum::http::{Method, Request};
 use futures::StreamExt;
 use futures::future::join_all;
 use kube::api::ListParams;
-use kube::client::ClientBuilder;
+use kube::client::{Body, ClientBuilder};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
@@ -33,6 +35,8 @@ use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tower::BoxError;
+use tower::filter::FilterLayer;
 use tower::limit::ConcurrencyLimitLayer;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
@@ -40,11 +44,13 @@ use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
 use self::events::Events;
 use self::fetch::Connections;
+use self::leader::{Candidate, LeaderElection};
 use self::metrics::Metrics;
 use self::report::Managed;
 use self::server::Readiness;
 use crate::api::validate::DefaultNames;
 use crate::api::{FIELD_MANAGER, FINALIZER, PressureQueue, Semaphore};
+use crate::plan::MayAct;
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::pressure::StoreOptions;
 use crate::semaphore::BrokerOptions;
@@ -68,6 +74,8 @@ pub struct Options {
     pub rhythm: Rhythm,
     /// Which names are allowed on the default connections.
     pub default_names: DefaultNames,
+    /// How one of several replicas is chosen to act; absent, this one acts at once.
+    pub leader_election: Option<LeaderElection>,
 }
 
 /// Why the operator could not start, or stopped.
@@ -84,52 +92,76 @@ pub enum OperatorError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The Lease could not be renewed in time. Whoever starts this program again (in a
+    /// pod, the kubelet) starts it as a candidate.
+    #[error(
+        "the lease {lease:?} was lost: another replica acts now, or the API server does not answer; start again"
+    )]
+    LeaseLost {
+        /// The Lease's name.
+        lease: String,
+    },
 }
+
+/// What is waited for until it is known whether this replica is the leader.
+const LEASE: &str = "the lease of the leader election";
+
+/// Seconds. A leader that falls silent in the middle of a change keeps the lock's admin
+/// mutex for two to three of them: so long its successor waits for that one lock.
+const HEARTBEAT: u16 = 15;
 
 /// After the first word to stop, reconciles that run get this long.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 
+/// How the controllers came to their end.
+enum End {
+    /// Asked to stop, and every reconcile has ended.
+    Quiet,
+    /// Asked to stop, and one has not.
+    Late,
+    /// This replica is not the leader any more.
+    Deposed,
+}
+
 /// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
-    let client = connect().await.map_err(OperatorError::NoCluster)?;
+    let mut candidate = match options.leader_election.clone() {
+        Some(election) => {
+            let client = connect(MayAct::default()).await.map_err(OperatorError::NoCluster)?;
+            let home = client.default_namespace().to_owned();
+            Some(Candidate::new(client, election, &home))
+        }
+        None => None,
+    };
+    let may_act = candidate.as_ref().map(|c| c.term().may_act()).unwrap_or_default();
+    let client = connect(may_act.clone()).await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
     let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
     // With port 0 the system has chosen one.
     let address = listener.local_addr().map_err(not_listening)?;
-    let readiness = Readiness::waiting_for([what::<Semaphore>(), what::<PressureQueue>()]);
+    let kinds = [what::<Semaphore>(), what::<PressureQueue>()];
+    // Who stands by is ready: a rollout waits for that, and the leader for the rollout.
+    let readiness = match &candidate {
+        Some(_) => Readiness::waiting_for([LEASE.to_owned()]),
+        None => Readiness::waiting_for(kinds.clone()),
+    };
     let metrics = Metrics::default();
     let serving =
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     let namespaces = options.watch_namespaces.iter().cloned().collect::<Vec<_>>().join(",");
     info!(%address, namespaces, labels = options.watch_labels, "operator starts");
 
+    if let Some(candidate) = &mut candidate {
+        if !candidate.wins(&stop, || readiness.done(LEASE)).await {
+            return Ok(());
+        }
+        readiness.wait_for(kinds);
+    }
+
     let (events, publishing) = Events::new(client.clone());
     let publishing = tokio::spawn(publishing);
-    let ctx = Arc::new(Context {
-        client: client.clone(),
-        events,
-        connections: Connections::new(
-            client.clone(),
-            options.rabbitmq.clone(),
-            options.redis.clone(),
-            BrokerOptions {
-                client_name: FIELD_MANAGER.to_owned(),
-                facts_interval: options.rhythm.observe,
-                ..BrokerOptions::default()
-            },
-            StoreOptions::new(FIELD_MANAGER),
-        ),
-        rhythm: options.rhythm,
-        metrics,
-        started: Instant::now(),
-        default_names: options.default_names,
-        stop: stop.clone(),
-        semaphores: memory::Memories::default(),
-        pressure_queues: memory::Memories::default(),
-        all_semaphores: OnceLock::new(),
-        all_pressure_queues: OnceLock::new(),
-    });
+    let ctx = Arc::new(context(&options, client, events, metrics, may_act, stop.clone()));
 
     let semaphores = control(
         Arc::clone(&ctx),
@@ -152,11 +184,33 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         stop.cancelled().await;
         tokio::time::sleep(SHUTDOWN_PATIENCE).await;
     };
-    tokio::select! {
-        _ = both => info!("every reconcile has ended"),
-        () = too_late => warn!("a reconcile did not end in time"),
-    }
+    // Until the last reconcile has ended: a resize that runs may end.
+    let deposed = async {
+        match &mut candidate {
+            Some(candidate) => candidate.keeps().await,
+            None => std::future::pending().await,
+        }
+    };
+    let end = tokio::select! {
+        _ = both => End::Quiet,
+        () = too_late => End::Late,
+        () = deposed => End::Deposed,
+    };
     stop.cancel();
+    match (end, candidate, options.leader_election) {
+        (End::Quiet, candidate, _) => {
+            info!("every reconcile has ended");
+            if let Some(mut candidate) = candidate {
+                candidate.resigns().await;
+            }
+        }
+        // The Lease runs out by itself: what is not done yet may still act for a moment.
+        (End::Late, ..) => warn!("a reconcile did not end in time"),
+        (End::Deposed, _, election) => {
+            let lease = election.map(|election| election.name).unwrap_or_default();
+            return Err(OperatorError::LeaseLost { lease });
+        }
+    }
     publishing.abort();
     if let Ok(Err(error)) = serving.await {
         warn!(%error, "the HTTP server failed");
@@ -164,17 +218,63 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     Ok(())
 }
 
+/// What every reconcile may use.
+fn context(
+    options: &Options,
+    client: Client,
+    events: Events,
+    metrics: Metrics,
+    may_act: MayAct,
+    stop: CancellationToken,
+) -> Context {
+    Context {
+        client: client.clone(),
+        events,
+        connections: Connections::new(
+            client.clone(),
+            options.rabbitmq.clone(),
+            options.redis.clone(),
+            BrokerOptions {
+                client_name: FIELD_MANAGER.to_owned(),
+                facts_interval: options.rhythm.observe,
+                heartbeat: Some(HEARTBEAT),
+                may_act: may_act.clone(),
+                ..BrokerOptions::default()
+            },
+            StoreOptions::new(FIELD_MANAGER),
+        ),
+        rhythm: options.rhythm,
+        metrics,
+        started: Instant::now(),
+        default_names: options.default_names,
+        stop,
+        may_act,
+        semaphores: memory::Memories::default(),
+        pressure_queues: memory::Memories::default(),
+        all_semaphores: OnceLock::new(),
+        all_pressure_queues: OnceLock::new(),
+    }
+}
+
 /// Most requests to the API server at a time. Each is a connection (the client
 /// speaks HTTP/1.1), with a TLS handshake and buffers on both sides; a start with
 /// a thousand objects would open a thousand. More than this are no faster.
 const REQUESTS_AT_ONCE: usize = 24;
 
-/// A client for the API server of this pod or of `KUBECONFIG`. Connects nothing.
-async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+/// A client for the API server of this pod or of `KUBECONFIG`, which changes something
+/// only as long as it may. Connects nothing.
+async fn connect(may_act: MayAct) -> Result<Client, BoxError> {
     let config = ClusterConfig::infer().await?;
+    let guard = FilterLayer::new(move |request: Request<Body>| {
+        if request.method() == Method::GET || may_act.now() {
+            Ok(request)
+        } else {
+            Err(BoxError::from("this replica is not the leader any more"))
+        }
+    });
     // A watch counts only until its answer begins.
     let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
-    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
+    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).with_layer(&guard).build())
 }
 
 /// Objects listed at once at a start: a page is in memory as text and as objects
@@ -283,7 +383,7 @@ where
         name = object.name_any(),
     );
     async move {
-        if ctx.stop.is_cancelled() {
+        if !ctx.goes_on() {
             return Ok(Action::await_change());
         }
         let api = ctx.api_of(&*object);

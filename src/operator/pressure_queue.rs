@@ -199,7 +199,7 @@ async fn apply(
     let QueuePlan { effects, mut remarks } = planned;
     let recreated = remarks.contains(&Remark::Recreated);
     for effect in effects {
-        if ctx.stop.is_cancelled() {
+        if !ctx.goes_on() {
             break;
         }
         match (store.apply(&valid.queue, &effect).await?, &effect) {

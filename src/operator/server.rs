@@ -27,6 +27,11 @@ impl Readiness {
         Self(Arc::new(Mutex::new(what.into_iter().collect())))
     }
 
+    /// From now on this is waited for as well.
+    pub fn wait_for(&self, what: impl IntoIterator<Item = String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(what);
+    }
+
     /// One thing is no longer waited for.
     pub fn done(&self, what: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|waiting| waiting != what);

@@ -10,6 +10,8 @@ pub mod pressure_queue;
 pub mod record;
 pub mod semaphore;
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an error means for the next attempt.
@@ -23,6 +25,38 @@ pub enum ErrorClass {
     Waiting(Duration),
     /// A server, a network or a moment: try again with growing pauses.
     Transient,
+}
+
+/// Whether who acts may still act: asked right before each effect on a server, so that
+/// a process that slept through the end of its right does nothing when it wakes up
+/// (hazard K2). By default it always may.
+#[derive(Clone)]
+pub struct MayAct(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl MayAct {
+    /// As long as `may` says so, which must be quick.
+    #[must_use]
+    pub fn when(may: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(may))
+    }
+
+    /// Whether it may act now.
+    #[must_use]
+    pub fn now(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl Default for MayAct {
+    fn default() -> Self {
+        Self::when(|| true)
+    }
+}
+
+impl fmt::Debug for MayAct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MayAct").field(&self.now()).finish()
+    }
 }
 
 /// Text from elsewhere (a client's name for itself, a server's error) made fit

@@ -16,6 +16,7 @@ use super::mutex::LocalLocks;
 use super::probe::Prober;
 use super::protocol::{self, Eyes, HolderSeen, Holding};
 use super::token::Tokens;
+use crate::plan::MayAct;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
@@ -45,6 +46,11 @@ pub struct BrokerOptions {
     pub mutex_patience: Duration,
     /// How old the management API's list of holders may become.
     pub facts_interval: Duration,
+    /// The AMQP heartbeat in seconds; absent, the broker's. Who falls silent while it
+    /// holds an admin mutex loses it after two to three of them.
+    pub heartbeat: Option<u16>,
+    /// Asked before each effect.
+    pub may_act: MayAct,
 }
 
 impl Default for BrokerOptions {
@@ -55,6 +61,8 @@ impl Default for BrokerOptions {
             connect_timeout: Duration::from_secs(3),
             mutex_patience: Duration::from_secs(5),
             facts_interval: Duration::from_secs(10),
+            heartbeat: None,
+            may_act: MayAct::default(),
         }
     }
 }
@@ -107,7 +115,7 @@ impl Broker {
             client_name: options.client_name.clone(),
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
-            heartbeat: None,
+            heartbeat: options.heartbeat,
         });
         let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self(Arc::new(Inner {

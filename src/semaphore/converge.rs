@@ -264,7 +264,7 @@ impl Change {
 
     /// Whether to start the next effect.
     pub fn go_on(&self, lane: &Lane) -> Result<(), BrokerError> {
-        if self.cancel.is_cancelled() {
+        if self.cancel.is_cancelled() || !self.broker.options.may_act.now() {
             return Err(BrokerError::Interrupted);
         }
         if lane.conn().is_blocked() {

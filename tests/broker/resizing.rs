@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use lockkeeper::plan::MayAct;
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
@@ -209,4 +210,23 @@ async fn a_dropped_change_gives_the_mutex_back() {
     assert!(done.seen.is_as_wished(3));
     assert!(done.deleted < 1900, "the dropped change went on: {}", done.deleted);
     assert_eq!(vhost.queues().await.len(), 4, "three slots and the wait queue");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_act_any_more_stops_between_two_effects() {
+    let vhost = Vhost::create().await;
+    // Waking up in the middle of a change, after its time was over.
+    let asked = Arc::new(AtomicU32::new(0));
+    let asks = Arc::clone(&asked);
+    let may_act = MayAct::when(move || asks.fetch_add(1, Ordering::Relaxed) < 30);
+    let options = BrokerOptions { may_act, ..BrokerOptions::default() };
+    let broker = Broker::new(vhost.settings(), options);
+    let error = resize(&broker, 500, 0).await.unwrap_err();
+    assert_eq!(error, BrokerError::Interrupted);
+    let made = existing(&vhost).await.len();
+    assert!((1..50).contains(&made), "{made}");
+    assert!(asked.load(Ordering::Relaxed) >= 30);
+    // Neither the mutex nor anything else stands in the way of who acts now.
+    resize(&crate::broker(&vhost), 500, 0).await.unwrap();
+    assert_eq!(existing(&vhost).await.len(), 500);
 }

@@ -8,18 +8,18 @@
     reason = "a test fails by panicking, in its helpers too"
 )]
 
-#[path = "../support/environment.rs"]
-mod environment;
-#[path = "../support/own_server.rs"]
-mod own_server;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
 #[path = "../support/redis.rs"]
 mod redis_support;
 #[path = "../support/redis_tls.rs"]
 mod redis_tls;
+#[path = "../support/mod.rs"]
+mod support;
 #[path = "../support/world.rs"]
 mod world;
+
+use support::{environment, own_server};
 
 mod around;
 mod deletion;
@@ -30,6 +30,7 @@ mod exec;
 mod holders;
 mod idle;
 mod kinds;
+mod leader;
 mod lifecycle;
 mod namespaces;
 mod outages;

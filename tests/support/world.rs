@@ -374,6 +374,11 @@ impl Operator {
         self.child.kill().await.unwrap();
     }
 
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> std::process::ExitStatus {
+        self.child.wait().await.unwrap()
+    }
+
     /// Asks it to stop, and waits until it has.
     pub async fn stop(&mut self) -> std::process::ExitStatus {
         signal(self.child.id().unwrap(), "TERM");

@@ -58,7 +58,7 @@ pub(super) async fn examine(
     let mut mended: Vec<Remark> = Vec::new();
     for finding in &found.damage {
         let Remedy::Mend(repair) = &finding.remedy else { continue };
-        if !found.is_mended || ctx.stop.is_cancelled() {
+        if !found.is_mended || !ctx.goes_on() {
             continue;
         }
         // Stale: the queue has moved since; the next look tells.

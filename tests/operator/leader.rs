@@ -1,0 +1,188 @@
+//! Two replicas: one acts at a time, whatever becomes of it, and the locks end as
+//! wished (hazard K2).
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::DeleteParams;
+
+use crate::environment::variable;
+use crate::support::proxy::{Method, Proxy, Sender};
+use crate::world::{Operator, PATIENCE, World, eventually, in_a_world};
+
+/// The release's namespace, the only one in which the chart gives rights on Leases.
+const HOME: &str = "lockkeeper-system";
+
+/// A quick election: whoever falls silent is replaced after 4 s.
+async fn candidate(world: &World) -> Operator {
+    world
+        .operator_unready(&[
+            "--observe-interval=1s",
+            "--drift-interval=3s",
+            "--leader-elect",
+            &format!("--leader-election-id={}", world.namespace),
+            "--lease-duration=4s",
+            "--renew-deadline=3s",
+            "--retry-period=500ms",
+        ])
+        .await
+}
+
+fn leads(operator: &Operator) -> bool {
+    operator.logged().contains(" leading ")
+}
+
+async fn comes_to_lead(operator: &Operator) {
+    eventually("it leads", PATIENCE, async || leads(operator)).await;
+}
+
+async fn stands_by(operator: &Operator) {
+    let ready = async || {
+        let url = format!("{}/readyz", operator.http());
+        operator.logged().contains("address=")
+            && reqwest::get(url).await.is_ok_and(|answer| answer.status().is_success())
+    };
+    eventually("it is ready", PATIENCE, async || operator.logged().contains("address=")).await;
+    eventually("it is ready", PATIENCE, ready).await;
+}
+
+fn leases(world: &World) -> Api<Lease> {
+    Api::namespaced(world.client.clone(), HOME)
+}
+
+async fn lease(world: &World) -> (String, i32) {
+    let spec = leases(world).get(&world.namespace).await.unwrap().spec.unwrap();
+    (spec.holder_identity.unwrap_or_default(), spec.lease_transitions.unwrap_or_default())
+}
+
+async fn remove_lease(world: &World) {
+    leases(world).delete(&world.namespace, &DeleteParams::default()).await.unwrap();
+}
+
+/// The world's connection Secret leads through a proxy on which every effect is seen.
+async fn watched(world: &World) -> Proxy {
+    let proxy = Proxy::start().await;
+    let mut url = url::Url::parse(&world.amqp_url()).unwrap();
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(proxy.port())).unwrap();
+    let management = variable("RABBITMQ_MANAGEMENT_URL");
+    world.secret("rabbit", &[("amqpUri", url.to_string()), ("managementUri", management)]).await;
+    proxy
+}
+
+/// What changes slots, in the order in which it came by.
+fn effects(proxy: &Proxy) -> Vec<Method> {
+    let is_effect = |method: &Method| {
+        method.sender == Sender::Client
+            && ["queue.declare", "queue.delete"].contains(&method.name.as_str())
+            && method.queue.ends_with("-A")
+    };
+    proxy.seen().into_iter().filter(is_effect).collect()
+}
+
+async fn exactly(world: &World, slots: u32) {
+    world.semaphore_ready("deploy").await;
+    assert_eq!(world.queues().await, world.lock_queues("deploy", slots));
+}
+
+/// Two replicas, and a resize from 0 to `slots` that the first one has begun.
+async fn amid_a_resize(world: &World, proxy: &Proxy, slots: u32) -> (Operator, Operator) {
+    let first = candidate(world).await;
+    comes_to_lead(&first).await;
+    let second = candidate(world).await;
+    stands_by(&second).await;
+    world.semaphore("deploy", "slots: 0").await;
+    world.semaphore_ready("deploy").await;
+    world.semaphore("deploy", &format!("slots: {slots}")).await;
+    let start = Instant::now();
+    while effects(proxy).len() < 20 {
+        assert!(start.elapsed() < PATIENCE, "no resize begins");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    (first, second)
+}
+
+/// Fails if a connection of the first one changed anything after the second one began.
+fn one_at_a_time(effects: &[Method], opened_before: usize) {
+    let is_old = |method: &&Method| method.connection <= opened_before;
+    let old: Vec<_> = effects.iter().take_while(is_old).collect();
+    let mixed: Vec<_> = effects[old.len()..].iter().filter(is_old).take(3).collect();
+    assert!(mixed.is_empty(), "the old leader acted beside the new one: {mixed:?}");
+    assert!(old.len() >= 20, "it was not in the middle of the resize: {}", old.len());
+    assert!(effects.len() > old.len(), "the new one found nothing left to do");
+}
+
+#[tokio::test]
+async fn of_two_replicas_one_acts_and_the_other_is_ready_and_follows_at_once() {
+    in_a_world("leader", async |world| {
+        let mut first = candidate(&world).await;
+        comes_to_lead(&first).await;
+        let (holder, before) = lease(&world).await;
+        let second = candidate(&world).await;
+        stands_by(&second).await;
+        world.semaphore("deploy", "slots: 2").await;
+        world.semaphore_ready("deploy").await;
+        assert!(!leads(&second));
+        assert_eq!(lease(&world).await, (holder.clone(), before));
+
+        // Asked to stop, it gives the Lease back: nobody waits until it has run out.
+        assert!(first.stop().await.success());
+        comes_to_lead(&second).await;
+        let (successor, transitions) = lease(&world).await;
+        assert_ne!(successor, holder);
+        assert!(transitions > before, "{transitions}");
+        world.semaphore("deploy", "slots: 4").await;
+        exactly(&world, 4).await;
+        world.delete_all::<lockkeeper::api::Semaphore>().await;
+        remove_lease(&world).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_leader_killed_in_a_resize_is_followed_by_one_that_ends_with_exactly_the_slots() {
+    in_a_world("leader-killed", async |world| {
+        let proxy = watched(&world).await;
+        let (mut first, second) = amid_a_resize(&world, &proxy, 1500).await;
+        let opened = proxy.connections_opened();
+        first.kill().await;
+        comes_to_lead(&second).await;
+        exactly(&world, 1500).await;
+        one_at_a_time(&effects(&proxy), opened);
+        world.delete_all::<lockkeeper::api::Semaphore>().await;
+        remove_lease(&world).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_leader_paused_in_a_resize_does_nothing_when_it_wakes() {
+    in_a_world("leader-paused", async |world| {
+        let proxy = watched(&world).await;
+        let (mut first, second) = amid_a_resize(&world, &proxy, 1500).await;
+        let opened = proxy.connections_opened();
+        first.signal("STOP");
+        comes_to_lead(&second).await;
+        // The broker has not given up the old one's connection, and its mutex, yet: the
+        // new one waits for that. What the old one had sent before is done.
+        let asleep = effects(&proxy).len();
+        let late: BTreeSet<usize> =
+            effects(&proxy)[20..].iter().map(|method| method.connection).collect();
+        assert!(late.iter().all(|connection| *connection <= opened), "{late:?}");
+        first.signal("CONT");
+        let ended = tokio::time::timeout(PATIENCE, first.ended()).await.unwrap();
+        assert!(!ended.success(), "who lost the Lease says so");
+        assert!(first.logged().contains("was lost"), "and why");
+        exactly(&world, 1500).await;
+        let effects = effects(&proxy);
+        one_at_a_time(&effects, opened);
+        let woken = effects.iter().filter(|method| method.connection <= opened).count();
+        // What was on its way when it was stopped: at most a batch.
+        assert!(woken <= asleep + 16, "{woken} after {asleep}");
+        world.delete_all::<lockkeeper::api::Semaphore>().await;
+        remove_lease(&world).await;
+    })
+    .await;
+}
