@@ -20,6 +20,10 @@ use serde_json::{Value, json};
 mod environment;
 #[path = "chart/files.rs"]
 mod files;
+#[path = "chart/installing.rs"]
+mod installing;
+#[path = "support/own_server.rs"]
+mod own_server;
 #[path = "chart/policies.rs"]
 mod policies;
 #[path = "chart/rendering.rs"]
