@@ -87,6 +87,11 @@ valkey_server() {
     command -v valkey-server || printf '%s/valkey/root/usr/bin/valkey-server' "$CACHE"
 }
 
+# The path of promtool: the machine's, else where dev/promtool puts it.
+promtool_program() {
+    command -v promtool || printf '%s/promtool/root/usr/bin/promtool' "$CACHE"
+}
+
 # The address of the Debian mirror that this machine uses already.
 debian_mirror() {
     local codename mirror
@@ -95,6 +100,52 @@ debian_mirror() {
     mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: $codename" 2>/dev/null | head -n 1)
     mirror=${mirror:-http://deb.debian.org/debian}
     printf '%s' "${mirror%/}"
+}
+
+# unpack_debian NAME PROGRAM BY_HAND MORE PACKAGE...: unpacks the packages of this Debian
+# that have PROGRAM, or of its suite MORE as well (backports), into $CACHE/NAME/root,
+# without installing them. BY_HAND says what to do instead.
+unpack_debian() {
+    local name=$1 program=$2 by_hand=$3 more=$4 home=$CACHE/$1 codename mirror work suite package
+    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    shift 4
+    if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+        die "$name is missing, and this is no Debian: $by_hand"
+    fi
+    codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+    [ -e "$keyring" ] || die "$name is missing, and so is $keyring to check it by: $by_hand"
+    mkdir -p "$home"
+    exec 8>"$home/.lock"
+    flock -w 300 8 || die "another dev/$name has held $home/.lock for 5 minutes: wait for it or end it"
+    # Somebody else was faster.
+    ! "$home/root/usr/bin/$program" --version >/dev/null 2>&1 || return 0
+
+    say "fetching $name into $home (once)"
+    work=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder of now
+    trap "rm -rf '$work'" EXIT
+    mkdir -p "$work/lists/partial" "$work/archives/partial"
+    mirror=$(debian_mirror)
+    for suite in "$codename" ${more:+"$codename-$more"}; do
+        printf 'deb [signed-by=%s] %s %s main\n' "$keyring" "$mirror" "$suite"
+    done >"$work/sources.list"
+    # Its own lists and archives, so that any user may; the system's say what is installed.
+    private() {
+        local command=$1
+        shift
+        "$command" -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- \
+            -o Dir::Etc::preferencesparts=- -o Dir::Etc::preferences=- \
+            -o Dir::State::lists="$work/lists" -o Dir::Cache="$work" \
+            -o APT::Sandbox::User= -o Debug::NoLocking=1 "$@" >>"$work/log" 2>&1
+    }
+    (cd "$work" && private apt-get update && private apt-get download "$@") || {
+        tail -n 20 "$work/log" >&2
+        die "fetching $* from $mirror failed; the end of its output is above. Else $by_hand"
+    }
+    rm -rf "$home/root.new"
+    for package in "$work"/*.deb; do dpkg-deb -x "$package" "$home/root.new"; done
+    rm -rf "$home/root"
+    mv "$home/root.new" "$home/root"
 }
 
 # ---------------------------------------------------------------- ports

@@ -16,6 +16,8 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+#[path = "support/authority.rs"]
+mod authority;
 #[path = "support/environment.rs"]
 mod environment;
 #[path = "chart/files.rs"]

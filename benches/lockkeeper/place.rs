@@ -51,6 +51,8 @@ impl Place {
             directory: variable("LOCKKEEPER_DEV_DIR")?,
             operator_kubeconfig: variable("LOCKKEEPER_OPERATOR_KUBECONFIG")?,
         };
+        // Without one, reqwest's first client panics.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let vhost = format!("{}/api/vhosts/{}", place.management_url, place.name);
         reqwest::Client::new().put(vhost).send().await?.error_for_status()?;
         let namespace = serde_json::from_value(serde_json::json!({

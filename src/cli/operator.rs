@@ -35,13 +35,20 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_WATCH_LABEL_SELECTOR", value_name = "SELECTOR")]
     watch_label_selector: Option<String>,
 
-    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost
+    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost; for amqps://
+    /// and https:// the files RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
+    /// RABBITMQ_TLS_KEY_FILE count
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
 
     /// That broker's management API: http://user:password@host:15672
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
+
+    /// That API with an administrator's user and password, to take slots from their holders when
+    /// told to: http://user:password@host:15672
+    #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL")]
+    admin_url: Option<String>,
 
     /// The server of PressureQueues that name none: redis://user:password@host:6379/0; for
     /// rediss:// the files REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE count
@@ -94,6 +101,10 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
     retry_period: Duration,
 
+    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_per_object: bool,
+
     /// How log lines look
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -133,9 +144,12 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         |what: &str, error: SettingsError| Failure::new(Failure::USAGE, format!("{what}: {error}"));
     // An empty value is how a chart leaves an optional variable out.
     let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+    let variable = |name: &str| std::env::var(name).ok();
+    let read = |file: &str| std::fs::read_to_string(file).ok();
     let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {
         (Some(amqp), management) => Some(
             RabbitmqSettings::from_urls(&amqp, management.as_deref())
+                .and_then(|settings| settings.with_tls_of_environment(variable, read))
                 .map_err(|error| usage("the default broker", error))?,
         ),
         (None, Some(_)) => {
@@ -144,15 +158,22 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
         }
         (None, None) => None,
     };
+    let rabbitmq = match (rabbitmq, given(&arguments.admin_url)) {
+        (Some(settings), Some(url)) => {
+            let with = settings.with_administrator(&url, "--admin-url");
+            Some(with.map_err(|error| usage("the default broker", error))?)
+        }
+        (rabbitmq, _) => rabbitmq,
+    };
     // The URL as an argument goes before that of the environment; certificates are
     // the environment's in any case.
     let redis = given(&arguments.redis_url)
         .map(|url| {
-            let variable = |name: &str| match name {
+            let lookup = |name: &str| match name {
                 "REDIS_URL" => Some(url.clone()),
-                _ => std::env::var(name).ok(),
+                _ => variable(name),
             };
-            RedisSettings::from_environment(variable, |file| std::fs::read_to_string(file).ok())
+            RedisSettings::from_environment(lookup, read)
         })
         .transpose()
         .map_err(|error| usage("the default Redis server", error))?;
@@ -185,5 +206,6 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             DefaultNames::OfTheNamespace
         },
         leader_election: arguments.leader_elect.then_some(election),
+        metrics_per_object: arguments.metrics_per_object,
     })
 }

@@ -16,7 +16,8 @@ use crate::semaphore::{Client as LockClient, Lock};
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Where the lock is")]
 pub(super) struct Place {
-    /// The broker: amqp://user:password@host:5672/vhost
+    /// The broker: amqp://user:password@host:5672/vhost, or amqps:// for TLS, with the files of
+    /// RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and RABBITMQ_TLS_KEY_FILE
     #[arg(long, env = "AMQP_URL", hide_env_values = true)]
     url: Option<String>,
 
@@ -220,7 +221,10 @@ impl Place {
         // An empty variable is how a chart leaves one out.
         let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
         let Some(url) = given(&self.url) else { return Ok(None) };
+        let variable = |name: &str| std::env::var(name).ok();
+        let read = |file: &str| std::fs::read_to_string(file).ok();
         RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
+            .and_then(|settings| settings.with_tls_of_environment(variable, read))
             .map(Some)
             .map_err(|error| usage(&error))
     }

@@ -28,6 +28,15 @@ pub struct Rhythm {
     pub repair_idle: Duration,
 }
 
+impl Rhythm {
+    /// How old the last sweep may become: one is done when it is due before the next
+    /// look.
+    #[must_use]
+    pub fn sweep_age(&self) -> Duration {
+        self.drift.saturating_sub(self.observe)
+    }
+}
+
 /// The surroundings of all reconciles.
 pub struct Context {
     /// The API server.

@@ -12,7 +12,9 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::api::conditions::reason;
 use crate::plan::ErrorClass;
-use crate::plan::connection::{RabbitmqSettings, RedisSettings, SecretData, SettingsError};
+use crate::plan::connection::{
+    ManagementSettings, RabbitmqSettings, RedisSettings, SecretData, SettingsError, TlsSettings,
+};
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
@@ -170,7 +172,7 @@ impl Connections {
             }
         };
         let vhost = settings.vhost.trim_start_matches('/');
-        let backend = format!("{}:{}/{vhost}", settings.host, settings.port);
+        let backend = format!("{}/{vhost}", settings.address());
         let handle = self.brokers.get(identity_of_broker(&settings), || {
             Broker::new(settings, self.broker_options.clone())
         });
@@ -274,17 +276,22 @@ impl<H: Clone> Handles<H> {
 
 // Debug's quoting keeps the parts apart. The result never leaves this file.
 fn identity_of_broker(s: &RabbitmqSettings) -> String {
-    let management =
-        s.management.as_ref().map(|m| (&m.url, &m.username, m.password.expose_secret()));
+    let [management, administrator] = [&s.management, &s.administrator].map(|api| {
+        let tls = |m: &ManagementSettings| m.tls.as_ref().map(identity_of_tls);
+        api.as_ref().map(|m| (&m.url, &m.username, m.password.expose_secret(), tls(m)))
+    });
     let who = (&s.username, s.password.expose_secret());
-    format!("{:?}", (&s.host, s.port, &s.vhost, who, management))
+    let tls = s.tls.as_ref().map(identity_of_tls);
+    format!("{:?}", (&s.host, s.port, &s.vhost, who, tls, management, administrator))
+}
+
+fn identity_of_tls(tls: &TlsSettings) -> String {
+    let client = tls.client.as_ref().map(|client| (&client.chain, client.key.expose_secret()));
+    format!("{:?}", (&tls.authorities, client))
 }
 
 fn identity_of_store(s: &RedisSettings) -> String {
     let who = (&s.username, s.password.as_ref().map(ExposeSecret::expose_secret));
-    let tls = s.tls.as_ref().map(|tls| {
-        let client = tls.client.as_ref().map(|client| (&client.chain, client.key.expose_secret()));
-        (&tls.authorities, client)
-    });
+    let tls = s.tls.as_ref().map(identity_of_tls);
     format!("{:?}", (s.address(), who, tls))
 }

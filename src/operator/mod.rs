@@ -76,6 +76,8 @@ pub struct Options {
     pub default_names: DefaultNames,
     /// How one of several replicas is chosen to act; absent, this one acts at once.
     pub leader_election: Option<LeaderElection>,
+    /// Whether `/metrics` has a series or more for each object.
+    pub metrics_per_object: bool,
 }
 
 /// Why the operator could not start, or stopped.
@@ -126,16 +128,18 @@ enum End {
 /// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
 /// between two effects).
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
+    let metrics = Metrics::new(options.metrics_per_object);
     let mut candidate = match options.leader_election.clone() {
         Some(election) => {
-            let client = connect(MayAct::default()).await.map_err(OperatorError::NoCluster)?;
+            let client =
+                connect(&metrics, MayAct::default()).await.map_err(OperatorError::NoCluster)?;
             let home = client.default_namespace().to_owned();
             Some(Candidate::new(client, election, &home))
         }
         None => None,
     };
     let may_act = candidate.as_ref().map(|c| c.term().may_act()).unwrap_or_default();
-    let client = connect(may_act.clone()).await.map_err(OperatorError::NoCluster)?;
+    let client = connect(&metrics, may_act.clone()).await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
     let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
     // With port 0 the system has chosen one.
@@ -146,7 +150,6 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Some(_) => Readiness::waiting_for([LEASE.to_owned()]),
         None => Readiness::waiting_for(kinds.clone()),
     };
-    let metrics = Metrics::default();
     let serving =
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     let namespaces = options.watch_namespaces.iter().cloned().collect::<Vec<_>>().join(",");
@@ -167,7 +170,10 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
-        |cache| _ = ctx.all_semaphores.set(cache),
+        |cache| {
+            ctx.metrics.read_semaphores(cache.clone());
+            let _ = ctx.all_semaphores.set(cache);
+        },
         semaphore::reconcile,
         cleanup::semaphore,
     );
@@ -175,7 +181,10 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
-        |cache| _ = ctx.all_pressure_queues.set(cache),
+        |cache| {
+            ctx.metrics.read_queues(cache.clone());
+            let _ = ctx.all_pressure_queues.set(cache);
+        },
         pressure_queue::reconcile,
         cleanup::pressure_queue,
     );
@@ -237,6 +246,7 @@ fn context(
             BrokerOptions {
                 client_name: FIELD_MANAGER.to_owned(),
                 facts_interval: options.rhythm.observe,
+                list_interval: options.rhythm.sweep_age(),
                 heartbeat: Some(HEARTBEAT),
                 may_act: may_act.clone(),
                 ..BrokerOptions::default()
@@ -263,7 +273,7 @@ const REQUESTS_AT_ONCE: usize = 24;
 
 /// A client for the API server of this pod or of `KUBECONFIG`, which changes something
 /// only as long as it may. Connects nothing.
-async fn connect(may_act: MayAct) -> Result<Client, BoxError> {
+async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client, BoxError> {
     let config = ClusterConfig::infer().await?;
     let guard = FilterLayer::new(move |request: Request<Body>| {
         if request.method() == Method::GET || may_act.now() {
@@ -274,7 +284,8 @@ async fn connect(may_act: MayAct) -> Result<Client, BoxError> {
     });
     // A watch counts only until its answer begins.
     let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
-    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).with_layer(&guard).build())
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(builder.with_layer(&metrics.requests).with_layer(&limit).with_layer(&guard).build())
 }
 
 /// Objects listed at once at a start: a page is in memory as text and as objects
@@ -378,11 +389,13 @@ where
 {
     let span = info_span!(
         "reconcile",
-        kind = %K::kind(&()),
+        controller = K::kind(&()).to_lowercase(),
         namespace = object.namespace(),
         name = object.name_any(),
+        reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
     );
-    async move {
+    let controllers = ctx.metrics.controllers.clone();
+    let work = async move {
         if !ctx.goes_on() {
             return Ok(Action::await_change());
         }
@@ -403,9 +416,8 @@ where
             warn!(%error, source, "to be tried again");
         }
         result
-    }
-    .instrument(span)
-    .await
+    };
+    controllers.counted::<K>(work).instrument(span).await
 }
 
 /// When to try again after an error that could not become a condition.

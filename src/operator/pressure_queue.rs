@@ -19,6 +19,7 @@ use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
+use super::metrics::Asked;
 use super::report::{Managed, Note, Outcome, report};
 use crate::api::conditions::{READY, Say, find, reason};
 use crate::api::validate::{self, ValidQueue};
@@ -140,7 +141,9 @@ async fn steps(
     }
 
     // observe: one read of all keys.
-    let seen = store.observe(&valid.queue).await?;
+    let look =
+        async || ctx.metrics.timed(Asked::redis("observe"), store.observe(&valid.queue)).await;
+    let seen = look().await?;
     memory.detail.store = Some(connected);
 
     // plan: pure.
@@ -162,7 +165,7 @@ async fn steps(
     let effects = planned.effects.len();
     let remarks = apply(ctx, &store, &valid, planned, old, queue, found).await?;
     if effects > 0 {
-        found.seen = Some(store.observe(&valid.queue).await?);
+        found.seen = Some(look().await?);
     }
 
     // What is true for an instant of every client's work is believed when seen twice.
@@ -202,14 +205,19 @@ async fn apply(
         if !ctx.goes_on() {
             break;
         }
-        match (store.apply(&valid.queue, &effect).await?, &effect) {
+        let applied = store.apply(&valid.queue, &effect);
+        match (ctx.metrics.timed(Asked::redis("apply"), applied).await?, &effect) {
             (Applied::Done, QueueEffect::Create { .. }) if recreated => {
+                ctx.metrics.corrected(queue);
                 found.notes.push(note(true, Remark::Recreated.reason(), &Remark::Recreated));
             }
             (Applied::Done, QueueEffect::Create { bound }) => {
                 found.notes.push(note(false, "Created", &format!("Created with bound {bound}")));
             }
             (Applied::Done, QueueEffect::SetBound { bound }) => {
+                if drift {
+                    ctx.metrics.corrected(queue);
+                }
                 let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
                 let message = format!("The bound is now {bound}");
                 found

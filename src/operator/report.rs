@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 use super::context::Context;
 use super::error::{ReconcileError, StepError};
 use super::memory::Memory;
+use super::metrics::controller::failed;
 use crate::api::FIELD_MANAGER;
 use crate::api::conditions::{
     BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge, reason,
@@ -189,6 +190,9 @@ pub async fn report<K: Managed, D: Default>(
     let old = memory.newest_status(object, object.status()).unwrap_or_default();
     tell(ctx, object, memory, &old, &report).await;
     let Report { mut status, reached, outcome, said, notes } = report;
+    if let Outcome::Failed(error) = &outcome {
+        failed(error.class());
+    }
     let mut conditions = outcome.conditions();
     conditions.extend(outcome.backend(reached));
     conditions.extend(said);

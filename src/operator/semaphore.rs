@@ -4,20 +4,24 @@
 //! [`crate::semaphore`].
 
 mod around;
+mod guard;
+mod revoking;
 mod status;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+pub(super) use self::guard::in_use;
 use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
+use super::metrics::Asked;
 use super::report::{Managed, Note, Outcome, ReportedStatus, now, report, write};
 use crate::api::conditions::{READY, RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
@@ -36,6 +40,8 @@ pub struct Detail {
     reaches: u32,
     /// The last broker that answered, for a cleanup after its Secret is gone.
     pub(super) broker: Option<Connected<Broker>>,
+    /// Who holds since when, and which request to take a slot away was handled.
+    holding: revoking::Holding,
 }
 
 type SemaphoreMemory = Memory<SemaphoreStatus, Detail>;
@@ -75,6 +81,8 @@ struct Findings {
     /// What its broker does to who holds for long.
     hold_limit: Option<&'static str>,
     notes: Vec<Note>,
+    /// When to look again because of a holder that is to be revoked.
+    revoke_again: Option<Duration>,
 }
 
 /// Makes the broker's slots what the spec says, and reports.
@@ -123,7 +131,9 @@ pub async fn reconcile(
     if again.is_none() {
         memory.detail.reaches = 0;
     }
-    let next = again.map_or(next, |again| again.min(next));
+    // Only after the event.
+    revoking::clear(&ctx, &semaphore, &mut memory).await;
+    let next = [again, findings.revoke_again].into_iter().flatten().fold(next, Duration::min);
     memory.be_quiet(&*semaphore, next);
     Ok(Action::requeue(next))
 }
@@ -160,7 +170,11 @@ async fn steps(
         old,
         broker: connected.handle.clone(),
         sweep_due: memory.is_new_generation(semaphore)
-            || memory.detail.swept.as_ref().is_none_or(|(at, _)| at.elapsed() >= drift_due(ctx)),
+            || memory
+                .detail
+                .swept
+                .as_ref()
+                .is_none_or(|(at, _)| at.elapsed() >= ctx.rhythm.sweep_age()),
         first_look: old.observed_generation != semaphore.meta().generation
             || find(&old.conditions, READY).is_none_or(|c| c.status != "True"),
         valid,
@@ -173,7 +187,7 @@ async fn steps(
     // Who holds and who waits: asked last, never in the way of the slots
     // themselves, and whatever became of them.
     step.tell_waiters(found).await;
-    let Step { broker, valid, .. } = step;
+    let Step { broker, valid, .. } = &step;
     if found.reached && !found.has_slots {
         let version = broker.identity().await?.version;
         found.hold_limit = hold_limit(valid.lock.protocol(), &version);
@@ -181,18 +195,14 @@ async fn steps(
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
     {
-        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS).await;
-        found.holders = Some(holders);
+        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS);
+        found.holders = Some(ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await);
+        found.revoke_again = step.revoke(memory, found).await?;
     }
     Ok(blocked?.unwrap_or_else(|| Outcome::Ready {
         reason: reason::IN_SYNC,
-        message: in_sync_message(found, valid.suspend),
+        message: in_sync_message(found, step.valid.suspend),
     }))
-}
-
-/// A sweep is done when one is due before the next look.
-fn drift_due(ctx: &Context) -> std::time::Duration {
-    ctx.rhythm.drift.saturating_sub(ctx.rhythm.observe)
 }
 
 /// What the broker's steps work with.
@@ -269,6 +279,11 @@ impl Step<'_> {
         Ok(None)
     }
 
+    async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<SlotsSeen, BrokerError> {
+        let seen = self.broker.observe(&self.valid.lock, sweep_to, holders_to);
+        self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await
+    }
+
     async fn observe(
         &self,
         memory: &SemaphoreMemory,
@@ -280,10 +295,14 @@ impl Step<'_> {
         match &memory.detail.swept {
             // One look tells all about tokens.
             Some((_, swept)) if !self.sweep_due && lock.has_slots() => {
-                let held = self.broker.observe(lock, 0, holders_to).await?.held;
+                let held = self.look(0, holders_to).await?.held;
                 Ok(SlotsSeen { held, ..swept.clone() })
             }
-            _ => self.broker.observe(lock, sweep_to(wish, mark), holders_to).await,
+            swept => {
+                let since = swept.as_ref().map(|(at, _)| *at);
+                let seen = self.broker.sweep(lock, sweep_to(wish, mark), holders_to, since);
+                self.ctx.metrics.timed(Asked::rabbitmq("sweep"), seen).await
+            }
         }
     }
 
@@ -304,8 +323,14 @@ impl Step<'_> {
         }
         let sweep = sweep_to(wish, mark);
         memory.detail.reaches = memory.detail.reaches.max(wish.slots);
-        let converged =
-            self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop).await;
+        let metrics = &self.ctx.metrics;
+        let converged = self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop);
+        let converged = metrics.timed(Asked::rabbitmq("converge"), converged).await;
+        match &converged {
+            Ok(converged) => metrics.waited_for_mutex(converged.mutex_wait),
+            Err(BrokerError::MutexBusy { waited, .. }) => metrics.waited_for_mutex(*waited),
+            Err(_) => {}
+        }
         // Where the broker answers, who holds what it has is told all the same.
         if let (
             None,
@@ -316,7 +341,7 @@ impl Step<'_> {
             ),
         ) = (&found.seen, &converged)
         {
-            found.seen = Some(self.broker.observe(lock, sweep, mark.max(wish.slots)).await?);
+            found.seen = Some(self.look(sweep, mark.max(wish.slots)).await?);
         }
         found.reached |= found.seen.is_some();
         let converged = converged?;
@@ -325,6 +350,9 @@ impl Step<'_> {
         found.woken = converged.declared > 0;
         if converged.declared + converged.deleted > 0 || !lost.is_empty() {
             let drift = !self.first_look;
+            if drift {
+                metrics.corrected(self.semaphore);
+            }
             let mut message = format!(
                 "{}: {} added, {} removed",
                 slots(wish.slots, found.has_slots),

@@ -6,12 +6,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::connect::{Conn, Endpoint};
+use super::connect::{Conn, Connector, Endpoint};
 use super::error::BrokerError;
 use super::holders::{Facts, Holders};
 use super::identity::{BrokerIdentity, ask_identity};
 use super::lane::Lane;
 use super::link::Link;
+use super::listing::Listing;
 use super::mutex::LocalLocks;
 use super::probe::Prober;
 use super::protocol::{self, Eyes, HolderSeen, Holding};
@@ -46,6 +47,8 @@ pub struct BrokerOptions {
     pub mutex_patience: Duration,
     /// How old the management API's list of holders may become.
     pub facts_interval: Duration,
+    /// How old the management API's list of slot queues may become.
+    pub list_interval: Duration,
     /// The AMQP heartbeat in seconds; absent, the broker's. Who falls silent while it
     /// holds an admin mutex loses it after two to three of them.
     pub heartbeat: Option<u16>,
@@ -61,6 +64,7 @@ impl Default for BrokerOptions {
             connect_timeout: Duration::from_secs(3),
             mutex_patience: Duration::from_secs(5),
             facts_interval: Duration::from_secs(10),
+            list_interval: Duration::from_secs(20),
             heartbeat: None,
             may_act: MayAct::default(),
         }
@@ -94,6 +98,7 @@ pub(super) struct Inner {
     disturbed: Mutex<HashSet<LockName>>,
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
     pub facts: Arc<Facts>,
+    pub listing: Listing,
     /// What is known of locks of protocol Token.
     pub tokens: Tokens,
 }
@@ -116,6 +121,7 @@ impl Broker {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: options.heartbeat,
+            connector: Connector::default(),
         });
         let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self(Arc::new(Inner {
@@ -131,6 +137,7 @@ impl Broker {
             disturbed: Mutex::default(),
             identity: Mutex::default(),
             facts,
+            listing: Listing::default(),
             tokens: Tokens::default(),
         }))
     }
@@ -239,6 +246,11 @@ impl Broker {
 }
 
 impl Inner {
+    /// Where it is, and as whom.
+    pub fn settings(&self) -> &RabbitmqSettings {
+        &self.endpoint.settings
+    }
+
     /// The connection that changes this lock.
     pub fn admin_of(&self, lock: &LockName) -> &Link {
         match lock.profile() {

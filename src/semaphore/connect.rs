@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
 use super::error::BrokerError;
 use super::lane::IdleLanes;
+use super::tls::client_config;
 use crate::plan::connection::RabbitmqSettings;
 
 /// Largest frame, in bytes. lapin keeps two buffers of 32 frames for each
@@ -34,14 +36,50 @@ pub(super) struct Endpoint {
     pub operation_timeout: Duration,
     /// Seconds; absent, the broker's wish is followed.
     pub heartbeat: Option<u16>,
+    /// What an encrypted connection is made by; made with the first one.
+    pub connector: Connector,
 }
 
 impl Endpoint {
     /// `host:port`, for messages.
     pub fn address(&self) -> String {
-        format!("{}:{}", self.settings.host, self.settings.port)
+        self.settings.address()
+    }
+
+    fn uri(&self) -> AMQPUri {
+        AMQPUri {
+            // Also for TLS, which is put over the socket once we have our own handle
+            // on that.
+            scheme: AMQPScheme::AMQP,
+            authority: AMQPAuthority {
+                userinfo: AMQPUserInfo {
+                    username: self.settings.username.clone(),
+                    password: self.settings.password.expose_secret().to_owned(),
+                },
+                host: self.settings.host.clone(),
+                port: self.settings.port,
+            },
+            vhost: self.settings.vhost.clone(),
+            query: AMQPQueryString {
+                heartbeat: self.heartbeat,
+                frame_max: Some(FRAME_MAX),
+                ..AMQPQueryString::default()
+            },
+        }
+    }
+
+    /// What encrypts a connection to it; nothing where it is not to be encrypted.
+    pub fn tls(&self) -> Result<Option<Arc<ClientConfig>>, BrokerError> {
+        let Some(tls) = &self.settings.tls else { return Ok(None) };
+        let made = self.connector.get_or_init(|| client_config(Some(tls)));
+        made.clone()
+            .map(Some)
+            .map_err(|why| BrokerError::CertificateRefused { endpoint: self.address(), why })
     }
 }
+
+/// The configuration that was made, or why none could be.
+pub(super) type Connector = OnceLock<Result<Arc<ClientConfig>, String>>;
 
 /// An open connection. Never recovered: a new connection is a new one, and what
 /// was exclusive to the old one is gone (hazard A11).
@@ -65,24 +103,25 @@ impl Conn {
     ///
     /// Cancel safe: a dropped attempt closes its socket.
     pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        match Self::open_once(endpoint, role).await {
+            // A broker refuses our certificate only after the handshake. Whether its
+            // reason arrives, or the connection is found broken, is chance.
+            Err(error) if endpoint.settings.tls.is_some() && error.is_cut() => {}
+            other => return other,
+        }
+        Self::open_once(endpoint, role).await.map_err(|error| {
+            if !error.is_cut() {
+                return error;
+            }
+            let why = "the broker ended the connection right after the handshake".to_owned();
+            BrokerError::CertificateRefused { endpoint: endpoint.address(), why }
+        })
+    }
+
+    async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
         let settings = &endpoint.settings;
-        let uri = AMQPUri {
-            scheme: AMQPScheme::AMQP,
-            authority: AMQPAuthority {
-                userinfo: AMQPUserInfo {
-                    username: settings.username.clone(),
-                    password: settings.password.expose_secret().to_owned(),
-                },
-                host: settings.host.clone(),
-                port: settings.port,
-            },
-            vhost: settings.vhost.clone(),
-            query: AMQPQueryString {
-                heartbeat: endpoint.heartbeat,
-                frame_max: Some(FRAME_MAX),
-                ..AMQPQueryString::default()
-            },
-        };
+        let uri = endpoint.uri();
+        let connector = endpoint.tls()?.map(RustlsConnector::from);
         // No `enable_auto_recover`, ever: it would declare exclusive queues
         // again on a new connection, a silent gap in a lock.
         let properties = ConnectionProperties::default()
@@ -105,15 +144,20 @@ impl Conn {
                 // lapin runs this on a thread of its own, which nothing else
                 // would stop while a packet filter swallows our SYNs. (TCP_NODELAY
                 // is set by the runtime below lapin.)
-                let connecting = uri.connect_with_config_async(TLSConfig::default(), &runtime);
-                let stream = tokio::time::timeout(patience, connecting)
-                    .await
-                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-                if let AsyncTcpStream::Plain(plain) = &stream {
-                    let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
-                    *lock(&shared) = Some(TcpStream::from(handle));
-                }
-                Ok(stream)
+                let connecting = async {
+                    let stream =
+                        uri.connect_with_config_async(TLSConfig::default(), &runtime).await?;
+                    if let AsyncTcpStream::Plain(plain) = &stream {
+                        let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
+                        *lock(&shared) = Some(TcpStream::from(handle));
+                    }
+                    match &connector {
+                        Some(connector) => stream.into_rustls(connector, &uri.authority.host).await,
+                        None => Ok(stream),
+                    }
+                };
+                let connected = tokio::time::timeout(patience, connecting).await;
+                Ok(connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??)
             },
             properties,
         );

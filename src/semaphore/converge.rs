@@ -6,7 +6,7 @@ mod around;
 mod slots;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -41,6 +41,8 @@ pub struct Converged {
     /// How many holders keep something that is to go and can't go before they
     /// release; of those that nothing stands in the way of, none is counted.
     pub left: u32,
+    /// How long the change waited for its turn and the admin mutex.
+    pub mutex_wait: Duration,
 }
 
 /// One change to one semaphore.
@@ -52,6 +54,8 @@ pub(super) struct Change {
     thorough: bool,
     /// Nothing of the semaphore is to be left but its holders.
     destroy: bool,
+    /// How long it waited for its turn and the mutex.
+    pub mutex_wait: Duration,
     cancel: CancellationToken,
 }
 
@@ -145,7 +149,15 @@ impl Change {
         cancel: &CancellationToken,
     ) -> Self {
         let cancel = cancel.child_token();
-        Self { broker, lock, wish, thorough: false, destroy: false, cancel }
+        Self {
+            broker,
+            lock,
+            wish,
+            thorough: false,
+            destroy: false,
+            mutex_wait: Duration::ZERO,
+            cancel,
+        }
     }
 
     /// Whether nothing is to be left but holders.
@@ -170,6 +182,7 @@ impl Change {
         let _stop_when_dropped = self.cancel.clone().drop_guard();
         let task = async move {
             let broker = Arc::clone(&self.broker);
+            let start = Instant::now();
             let mut mutex = AdminMutex::take(
                 broker.admin_of(&self.lock),
                 &broker.turns,
@@ -179,6 +192,7 @@ impl Change {
                 &self.cancel,
             )
             .await?;
+            self.mutex_wait = start.elapsed();
             let result = work(&mut self, &mut mutex.lane).await;
             let conn = Arc::clone(mutex.lane.conn());
             let lost = !conn.is_usable();
@@ -259,7 +273,15 @@ impl Change {
             Some(queue) if !self.destroy => lane.consumers(&queue).await?,
             _ => None,
         };
-        Ok(Converged { seen, declared, deleted, seeded, waiting, left })
+        Ok(Converged {
+            seen,
+            declared,
+            deleted,
+            seeded,
+            waiting,
+            left,
+            mutex_wait: self.mutex_wait,
+        })
     }
 
     /// Whether to start the next effect.

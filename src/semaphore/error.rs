@@ -2,6 +2,7 @@
 //! next attempt, a name for conditions and events, and a text that says what to
 //! do. Telling these apart from lapin's errors is done here and nowhere else.
 
+use std::io;
 use std::time::Duration;
 
 use lapin::protocol::AMQPError;
@@ -36,6 +37,17 @@ pub enum BrokerError {
         endpoint: String,
         /// The user who was refused.
         user: String,
+    },
+    /// No encrypted connection came about: one side does not accept the other's
+    /// certificate, or the broker speaks no TLS there.
+    #[error(
+        "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key, that the broker's certificate names the host, and that the port speaks TLS"
+    )]
+    CertificateRefused {
+        /// `host:port`.
+        endpoint: String,
+        /// What was wrong.
+        why: String,
     },
     /// The user may not do this.
     #[error(
@@ -150,6 +162,7 @@ impl BrokerError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::AuthenticationFailed { .. }
+            | Self::CertificateRefused { .. }
             | Self::AccessRefused { .. }
             | Self::VhostNotFound { .. }
             | Self::IncompatibleQueue { .. }
@@ -175,6 +188,7 @@ impl BrokerError {
         match self {
             Self::Unreachable { .. } => "BrokerUnreachable",
             Self::AuthenticationFailed { .. } => "AuthenticationFailed",
+            Self::CertificateRefused { .. } => "CertificateRefused",
             Self::AccessRefused { .. } => "AccessRefused",
             Self::VhostNotFound { .. } => "VhostNotFound",
             Self::MutexBusy { .. } => "AdminMutexBusy",
@@ -196,7 +210,10 @@ impl BrokerError {
     /// things than on an open connection.
     pub(super) fn connecting(error: &LapinError, endpoint: &str, user: &str, vhost: &str) -> Self {
         let ErrorKind::ProtocolError(refusal) = error.kind() else {
-            return Self::Unreachable { endpoint: endpoint.to_owned(), why: words(error) };
+            return match error.kind() {
+                ErrorKind::IOError(error) => Self::reaching(error, endpoint),
+                _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: words(error) },
+            };
         };
         let text = refusal.get_message().as_str();
         match refusal.get_id() {
@@ -213,6 +230,18 @@ impl BrokerError {
             }
             530 => Self::AccessRefused { why: broker_text(refusal) },
             _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: broker_text(refusal) },
+        }
+    }
+
+    /// From an error of a socket on which nothing was said yet, or no more than the
+    /// greeting.
+    pub(super) fn reaching(error: &io::Error, endpoint: &str) -> Self {
+        let endpoint = endpoint.to_owned();
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(error) => {
+                Self::CertificateRefused { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) }
+            }
+            None => Self::Unreachable { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) },
         }
     }
 
@@ -236,6 +265,15 @@ impl BrokerError {
             320 | 541 | 542 => Self::ConnectionLost { why },
             _ => Self::Protocol { why },
         }
+    }
+
+    /// Whether a connection that was being made ended without a word.
+    pub(super) fn is_cut(&self) -> bool {
+        let Self::Unreachable { why, .. } = self else { return false };
+        let why = why.to_ascii_lowercase();
+        ["reset by peer", "broken pipe", "connection aborted", "close_notify", "eof"]
+            .iter()
+            .any(|part| why.contains(part))
     }
 
     /// Whether the broker failed at making an exclusive queue because it was still

@@ -6,8 +6,10 @@ use std::io;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
 use lapin::types::AMQPValue;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 use super::connect::Endpoint;
 use super::error::BrokerError;
@@ -45,12 +47,25 @@ impl BrokerIdentity {
 
 /// Asks over AMQP; the cluster's id is left open.
 pub(super) async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerError> {
-    let unreachable = |why: String| BrokerError::Unreachable { endpoint: endpoint.address(), why };
     let limit = endpoint.connect_timeout;
-    let payload = tokio::time::timeout(limit, first_frame(endpoint))
-        .await
-        .map_err(|_| unreachable(format!("no answer within {limit:?}")))?
-        .map_err(|error| unreachable(clean_text(&error.to_string(), 256)))?;
+    let tls = endpoint.tls()?.map(TlsConnector::from);
+    let payload = tokio::time::timeout(limit, async {
+        let host = endpoint.settings.host.as_str();
+        let stream = TcpStream::connect((host, endpoint.settings.port)).await?;
+        match tls {
+            None => first_frame(stream).await,
+            Some(tls) => {
+                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+                first_frame(tls.connect(name, stream).await?).await
+            }
+        }
+    })
+    .await
+    .map_err(|_| BrokerError::Unreachable {
+        endpoint: endpoint.address(),
+        why: format!("no answer within {limit:?}"),
+    })?
+    .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
     let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
     else {
         return Err(BrokerError::Protocol { why: "its first frame isn't connection.start".into() });
@@ -67,9 +82,7 @@ pub(super) async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, 
     })
 }
 
-async fn first_frame(endpoint: &Endpoint) -> io::Result<Vec<u8>> {
-    let address = (endpoint.settings.host.as_str(), endpoint.settings.port);
-    let mut stream = TcpStream::connect(address).await?;
+async fn first_frame(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Vec<u8>> {
     stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
     // Frame: type, channel, size, payload, end mark.
     let (_kind, _channel) = (stream.read_u8().await?, stream.read_u16().await?);

@@ -1,15 +1,20 @@
 //! The few questions put to a broker's management API. When to ask, and what to
 //! make of the answers, is `holders`'.
 
+mod closing;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub(super) use self::closing::Closed;
 use super::marks::escaped;
+use super::tls::client_config;
 use crate::plan::clean_text;
 use crate::plan::connection::{ManagementSettings, RabbitmqSettings};
 
@@ -24,7 +29,8 @@ const MAX_PAGES: usize = 200;
 
 /// A broker's management API, for one virtual host.
 pub(super) struct Management {
-    client: reqwest::Client,
+    /// Or why there is none.
+    client: Result<reqwest::Client, String>,
     settings: ManagementSettings,
     /// Percent-encoded.
     vhost: String,
@@ -154,7 +160,13 @@ impl Management {
     /// Where there is a management API. Does no I/O.
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
         let management = settings.management.clone()?;
-        let client = reqwest::Client::builder().timeout(REQUEST_TIMEOUT).build().ok()?;
+        // Also for http, for which reqwest would ask the process for a provider.
+        let tls = client_config(management.tls.as_ref());
+        let client = tls.and_then(|tls| {
+            let builder = reqwest::Client::builder().timeout(REQUEST_TIMEOUT);
+            let client = builder.tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
+            client.map_err(|error| root_cause(&error))
+        });
         let vhost = utf8_percent_encode(&settings.vhost, NON_ALPHANUMERIC).to_string();
         Some(Self { client, settings: management, vhost })
     }
@@ -255,8 +267,8 @@ impl Management {
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
         let url = format!("{}/api/{path}", self.settings.url);
-        let asked = self
-            .client
+        let client = self.client.as_ref().map_err(|why| self.failed(why))?;
+        let asked = client
             .get(url)
             .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
             .send()

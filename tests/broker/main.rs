@@ -11,6 +11,7 @@ mod support;
 mod administering;
 mod connecting;
 mod consumers;
+mod encrypted;
 mod holders;
 mod mutex;
 mod obstacles;

@@ -3,8 +3,9 @@
 
 use lockkeeper::api::PressureQueue;
 
+use crate::authority::Authority;
 use crate::redis_support::connect;
-use crate::redis_tls::{Authority, TlsServer};
+use crate::redis_tls::TlsServer;
 use crate::world::{PATIENCE, has_reason, in_a_world, is_ready};
 
 #[tokio::test]

@@ -19,7 +19,7 @@ mod support;
 #[path = "../support/world.rs"]
 mod world;
 
-use support::{environment, own_server};
+use support::{authority, environment, own_server};
 
 mod around;
 mod deletion;
@@ -27,6 +27,7 @@ mod doctor;
 mod drift;
 mod encrypted;
 mod exec;
+mod guard;
 mod holders;
 mod idle;
 mod kinds;

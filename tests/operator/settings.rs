@@ -65,8 +65,8 @@ fn rabbitmq_mistakes(world: &World) -> Vec<Mistake> {
         mistake(
             "tls",
             &[("amqpUri", &good.replacen("amqp:", "amqps:", 1))],
-            "SecretInvalid",
-            "TLS is not supported yet: use an amqp:// address",
+            "CertificateRefused",
+            "that the port speaks TLS",
         ),
         mistake(
             "bad-port",

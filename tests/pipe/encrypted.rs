@@ -2,7 +2,8 @@
 //! with the machine's own authorities, and where neither trusts the server.
 
 use crate::Command;
-use crate::redis_tls::{Authority, TlsServer};
+use crate::authority::Authority;
+use crate::redis_tls::TlsServer;
 
 fn queue(server: &TlsServer, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));

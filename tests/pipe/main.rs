@@ -5,6 +5,8 @@
 // clippy.toml's exception is for functions marked as tests, not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../support/authority.rs"]
+mod authority;
 #[path = "../support/environment.rs"]
 mod environment;
 #[path = "../support/redis.rs"]

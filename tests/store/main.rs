@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../support/authority.rs"]
+mod authority;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
 #[path = "../support/redis.rs"]

@@ -8,7 +8,8 @@ use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
-use crate::redis_tls::{Authority, TlsServer};
+use crate::authority::Authority;
+use crate::redis_tls::TlsServer;
 
 /// Settings as a Secret with these further keys gives them.
 fn settings(server: &TlsServer, host: &str, more: &[(&str, &str)]) -> RedisSettings {

@@ -7,6 +7,8 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod amqp_locks_python;
+#[path = "authority.rs"]
+pub mod authority;
 pub mod blog;
 #[path = "environment.rs"]
 pub mod environment;

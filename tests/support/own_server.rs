@@ -36,13 +36,31 @@ impl OwnServer {
         &self.directory
     }
 
+    /// A RabbitMQ that is also reached over TLS, running. It serves with the
+    /// certificate `server` of this authority, and refuses a client without one of
+    /// the same authority.
+    pub async fn rabbitmq_over_tls(authority: &super::authority::Authority) -> Self {
+        let server = Self::unstarted("rabbitmq");
+        let tls = server.directory.join("rabbitmq/tls");
+        std::fs::create_dir_all(&tls).unwrap();
+        for name in ["ca.crt", "server.crt", "server.key"] {
+            std::fs::copy(authority.file(name), tls.join(name)).unwrap();
+        }
+        server.start().await;
+        server
+    }
+
     async fn new(program: &'static str) -> Self {
+        let server = Self::unstarted(program);
+        server.start().await;
+        server
+    }
+
+    fn unstarted(program: &'static str) -> Self {
         let directory =
             Path::new(&variable("LOCKKEEPER_DEV_DIR")).join(format!("own-{program}-{}", random()));
         std::fs::create_dir(&directory).unwrap();
-        let server = Self { program, directory };
-        server.start().await;
-        server
+        Self { program, directory }
     }
 
     /// Starts it, where it answered before; returns when it answers.
@@ -87,7 +105,8 @@ impl OwnServer {
     }
 
     /// A variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
-    /// `REDIS_URL` or `KUBECONFIG`.
+    /// `REDIS_URL` or `KUBECONFIG`; over TLS `AMQPS_URL` and
+    /// `RABBITMQ_MANAGEMENT_TLS_URL`.
     pub fn variable(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.directory.join("env")).unwrap();
         let start = format!("export {name}='");

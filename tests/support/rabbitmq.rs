@@ -55,6 +55,8 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 impl Management {
     fn new(settings: &RabbitmqSettings) -> Self {
         let management = settings.management.clone().unwrap();
+        // Without one, the first client panics.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             client: reqwest::Client::new(),
             url: management.url,

@@ -78,12 +78,14 @@ matchResources:
 {{- end }}
 {{- end -}}
 
-{{/* User and group of the pod, unless the cluster chooses them. */}}
+{{/* User and groups of the pod, unless the cluster chooses them. */}}
 {{- define "lockkeeper.user" -}}
 {{- $adapt := .Values.global.compatibility.openshift.adaptSecurityContext -}}
 {{- $openshift := .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
 {{- if not (or (eq $adapt "force") (and (eq $adapt "auto") $openshift)) -}}
 runAsUser: 65532
 runAsGroup: 65532
+# Mounted certificates are readable by this group.
+fsGroup: 65532
 {{- end -}}
 {{- end -}}

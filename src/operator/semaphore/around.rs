@@ -27,6 +27,13 @@ impl Step<'_> {
     pub(super) async fn tell_waiters(&self, found: &mut Findings) {
         let lock = &self.valid.lock;
         let Some(seen) = &found.seen else { return };
+        // Where nobody holds anything, hardly anybody waits: asking at every look would
+        // double what thousands of locks at rest cost the broker.
+        let was = self.old.waiting.and_then(|waiting| u32::try_from(waiting).ok());
+        if found.waiting.is_none() && !self.sweep_due && seen.held.is_empty() && was == Some(0) {
+            found.waiting = was;
+            return;
+        }
         let told = async {
             if found.waiting.is_none() {
                 found.waiting = self.broker.waiting(lock).await?;

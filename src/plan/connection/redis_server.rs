@@ -102,9 +102,8 @@ impl RedisSettings {
             Some("false") => return Err(bad_tls("it says false, and the uri rediss://")),
             Some(_) => return Err(bad_tls("expected true or false")),
         }
-        let names = Names { authorities: "ca.crt", chain: "tls.crt", key: "tls.key" };
         settings.add_tls(
-            &names,
+            &Names::OF_A_SECRET,
             "or uri: rediss://…: there are certificates, and the connection is not encrypted",
             [get("ca.crt"), get("tls.crt"), get("tls.key")],
         )?;
@@ -168,16 +167,7 @@ impl RedisSettings {
             chain: "REDIS_TLS_CERT_FILE",
             key: "REDIS_TLS_KEY_FILE",
         };
-        let [authorities, chain, key] = files;
-        let text = |key, file: Option<String>| {
-            let why = "the file can't be read";
-            file.map(|file| read(&file).ok_or(SettingsError::BadValue { key, why })).transpose()
-        };
-        let texts = [
-            text(names.authorities, authorities)?,
-            text(names.chain, chain)?,
-            text(names.key, key)?,
-        ];
+        let texts = names.read(files, read)?;
         let instead = "rediss://…: there are certificates, and the connection is not encrypted";
         self.add_tls(&names, instead, texts)?;
         Ok(self)
@@ -217,12 +207,12 @@ impl RedisSettings {
         &mut self,
         names: &Names,
         instead: &'static str,
-        [authorities, chain, key]: [Option<String>; 3],
+        texts: [Option<String>; 3],
     ) -> Result<(), SettingsError> {
-        let has_any = authorities.is_some() || chain.is_some() || key.is_some();
+        let has_any = texts.iter().any(Option::is_some);
         match &mut self.tls {
             Some(tls) => {
-                *tls = TlsSettings::from_pem(names, authorities, chain, key.map(Into::into))?;
+                *tls = TlsSettings::from_pem(names, texts)?;
                 Ok(())
             }
             // Whoever gave certificates believes the connection to be encrypted.

@@ -52,15 +52,35 @@ pub(super) struct Names {
     pub(super) key: &'static str,
 }
 
+impl Names {
+    /// The keys of a Secret, as Kubernetes has them for TLS.
+    pub(super) const OF_A_SECRET: Self =
+        Self { authorities: "ca.crt", chain: "tls.crt", key: "tls.key" };
+
+    /// The texts of these files, each of which may be absent. `read` reads a
+    /// file's text or gives up.
+    pub(super) fn read(
+        &self,
+        files: [Option<String>; 3],
+        read: impl Fn(&str) -> Option<String>,
+    ) -> Result<[Option<String>; 3], SettingsError> {
+        let text = |key, file: Option<String>| {
+            let why = "the file can't be read";
+            file.map(|file| read(&file).ok_or(SettingsError::BadValue { key, why })).transpose()
+        };
+        let [authorities, chain, key] = files;
+        Ok([text(self.authorities, authorities)?, text(self.chain, chain)?, text(self.key, key)?])
+    }
+}
+
 impl TlsSettings {
     /// From PEM texts, each of which may be absent; a certificate and its key
     /// come together.
     pub(super) fn from_pem(
         names: &Names,
-        authorities: Option<String>,
-        chain: Option<String>,
-        key: Option<SecretString>,
+        [authorities, chain, key]: [Option<String>; 3],
     ) -> Result<Self, SettingsError> {
+        let key = key.map(SecretString::from);
         let is_certificate = |text: &str| text.contains("-----BEGIN CERTIFICATE-----");
         for (name, text) in [(names.authorities, &authorities), (names.chain, &chain)] {
             if text.as_deref().is_some_and(|text| !is_certificate(text)) {

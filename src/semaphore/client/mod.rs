@@ -30,7 +30,7 @@ use self::attempt::Memory;
 use self::lock::Kind;
 use self::pool::Pool;
 use self::records::Publisher;
-use super::connect::Endpoint;
+use super::connect::{Connector, Endpoint};
 use super::error::BrokerError;
 use super::link::Link;
 use super::probe::Prober;
@@ -269,6 +269,7 @@ impl Client {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: Some(heartbeat),
+            connector: Connector::default(),
         });
         let side = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self(Arc::new(Shared {

@@ -179,8 +179,15 @@ pub(super) async fn make(change: &Change, lane: &mut Lane) -> Result<Converged, 
     change.go_on(lane)?;
     // It has another wish in mind; and what it has taken is to be free again.
     broker.tokens.drains.stop(lock).await;
-    let mut done =
-        Converged { seen: nothing(), declared: 0, deleted: 0, seeded: 0, waiting: None, left: 0 };
+    let mut done = Converged {
+        seen: nothing(),
+        declared: 0,
+        deleted: 0,
+        seeded: 0,
+        waiting: None,
+        left: 0,
+        mutex_wait: change.mutex_wait,
+    };
     if lane.ready(&queue).await?.is_none() {
         broker.tokens.forget(lock);
         if change.is_destruction() {

@@ -1,0 +1,228 @@
+//! What is counted of reconciles, by the names and labels of controller-runtime, so
+//! that dashboards made for its operators serve. What a queue of work would tell
+//! (its depth, adds, how long things were in it) is not here: the runtime's schedule
+//! can't be looked into, and a guess would be taken for the truth.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fmt::Error;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use kube::Resource;
+use kube::runtime::controller::Action;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::operator::error::ReconcileError;
+use crate::plan::ErrorClass;
+
+type OfController = [(&'static str, String); 1];
+type OfResult = [(&'static str, String); 2];
+
+/// The buckets of controller-runtime's reconcile times, in seconds.
+const RECONCILE_BUCKETS: [f64; 36] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9,
+    1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 30.0,
+    60.0,
+];
+
+/// The buckets of controller-runtime's work durations, in seconds.
+const WORK_BUCKETS: [f64; 12] =
+    [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0];
+
+tokio::task_local! {
+    /// The failure that the running reconcile has put into a condition.
+    static FAILED: Cell<Option<ErrorClass>>;
+}
+
+/// The running reconcile failed, and its object's status says so.
+pub fn failed(class: ErrorClass) {
+    // Outside of a reconcile there is nobody to count it.
+    let _ = FAILED.try_with(|failed| failed.set(Some(class)));
+}
+
+/// Counts reconciles.
+#[derive(Clone)]
+pub struct Controllers {
+    total: Family<OfResult, Counter>,
+    errors: Family<OfController, Counter>,
+    terminal: Family<OfController, Counter>,
+    retries: Family<OfController, Counter>,
+    active: Family<OfController, Gauge>,
+    time: Family<OfController, Histogram>,
+    work: Family<OfController, Histogram>,
+    running: Running,
+}
+
+impl Controllers {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let it = Self {
+            total: Family::default(),
+            errors: Family::default(),
+            terminal: Family::default(),
+            retries: Family::default(),
+            active: Family::default(),
+            time: Family::new_with_constructor(|| Histogram::new(RECONCILE_BUCKETS)),
+            work: Family::new_with_constructor(|| Histogram::new(WORK_BUCKETS)),
+            running: Running::default(),
+        };
+        let runtime = registry.sub_registry_with_prefix("controller_runtime");
+        runtime.register("reconcile", "Reconciles by how they ended", it.total.clone());
+        runtime.register("reconcile_errors", "Reconciles that failed", it.errors.clone());
+        runtime.register(
+            "terminal_reconcile_errors",
+            "Reconciles that failed because of what only a change of the object can mend",
+            it.terminal.clone(),
+        );
+        runtime.register("active_workers", "Reconciles that run now", it.active.clone());
+        runtime.register(
+            "reconcile_time_seconds",
+            "How long a reconcile took, in seconds",
+            it.time.clone(),
+        );
+        let queue = registry.sub_registry_with_prefix("workqueue");
+        queue.register("retries", "Objects to look at again after a failure", it.retries.clone());
+        queue.register(
+            "work_duration_seconds",
+            "How long a reconcile took, in seconds",
+            it.work.clone(),
+        );
+        queue.register_collector(Box::new(it.running.clone()));
+        it
+    }
+
+    /// Runs one reconcile of a `K`, and counts it.
+    pub async fn counted<K: Resource<DynamicType = ()>>(
+        &self,
+        reconcile: impl Future<Output = Result<Action, ReconcileError>>,
+    ) -> Result<Action, ReconcileError> {
+        let name = K::kind(&()).to_lowercase();
+        let controller: OfController = [("controller", name.clone())];
+        // workqueue_* have the controller's name as a queue's.
+        let queue: OfController = [("name", name.clone())];
+        let at_work = AtWork::begin(self, name, controller.clone());
+        let (result, failed) = FAILED
+            .scope(Cell::new(None), async {
+                let result = reconcile.await;
+                (result, FAILED.with(Cell::get))
+            })
+            .await;
+        let took = at_work.since.elapsed().as_secs_f64();
+        let class = match &result {
+            // Somebody else was faster: no failure, and looked at again at once.
+            Err(ReconcileError::Outdated) => None,
+            Err(_) => Some(ErrorClass::Transient),
+            Ok(_) => failed,
+        };
+        let ended = match (&result, class) {
+            (_, Some(_)) => "error",
+            (Err(_), None) => "requeue",
+            (Ok(action), None) if *action == Action::await_change() => "success",
+            (Ok(_), None) => "requeue_after",
+        };
+        if let Some(class) = class {
+            self.errors.get_or_create(&controller).inc();
+            if class == ErrorClass::Invalid {
+                self.terminal.get_or_create(&controller).inc();
+            } else {
+                self.retries.get_or_create(&queue).inc();
+            }
+        }
+        self.time.get_or_create(&controller).observe(took);
+        self.work.get_or_create(&queue).observe(took);
+        let [controller] = controller;
+        self.total.get_or_create(&[controller, ("result", ended.to_owned())]).inc();
+        result
+    }
+}
+
+/// One reconcile that runs; also one that is dropped ends.
+struct AtWork<'a> {
+    controllers: &'a Controllers,
+    name: String,
+    controller: OfController,
+    number: u64,
+    since: Instant,
+}
+
+impl<'a> AtWork<'a> {
+    fn begin(controllers: &'a Controllers, name: String, controller: OfController) -> Self {
+        let since = Instant::now();
+        let number = controllers.running.begin(&name, since);
+        controllers.active.get_or_create(&controller).inc();
+        Self { controllers, name, controller, number, since }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.controllers.active.get_or_create(&self.controller).dec();
+        self.controllers.running.end(&self.name, self.number);
+    }
+}
+
+/// When the reconciles that run began, by controller.
+#[derive(Clone, Debug, Default)]
+struct Running(Arc<Mutex<HashMap<String, Begun>>>);
+
+#[derive(Debug, Default)]
+struct Begun {
+    next: u64,
+    at: HashMap<u64, Instant>,
+}
+
+impl Running {
+    fn begin(&self, name: &str, since: Instant) -> u64 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = all.entry(name.to_owned()).or_default();
+        begun.next += 1;
+        begun.at.insert(begun.next, since);
+        begun.next
+    }
+
+    fn end(&self, name: &str, number: u64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(begun) = all.get_mut(name) {
+            begun.at.remove(&number);
+        }
+    }
+}
+
+impl Collector for Running {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), Error> {
+        let all: Vec<(String, f64, f64)> = {
+            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let of = |(name, begun): (&String, &Begun)| {
+                let ages = || begun.at.values().map(|at| at.elapsed().as_secs_f64());
+                (name.clone(), ages().sum(), ages().fold(0.0, f64::max))
+            };
+            all.iter().map(of).collect()
+        };
+        let mut tell = |metric: &str, help: &str, value: fn(&(String, f64, f64)) -> f64| {
+            let mut metric = encoder.encode_descriptor(metric, help, None, MetricType::Gauge)?;
+            for one in &all {
+                let labels = [("name", one.0.as_str())];
+                ConstGauge::new(value(one)).encode(metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        };
+        tell(
+            "unfinished_work_seconds",
+            "How long the reconciles that run have run, all together, in seconds",
+            |one| one.1,
+        )?;
+        tell(
+            "longest_running_processor_seconds",
+            "How long the longest of the reconciles that run has run, in seconds",
+            |one| one.2,
+        )
+    }
+}

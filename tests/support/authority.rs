@@ -1,0 +1,61 @@
+//! Certificates made for a test by openssl: an authority, and what it signs.
+
+#![allow(dead_code)] // each test binary uses its own part
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn random() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// An authority of the test's own, in a directory of its own.
+pub struct Authority(PathBuf);
+
+impl Authority {
+    pub fn new() -> Self {
+        let directory = std::env::temp_dir().join(format!("lockkeeper-ca-{}", random()));
+        std::fs::create_dir(&directory).unwrap();
+        let authority = Self(directory);
+        // Two of the same name would be told apart by their signatures only.
+        authority.openssl(&format!(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+             -subj /CN=authority-{} -keyout ca.key -out ca.crt",
+            random()
+        ));
+        authority
+    }
+
+    /// Makes `NAME.crt` and `NAME.key`, for these subject alternative names.
+    pub fn sign(&self, name: &str, names: &str) {
+        self.openssl(&format!(
+            "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} \
+             -addext subjectAltName={names} -keyout {name}.key -out {name}.csr",
+        ));
+        self.openssl(&format!(
+            "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
+             -copy_extensions copy -out {name}.crt",
+        ));
+    }
+
+    fn openssl(&self, arguments: &str) {
+        let mut command = Command::new("openssl");
+        command.args(arguments.split_whitespace()).current_dir(&self.0);
+        let output = command.output().expect("openssl is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(Path::new(&self.file(name))).unwrap()
+    }
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
