@@ -142,6 +142,39 @@ fn what_prometheus_reads_is_left_out_where_the_cluster_does_not_know_it() {
 }
 
 #[test]
+fn the_alerts_and_the_dashboard_are_those_of_the_charts_files() {
+    let file = |name: &str| {
+        let file = format!("{}/charts/lockkeeper/files/{name}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(file).unwrap()
+    };
+    let objects = rendered("lockkeeper-system", FULL);
+    let rules: Value = serde_yaml::from_str(&file("rules.yaml")).unwrap();
+    assert!(rules["groups"][0]["rules"][0]["expr"].is_string(), "{rules}");
+    assert_eq!(of_kind(&objects, "PrometheusRule")["spec"], rules);
+    let maps = objects.iter().filter(|object| object["kind"] == "ConfigMap");
+    let dashboards: Vec<&Value> =
+        maps.filter(|map| map["metadata"]["labels"]["grafana_dashboard"] == "1").collect();
+    let text = dashboards[0]["data"]["lockkeeper.json"].as_str().unwrap();
+    let of = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    assert_eq!(of(text), of(&file("dashboard.json")));
+}
+
+#[test]
+fn policies_are_about_the_watched_namespaces_only() {
+    let bindings = |values: &str| -> Vec<Value> {
+        let objects = rendered("lockkeeper-system", values).into_iter();
+        objects.filter(|o| o["kind"] == "ValidatingAdmissionPolicyBinding").collect()
+    };
+    let everywhere = bindings("");
+    assert!(everywhere.len() >= 6, "{}", everywhere.len());
+    assert!(everywhere.iter().all(|binding| binding["spec"]["matchResources"].is_null()));
+    for binding in bindings("watchNamespaces: [team-a]") {
+        let only = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"];
+        assert_eq!(only[0]["values"], json!(["team-a"]), "{binding}");
+    }
+}
+
+#[test]
 fn the_network_policy_lets_the_operator_reach_what_it_needs() {
     let objects = rendered("lockkeeper-system", FULL);
     let policy = &of_kind(&objects, "NetworkPolicy")["spec"];
