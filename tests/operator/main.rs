@@ -34,6 +34,7 @@ mod kinds;
 mod leader;
 mod lifecycle;
 mod metrics;
+mod namespaces;
 mod outages;
 mod owners;
 mod pipe;
