@@ -283,6 +283,7 @@ async fn control<K, R, C>(
         Some(namespace) => Api::namespaced(ctx.client.clone(), namespace),
         None => Api::all(ctx.client.clone()),
     };
+    ctx.metrics.controllers.begin::<K>();
     let stop = ctx.stop.clone();
     tokio::select! {
         () = stop.cancelled() => return,
