@@ -25,6 +25,7 @@ mod revoke;
 mod slots;
 mod tls;
 mod token;
+mod waiters;
 
 pub use broker::{Broker, BrokerOptions};
 pub use check::Fault;
@@ -38,3 +39,4 @@ pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};
 pub use revoke::{Revocation, RevokeError};
+pub use waiters::Waiter;

@@ -40,6 +40,7 @@ mod pipe;
 mod protocols;
 mod queues;
 mod restarts;
+mod revoking;
 mod settings;
 mod slots;
 mod traces;
