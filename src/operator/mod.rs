@@ -295,6 +295,7 @@ async fn control<K, R, C>(
     }
     let mut config = watcher::Config::default().page_size(PAGE);
     config.label_selector.clone_from(&options.watch_labels);
+    ctx.metrics.controllers.begin::<K>();
     let stop = ctx.stop.clone();
     tokio::select! {
         () = stop.cancelled() => return,

@@ -126,9 +126,11 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
         assert_eq!(text(&reconcile, "controller").as_deref(), Some("semaphore"));
         assert_eq!(text(&reconcile, "namespace").as_ref(), Some(&world.namespace));
         assert!(text(&reconcile, "reconcileID").is_some_and(|id| id.len() == 16));
-        let queue = collector.span("reconcile", of("frames")).await;
-        let of_queue = |span: &Span| span.parent_span_id == queue.span_id;
-        collector.span("observe", of_queue).await;
+        let of_redis = |span: &Span| text(span, "backend.type").as_deref() == Some("redis");
+        let look = collector.span("observe", of_redis).await;
+        let of_look = |span: &Span| span.span_id == look.parent_span_id;
+        let queue = collector.span("reconcile", of_look).await;
+        assert_eq!(text(&queue, "name").as_deref(), Some("frames"));
         let requests = collector.requests();
         let resource = requests[0].resource_spans[0].resource.as_ref().unwrap();
         let resource = format!("{resource:?}");

@@ -102,6 +102,21 @@ impl Controllers {
         it
     }
 
+    /// Of a `K` nothing has happened yet: what did not happen once is 0, so that its
+    /// first time is seen to be one more.
+    pub fn begin<K: Resource<DynamicType = ()>>(&self) {
+        let name = K::kind(&()).to_lowercase();
+        let controller: OfController = [("controller", name.clone())];
+        drop(self.errors.get_or_create(&controller));
+        drop(self.terminal.get_or_create(&controller));
+        drop(self.active.get_or_create(&controller));
+        drop(self.retries.get_or_create(&[("controller", name.clone()), ("name", name.clone())]));
+        for result in ["success", "error", "requeue", "requeue_after"] {
+            let labels = [("controller", name.clone()), ("result", result.to_owned())];
+            drop(self.total.get_or_create(&labels));
+        }
+    }
+
     /// Runs one reconcile of a `K`, and counts it.
     pub async fn counted<K: Resource<DynamicType = ()>>(
         &self,

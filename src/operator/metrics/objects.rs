@@ -210,3 +210,54 @@ fn place<K: Managed>(object: &K) -> (&str, &str) {
     let meta = object.meta();
     (meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::operator::metrics::Metrics;
+
+    fn semaphore(name: &str) -> Semaphore {
+        let condition = |type_: &str, status: &str| {
+            json!({
+                "type": type_, "status": status, "reason": "InSync", "message": "",
+                "lastTransitionTime": "2026-01-02T03:04:05Z",
+            })
+        };
+        serde_json::from_value(json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": name, "namespace": "team-a"}, "spec": {"slots": 5},
+            "status": {
+                "backend": "rabbit:5672/prod", "slots": 5, "held": 1, "free": 4, "draining": 0,
+                "waiting": 0, "holders": [{"id": "x", "since": "2026-01-02T03:04:05Z"}],
+                "conditions": [
+                    condition("Ready", "True"), condition("BackendReachable", "True"),
+                    condition("Drained", "True"), condition("Saturated", "False"),
+                ],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn five_thousand_semaphores_are_eleven_series_each_and_six_megabytes_of_text() {
+        const MANY: usize = 5000;
+        let metrics = Metrics::new(true);
+        let few = metrics.text().unwrap().lines().count();
+        let (store, mut writer) = reflector::store();
+        metrics.read_semaphores(store);
+        for number in 0..MANY {
+            writer.apply_watcher_event(&Event::Apply(semaphore(&format!("deploy-{number}"))));
+        }
+        let text = metrics.text().unwrap();
+        // One more tells of the server.
+        assert_eq!(text.lines().count() - few, 11 * MANY + 1);
+        assert!(text.len() < 6_000_000, "{} bytes", text.len());
+        assert!(text.contains(r#"backend_up{backend="rabbit:5672/prod"} 1"#));
+        let since = r#"oldest_hold_since_seconds{namespace="team-a",name="deploy-7"} 1767323045"#;
+        assert!(text.contains(since), "a time in seconds since 1970");
+    }
+}
