@@ -311,6 +311,11 @@ impl World {
 
     /// Starts an operator and doesn't wait.
     pub async fn operator_unready(&self, arguments: &[&str]) -> Operator {
+        self.operator_by(&variable("LOCKKEEPER_OPERATOR_KUBECONFIG"), arguments).await
+    }
+
+    /// The same, by another way to the API server.
+    pub async fn operator_by(&self, kubeconfig: &str, arguments: &[&str]) -> Operator {
         let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
         std::fs::create_dir_all(&logs).unwrap();
         let log = format!("{logs}/{}-{}.log", self.namespace, random());
@@ -318,7 +323,7 @@ impl World {
             .args(["operator", "--http-address", "127.0.0.1:0"])
             .args(["--watch-namespace", &self.namespace])
             .args(arguments)
-            .env("KUBECONFIG", variable("LOCKKEEPER_OPERATOR_KUBECONFIG"))
+            .env("KUBECONFIG", kubeconfig)
             .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
             // The default connections are the test's to choose.
             .env_remove("AMQP_URL")
