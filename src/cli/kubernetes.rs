@@ -91,6 +91,24 @@ impl Kubernetes {
     }
 }
 
+impl<K> FoundObject<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    /// The API that it was read from.
+    pub fn api(&self) -> Api<K> {
+        self.beside()
+    }
+
+    /// The API for another kind in its namespace.
+    pub fn beside<O>(&self) -> Api<O>
+    where
+        O: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
 impl Cluster {
     /// A kind in all namespaces, or in the one that is meant.
     pub fn api<K>(&self, all_namespaces: bool) -> Api<K>

@@ -20,6 +20,7 @@ mod output;
 mod plan;
 mod question;
 mod queue;
+mod revoke;
 mod semaphore;
 mod signals;
 mod suspend;
@@ -77,6 +78,8 @@ enum Verb {
     Plan(plan::Arguments),
     /// Make brokers and Redis servers as manifests say, without Kubernetes
     Apply(apply::Arguments),
+    /// Tell the operator to take a slot from its holder
+    Revoke(revoke::Arguments),
     /// Print what a shell needs to complete these arguments
     Completion(completion::Arguments),
     /// Print the manual page, or write one for each verb
@@ -175,6 +178,7 @@ pub fn main() -> ExitCode {
         Verb::Validate(arguments) => validate::run(&arguments),
         Verb::Plan(arguments) => in_runtime(plan::run(arguments)),
         Verb::Apply(arguments) => in_runtime(apply::run(arguments)),
+        Verb::Revoke(arguments) => in_runtime(revoke::run(arguments)),
         Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),
@@ -205,7 +209,7 @@ fn command() -> clap::Command {
 
 /// Runs what asks servers, with logs for people.
 fn in_runtime(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    telemetry::start(telemetry::LogFormat::Text);
+    let _telemetry = telemetry::start(telemetry::LogFormat::Text);
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     let result = runtime.block_on(verb);

@@ -109,7 +109,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(arguments.log_format);
+    let _telemetry = telemetry::start(arguments.log_format);
     let options = options(arguments)?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;

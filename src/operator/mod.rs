@@ -31,7 +31,7 @@ use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, error, info, info_span, warn};
+use tracing::{Instrument, debug, error, field, info, info_span, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
@@ -144,10 +144,12 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
 
-    if let Some(candidate) = &mut candidate {
+    if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
+        metrics.leader(&election.name, false);
         if !candidate.wins(&stop, || readiness.done(LEASE)).await {
             return Ok(());
         }
+        metrics.leader(&election.name, true);
         readiness.wait_for(kinds);
     }
 
@@ -353,6 +355,7 @@ where
         namespace = object.namespace(),
         name = object.name_any(),
         reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
+        otel.status_code = field::Empty,
     );
     let controllers = ctx.metrics.controllers.clone();
     let work = async move {

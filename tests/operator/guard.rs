@@ -11,6 +11,8 @@ use crate::pressure_text::TextClient;
 use crate::queues::{keys, text};
 use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
 
+/// The policy refuses to delete what the status says to be used; the operator sleeps
+/// meanwhile, as if its last look were of before.
 async fn delete<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
 }
@@ -45,13 +47,14 @@ async fn until_in_use(world: &World, name: &str, says: &str) -> Semaphore {
 #[tokio::test]
 async fn a_guarded_semaphore_stays_untouched_until_the_last_holder_released() {
     in_a_world("guarded", async |world| {
-        let _operator = world.operator().await;
+        let operator = world.operator().await;
         world.semaphore("deploy", "slots: 3, deletionGuard: Unused").await;
         world.semaphore("kept", "slots: 1, deletionGuard: Unused, deletionPolicy: Retain").await;
         world.semaphore("idle", "slots: 1, deletionGuard: Unused").await;
         for name in ["deploy", "kept", "idle"] {
             world.semaphore_ready(name).await;
         }
+        operator.signal("STOP");
         let client = Client::connect(&world).await;
         let held = [(1, "deploy"), (3, "deploy"), (1, "kept")];
         for (slot, name) in held {
@@ -60,11 +63,10 @@ async fn a_guarded_semaphore_stays_untouched_until_the_last_holder_released() {
         }
         // One within the count, one above it.
         world.semaphore("deploy", "slots: 2, deletionGuard: Unused").await;
-        let draining = |s: &Semaphore| s.status.as_ref().is_some_and(|s| s.draining == Some(1));
-        world.until("deploy", "draining", PATIENCE, draining).await;
         for name in ["deploy", "kept", "idle"] {
             delete::<Semaphore>(&world, name).await;
         }
+        operator.signal("CONT");
         until_gone::<Semaphore>(&world, "idle").await;
         let stays = until_in_use(&world, "deploy", "2 slots are held").await;
         let status = stays.status.unwrap();
@@ -89,15 +91,17 @@ async fn a_guarded_semaphore_stays_untouched_until_the_last_holder_released() {
 #[tokio::test]
 async fn a_guard_can_be_taken_away_or_forced_while_it_waits() {
     in_a_world("unguarded", async |world| {
-        let _operator = world.operator().await;
+        let operator = world.operator().await;
         for name in ["forced", "mended"] {
             world.semaphore(name, "slots: 1, deletionGuard: Unused").await;
         }
         let client = Client::connect(&world).await;
         for name in ["forced", "mended"] {
             world.semaphore_ready(name).await;
+            operator.signal("STOP");
             client.take(&holder(&world, name, 1), &[]).await.unwrap();
             delete::<Semaphore>(&world, name).await;
+            operator.signal("CONT");
             until_in_use(&world, name, FORCE_FINALIZE).await;
         }
         let force = serde_json::json!({"metadata": {"annotations": {FORCE_FINALIZE: "true"}}});
@@ -120,7 +124,7 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
     use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
 
     in_a_world("guarded-kinds", async |world| {
-        let _operator = world.operator().await;
+        let operator = world.operator().await;
         let management = crate::environment::variable("RABBITMQ_MANAGEMENT_URL");
         let settings = RabbitmqSettings::from_urls(&world.amqp_url(), Some(&management)).unwrap();
         let client = Client::new(settings, ClientOptions::default());
@@ -134,8 +138,10 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
             world.semaphore_ready(name).await;
             let lock = LockName::new(format!("{}.{name}", world.namespace)).unwrap();
             let lock = client.semaphore(lock.with_protocol(how));
+            operator.signal("STOP");
             let permit = lock.try_acquire(&AcquireOptions::default()).await.unwrap();
             delete::<Semaphore>(&world, name).await;
+            operator.signal("CONT");
             until_in_use(&world, name, says).await;
             // Untouched: somebody else may still acquire.
             let other = lock.try_acquire(&AcquireOptions::default()).await.unwrap();
@@ -150,14 +156,16 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
 #[tokio::test]
 async fn a_guarded_queue_stays_until_it_is_empty() {
     in_a_world("guarded-queue", async |world| {
-        let _operator = world.operator().await;
+        let operator = world.operator().await;
         world.queue("goes", "bound: 3, deletionPolicy: Delete, deletionGuard: Empty").await;
         world.queue("stays", "bound: 3, deletionGuard: Empty").await;
         for name in ["goes", "stays"] {
             world.queue_ready(name).await;
             let mut client = TextClient::connect(&text(&world, name), "camera").await.unwrap();
+            operator.signal("STOP");
             client.put("frame").await.unwrap();
             delete::<PressureQueue>(&world, name).await;
+            operator.signal("CONT");
             world
                 .until(name, "not empty", PATIENCE, |q: &PressureQueue| {
                     has_reason(q, "Ready", "NotEmpty")

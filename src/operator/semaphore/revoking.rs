@@ -98,7 +98,7 @@ impl Step<'_> {
             return Ok(None);
         };
         let since = match &holding.request {
-            Some((known, _)) if known == text && holding.handled => return Ok(None),
+            Some((known, _)) if known == text && holding.handled => return Ok(Some(UNSURE)),
             Some((known, since)) if known == text => *since,
             _ => Instant::now(),
         };
@@ -200,19 +200,19 @@ pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut Sem
     if holding.request.as_ref().is_none_or(|(handled, _)| handled != text) {
         return;
     }
-    let path = format!("/metadata/annotations/{}", REVOKE.replace('/', "~1"));
-    let only = serde_json::json!([
-        {"op": "test", "path": "/metadata/uid", "value": semaphore.uid()},
-        {"op": "test", "path": path, "value": text},
-        {"op": "remove", "path": path},
-    ]);
-    let taken_off = serde_json::from_value(only).map(Patch::Json::<()>);
-    let Ok(patch) = taken_off else { return };
+    // Only over the object as it is known: whoever asks for something else meanwhile is
+    // not to be overlooked. (A JSON patch can't test the text: the API server compares
+    // it escaped, and connections' names have a `>`.)
+    let patch = Patch::Merge(serde_json::json!({"metadata": {
+        "uid": semaphore.uid(),
+        "resourceVersion": memory.newest_version(semaphore),
+        "annotations": {REVOKE: null},
+    }}));
     let api = ctx.api_of(semaphore);
     match api.patch(&semaphore.name_any(), &PatchParams::default(), &patch).await {
         Ok(_) => {}
-        // Changed or gone meanwhile.
-        Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 422) => {}
+        // Changed or gone meanwhile: looked at again soon.
+        Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => {}
         Err(error) => tracing::warn!(%error, "the request {REVOKE} could not be taken off"),
     }
 }

@@ -1,6 +1,7 @@
 //! What the management API is asked and told as an administrator: whose a holding
 //! is, what else its connection has, and to close that. Whether to is `revoke`'s.
 
+use futures::stream::{self, StreamExt, TryStreamExt};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde::Deserialize;
@@ -32,11 +33,25 @@ impl OwnedQueue {
 }
 
 #[derive(Deserialize)]
-struct OwnedQueues {
+struct ExclusiveQueues {
     #[serde(default)]
     page_count: usize,
-    items: Vec<OwnedQueue>,
+    items: Vec<ExclusiveQueue>,
 }
+
+#[derive(Deserialize)]
+struct ExclusiveQueue {
+    name: String,
+    // Where it is not told, it may be.
+    exclusive: Option<bool>,
+}
+
+/// Most exclusive queues of a virtual host that are asked whose they are: lists don't
+/// tell.
+const MAX_ASKED: usize = 5000;
+
+/// So many at the same time.
+const ASKED_AT_ONCE: usize = 16;
 
 #[derive(Deserialize)]
 struct OwnChannel {
@@ -68,8 +83,8 @@ impl Management {
         Ok(Some(Some(Owned { connection, facts })))
     }
 
-    /// What a connection has beside the queue `holding` (which it owns, or has a
-    /// message or a consumer of), in words. Up to 5 s old.
+    /// What a connection has beside the queues `holding` and so many unacknowledged
+    /// messages, in words. Up to 5 s old.
     pub async fn belongings(
         &self,
         connection: &str,
@@ -77,17 +92,19 @@ impl Management {
         unacknowledged: u32,
     ) -> Result<Vec<String>, String> {
         let mut found = Vec::new();
-        for page in 1..=MAX_PAGES {
-            let columns = "name,owner_pid_details";
-            let path =
-                format!("queues/{}?page={page}&page_size={PAGE}&columns={columns}", self.vhost);
-            let Some(listed) = self.get::<OwnedQueues>(&path).await? else { break };
-            let its = listed.items.iter().filter(|queue| queue.owner() == Some(connection));
-            let others = its.filter(|queue| !holding.contains(&queue.queue.name.as_str()));
-            found.extend(others.map(|queue| format!("the exclusive queue {}", queue.queue.name)));
-            if page >= listed.page_count {
-                break;
-            }
+        let queues = self.exclusive_queues(holding).await?;
+        if queues.len() > MAX_ASKED {
+            found.push(format!("perhaps some of {} exclusive queues", queues.len()));
+        } else {
+            let asked = stream::iter(queues).map(async |name| {
+                let queue = utf8_percent_encode(&name, NON_ALPHANUMERIC);
+                let path = format!("queues/{}/{queue}?columns=name,owner_pid_details", self.vhost);
+                let queue = self.get::<OwnedQueue>(&path).await?;
+                let is_its = queue.is_some_and(|queue| queue.owner() == Some(connection));
+                Ok::<_, String>(is_its.then(|| format!("the exclusive queue {name}")))
+            });
+            let asked: Vec<_> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
+            found.extend(asked.into_iter().flatten());
         }
         for consumer in self.consumers().await? {
             let queue = &consumer.queue.name;
@@ -105,6 +122,24 @@ impl Management {
             found.push(format!("{} more unacknowledged messages", has - unacknowledged));
         }
         Ok(found)
+    }
+
+    /// The virtual host's exclusive queues but for these.
+    async fn exclusive_queues(&self, but: &[&str]) -> Result<Vec<String>, String> {
+        let mut names = Vec::new();
+        for page in 1..=MAX_PAGES {
+            let path = format!(
+                "queues/{}?page={page}&page_size={PAGE}&columns=name,exclusive&disable_stats=true&enable_queue_totals=true",
+                self.vhost
+            );
+            let Some(listed) = self.get::<ExclusiveQueues>(&path).await? else { break };
+            let others = listed.items.into_iter().filter(|queue| queue.exclusive != Some(false));
+            names.extend(others.map(|queue| queue.name).filter(|name| !but.contains(&&**name)));
+            if page >= listed.page_count {
+                break;
+            }
+        }
+        Ok(names)
     }
 
     /// Closes a connection; its client is told the reason.
