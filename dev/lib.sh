@@ -70,12 +70,19 @@ write_env() {
 # with other versions has a folder of its own.
 servers_dir() {
     printf '%s/servers/%s' "$CACHE" \
-        "$(cat "$ROOT"/dev/go/*/go.mod "$ROOT"/dev/go/*/go.sum | sha256sum | cut -c1-12)"
+        "$(cd "$ROOT/dev/go" && cat {etcd,helm,kubernetes}/go.mod {etcd,helm,kubernetes}/go.sum | sha256sum | cut -c1-12)"
+}
+
+# The same for evaluate, whose source is ours: a change of it must not build the servers anew.
+evaluator_dir() {
+    printf '%s/evaluators/%s' "$CACHE" "$(cat "$ROOT"/dev/go/gitops/* | sha256sum | cut -c1-12)"
 }
 
 # The path of kube-apiserver, etcd, kubectl, … whether it exists or not.
 server_program() {
-    if [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]; then
+    if [ "$1" = evaluate ]; then
+        printf '%s/evaluate' "$(evaluator_dir)"
+    elif [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]; then
         printf '%s' "$KUBEBUILDER_ASSETS/$1"
     else
         printf '%s/%s' "$(servers_dir)" "$1"

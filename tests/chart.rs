@@ -142,7 +142,11 @@ fn every_object_of_the_chart_is_accepted_without_a_warning() {
     watched.push(&watch);
     for values in [VALUES[0], VALUES[1], &watched] {
         let objects = rendered(&namespace.0, values);
-        assert_eq!(objects.len(), 6, "2 definitions, account, role, binding, deployment");
+        assert_eq!(
+            objects.len(),
+            14,
+            "2 definitions, account, 2 roles and bindings, deployment, 3 policies and bindings"
+        );
         let dry_run: Vec<&str> =
             DRY_RUN.into_iter().chain(["--force-conflicts", "--validate=strict"]).collect();
         let said = kubectl(&dry_run, Some(&objects)).unwrap();

@@ -35,7 +35,7 @@ const MAY_NAME_KUBERNETES: [&str; 3] = ["api", "operator", "cli"];
 /// A longer file has two subjects.
 const MAX_LINES: usize = 420;
 /// Longer all the same, and may grow so far: what each test's world has to offer.
-const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 480)];
+const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 500)];
 
 #[test]
 fn a_room_imports_only_the_rooms_below_it() {

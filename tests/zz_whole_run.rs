@@ -47,6 +47,9 @@ async fn in_the_whole_run_nothing_was_forbidden_malformed_or_told_a_password() {
         let told = async || !world.events("deploy").await.is_empty();
         eventually("an event tells of it", PATIENCE, told).await;
         assert!(operator.logged().contains(&world.namespace), "the log tells of it");
+        let metrics = operator.metrics().await;
+        assert!(metrics.contains(&world.namespace), "the metrics tell of it");
+        assert!(!has_password(&metrics), "{}", hidden(&metrics));
 
         let requests = Reader::from_the_start().read();
         nothing_was_forbidden(&requests);

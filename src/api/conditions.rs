@@ -97,6 +97,10 @@ pub mod reason {
     pub const NO_DAMAGE: &str = "NoDamage";
     /// The resource is being deleted and its server's part is not gone yet.
     pub const CLEANING_UP: &str = "CleaningUp";
+    /// The resource is being deleted, and its guard waits for holders.
+    pub const IN_USE: &str = "InUse";
+    /// The resource is being deleted, and its guard waits for elements.
+    pub const NOT_EMPTY: &str = "NotEmpty";
 }
 
 /// Longest message of a condition, in bytes: a server's text can be anything.

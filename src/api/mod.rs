@@ -14,6 +14,7 @@
 
 pub mod conditions;
 pub mod pressure_queue;
+pub mod revoke;
 pub mod semaphore;
 pub mod validate;
 
@@ -39,6 +40,9 @@ pub const FINALIZER: &str = "lockkeeper.dev/cleanup";
 
 /// `"true"` lets a resource go without touching its server.
 pub const FORCE_FINALIZE: &str = "lockkeeper.dev/force-finalize";
+
+/// A request to take a slot from its holder, as JSON.
+pub const REVOKE: &str = "lockkeeper.dev/revoke";
 
 /// Both resource definitions, as installed in a cluster.
 #[must_use]

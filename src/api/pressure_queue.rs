@@ -125,6 +125,13 @@ pub struct PressureQueueSpec {
     #[serde(default = "retain")]
     pub deletion_policy: DeletionPolicy,
 
+    /// What a deletion of this resource waits for: None, nothing; Empty, that the queue has no
+    /// elements. Until then the resource stays, with its deletion time, and nothing in Redis is
+    /// touched, also with deletionPolicy Retain. A namespace that is deleted is not held up. Can be
+    /// changed at any time, also then. Default None.
+    #[serde(default = "unguarded")]
+    pub deletion_guard: QueueGuard,
+
     /// What happens to a role that a dead client has left taken, to a lost or doubled token, and
     /// to what a dead client has half created or half deleted: Report says so in the condition
     /// Damaged, Repair also mends it once nobody is left who could. Elements are never removed,
@@ -169,6 +176,15 @@ pub enum QueueState {
     Closed,
 }
 
+/// What the resource's deletion waits for.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
+pub enum QueueGuard {
+    /// Nothing.
+    None,
+    /// That the queue has no elements.
+    Empty,
+}
+
 /// What is done about a damaged queue.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum RepairPolicy {
@@ -184,6 +200,10 @@ fn report() -> RepairPolicy {
 
 fn open() -> QueueState {
     QueueState::Open
+}
+
+fn unguarded() -> QueueGuard {
+    QueueGuard::None
 }
 
 fn retain() -> DeletionPolicy {

@@ -1,10 +1,13 @@
 //! The Semaphore kind: what its spec may say. Its status is in `status`.
 
+mod ending;
 mod status;
 
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+use self::ending::unguarded;
+pub use self::ending::{Drain, SemaphoreGuard};
 pub use self::status::{HolderStatus, SemaphoreStatus};
 use super::{DeletionPolicy, SecretReference};
 use crate::plan::connection::BrokerReference;
@@ -111,6 +114,8 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("self.profile == oldSelf.profile").message("profile can't be changed after creation: create another Semaphore with the other profile and delete this one").field_path(".profile"),
     validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so they would neither get nor raise the numbers").field_path(".fencing"),
     validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so none would wait").field_path(".lockDelay"),
+    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || duration(self.drain.revokeAfter) <= duration('720h')").message("drain.revokeAfter must be at most 720h").field_path(".drain.revokeAfter"),
+    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || self.protocol != 'Token'").message("drain.revokeAfter is not possible with protocol Token: tokens have no numbers, so nobody in particular is above the count. Use another protocol, or leave drain.revokeAfter out").field_path(".drain.revokeAfter"),
     validation = Rule::new("duration(self.lockDelay) <= duration('1h')").message("lockDelay must be at most 1h").field_path(".lockDelay"),
     validation = Rule::new("self.resize.order != 'Ascending' || self.resize.overshoot >= 1").message("resize.order Ascending needs resize.overshoot of at least 1: a change cut short leaves slots above a hole, which only a sweep beyond it finds").field_path(".resize.order"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
@@ -193,10 +198,22 @@ pub struct SemaphoreSpec {
     #[serde(default)]
     pub resize: Resize,
 
+    /// What becomes of holders above the wanted count. Absent: they keep their slots for as long as
+    /// they want.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
+
     /// What happens to the slots when this resource is deleted: Delete removes them (holders
     /// keep theirs until they release), Retain leaves them. Default Delete.
     #[serde(default = "delete")]
     pub deletion_policy: DeletionPolicy,
+
+    /// What a deletion of this resource waits for: None, nothing; Unused, that nobody holds a slot,
+    /// be it above the wanted count. Until then the resource stays, with its deletion time, and
+    /// nothing on the broker is touched, also with deletionPolicy Retain. A namespace that is deleted
+    /// is not held up. Can be changed at any time, also then. Default None.
+    #[serde(default = "unguarded")]
+    pub deletion_guard: SemaphoreGuard,
 
     /// true: observe holders and report, but change nothing on the broker. Default false.
     #[serde(default)]

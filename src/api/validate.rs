@@ -65,6 +65,8 @@ pub struct ValidSemaphore {
     pub broker: Option<BrokerReference>,
     /// The virtual host, where the resource names one.
     pub vhost: Option<String>,
+    /// After how long a holder above the count loses its slot.
+    pub revoke_after: Option<Duration>,
     /// Observe only.
     pub suspend: bool,
 }
@@ -124,6 +126,12 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
         },
         broker,
         vhost: spec.vhost.clone(),
+        revoke_after: spec
+            .drain
+            .as_ref()
+            .and_then(|drain| drain.revoke_after.as_deref())
+            .filter(|_| spec.naming().has_slots())
+            .map(duration),
         suspend: spec.suspend,
     })
 }

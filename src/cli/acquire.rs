@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tracing::{Instrument, debug_span, field};
+
 use super::target::{Found, Target};
 use super::waiting::Waiting;
 use super::{Failure, duration};
@@ -58,7 +60,16 @@ impl Acquire {
     pub async fn take(&self, target: &Target) -> Result<(Found, Client, Permit), Failure> {
         let found = target.find().await?;
         let client = self.client(&found);
-        let permit = self.acquire(&client, &found).await?;
+        let span = debug_span!(
+            "lock.acquire",
+            lock.name = found.name.as_str(),
+            lock.acquired = field::Empty,
+            lock.slot = field::Empty,
+        );
+        let acquired = self.acquire(&client, &found).instrument(span.clone()).await;
+        span.record("lock.acquired", acquired.is_ok());
+        let permit = acquired?;
+        span.record("lock.slot", permit.slot());
         Ok((found, client, permit))
     }
 

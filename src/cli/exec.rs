@@ -11,6 +11,8 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::time::Duration;
 
+use tracing::{Instrument, debug_span};
+
 pub use guardian::Arguments as GuardianArguments;
 pub(super) use guardian::run as guard;
 
@@ -75,12 +77,14 @@ enum OnDrain {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    telemetry::start(LogFormat::Text);
+    let _telemetry = telemetry::start(LogFormat::Text);
     terminal::unstoppable();
     // A heartbeat must not wait for anything else, so not one thread alone.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
-    let result = runtime.block_on(exec(arguments));
+    let span = debug_span!("exec");
+    telemetry::continue_trace(&span);
+    let result = runtime.block_on(exec(arguments).instrument(span));
     // Nobody waits for what a cancelled acquisition still has to do: the end of the
     // process frees all of it.
     runtime.shutdown_background();

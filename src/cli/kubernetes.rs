@@ -3,8 +3,9 @@
 //! is for the verbs.
 
 use std::fmt::{Debug, Display};
+use std::path::PathBuf;
 
-use kube::config::KubeConfigOptions;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
@@ -14,7 +15,7 @@ use crate::operator::fetch::{FetchError, Reader};
 use crate::plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 
 /// Where in Kubernetes a named resource is.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Kubernetes {
     /// The namespace of a resource [default: the context's]
     #[arg(long, short)]
@@ -23,6 +24,17 @@ pub(super) struct Kubernetes {
     /// The Kubernetes context of a resource [default: the current one]
     #[arg(long)]
     context: Option<String>,
+
+    /// The file that says where Kubernetes is [default: that of KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// The API server, and the namespace that is meant where none is named.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    pub client: Client,
+    pub namespace: String,
 }
 
 /// A resource, and what is needed to read more.
@@ -36,11 +48,31 @@ impl Kubernetes {
     /// Refuses what means nothing where no resource is named; `form` is how one
     /// would be.
     pub fn must_be_absent(&self, form: &str) -> Result<(), Failure> {
-        if self.namespace.is_some() || self.context.is_some() {
-            let message = format!("--namespace and --context are for {form}");
+        if self.namespace.is_some() || self.context.is_some() || self.kubeconfig.is_some() {
+            let message = format!("--namespace, --context and --kubeconfig are for {form}");
             return Err(Failure::new(Failure::USAGE, message));
         }
         Ok(())
+    }
+
+    /// Where Kubernetes is, and as whom. Connects nothing.
+    pub async fn connect(&self) -> Result<Cluster, Failure> {
+        let options =
+            KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let config = match (&self.kubeconfig, &self.context) {
+            (Some(file), _) => {
+                let kubeconfig = Kubeconfig::read_from(file).map_err(|error| failed(&error))?;
+                let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+                read.map_err(|error| failed(&error))?
+            }
+            (None, Some(_)) => {
+                Config::from_kubeconfig(&options).await.map_err(|error| failed(&error))?
+            }
+            (None, None) => Config::infer().await.map_err(|error| failed(&error))?,
+        };
+        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| failed(&error))?;
+        Ok(Cluster { client, namespace })
     }
 
     /// Reads the resource of this name.
@@ -51,32 +83,53 @@ impl Kubernetes {
             + Debug
             + DeserializeOwned,
     {
-        let config = match &self.context {
-            None => Config::infer().await.map_err(|error| failed(&error))?,
-            Some(context) => {
-                let options =
-                    KubeConfigOptions { context: Some(context.clone()), ..Default::default() };
-                Config::from_kubeconfig(&options).await.map_err(|error| failed(&error))?
-            }
-        };
-        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|error| failed(&error))?;
+        let Cluster { client, namespace } = self.connect().await?;
         let api: Api<K> = Api::namespaced(client.clone(), &namespace);
         let object = api.get_opt(name).await.map_err(|error| failed(&error))?;
-        let object = object.ok_or_else(|| {
-            let kind = K::kind(&());
-            let message = format!("there is no {kind} {name:?} in the namespace {namespace:?}");
-            Failure::new(Failure::USAGE, message)
-        })?;
+        let object = object.ok_or_else(|| not_found::<K>(name, &namespace))?;
         Ok(FoundObject { object, client, namespace })
     }
 }
 
+impl<K> FoundObject<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    /// The API that it was read from.
+    pub fn api(&self) -> Api<K> {
+        self.beside()
+    }
+
+    /// The API for another kind in its namespace.
+    pub fn beside<O>(&self) -> Api<O>
+    where
+        O: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
+impl Cluster {
+    /// A kind in all namespaces, or in the one that is meant.
+    pub fn api<K>(&self, all_namespaces: bool) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let client = self.client.clone();
+        if all_namespaces { Api::all(client) } else { Api::namespaced(client, &self.namespace) }
+    }
+}
+
 impl<K> FoundObject<K> {
+    /// An object that was read already.
+    pub fn of(object: K, client: Client, namespace: String) -> Self {
+        Self { object, client, namespace }
+    }
+
     /// The data of a Secret beside it.
     pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
         let reader = Reader::new(self.client.clone());
-        reader.secret(&self.namespace, name).await.map_err(|error| unfound(&error))
+        reader.secret(&self.namespace, name).await.map_err(|error| unfetched(&error))
     }
 
     /// The broker that it names, as the operator finds it.
@@ -86,18 +139,33 @@ impl<K> FoundObject<K> {
         vhost: Option<&str>,
     ) -> Result<RabbitmqSettings, Failure> {
         let reader = Reader::new(self.client.clone());
-        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfound(&error))
+        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfetched(&error))
     }
 }
 
-fn unfound(error: &FetchError) -> Failure {
+fn unfetched(error: &FetchError) -> Failure {
     let code = match error {
+        FetchError::Unreadable { source: kube::Error::Api(answer), .. }
+        | FetchError::ClusterUnreadable { source: kube::Error::Api(answer), .. }
+            if answer.code == 403 =>
+        {
+            Failure::NOT_PERMITTED
+        }
+        FetchError::NotAllowed { .. } => Failure::NOT_PERMITTED,
         FetchError::Settings { .. } => Failure::USAGE,
         _ => Failure::UNAVAILABLE,
     };
     Failure::new(code, error.to_string())
 }
 
-fn failed(error: &dyn Display) -> Failure {
+/// That there is no such object.
+pub(super) fn not_found<K: Resource<DynamicType = ()>>(name: &str, namespace: &str) -> Failure {
+    let kind = K::kind(&());
+    let message = format!("there is no {kind} {name:?} in the namespace {namespace:?}");
+    Failure::new(Failure::USAGE, message)
+}
+
+/// What went wrong while Kubernetes was asked.
+pub(super) fn failed(error: &dyn Display) -> Failure {
     Failure::new(Failure::UNAVAILABLE, format!("Kubernetes can't be asked: {error}"))
 }

@@ -4,27 +4,39 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "the text of --help is no Markdown")]
 
 mod acquire;
+mod apply;
 mod completion;
 mod crds;
+mod doctor;
 mod exec;
 mod hold;
+mod holders;
 mod kubernetes;
+mod list;
 mod man;
+mod manifest;
 mod operator;
 mod output;
+mod plan;
 mod question;
 mod queue;
+mod revoke;
 mod semaphore;
 mod signals;
+mod suspend;
 mod target;
 mod telemetry;
+mod validate;
+mod waiters;
 mod waiting;
 
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Lock capacity as Kubernetes objects.
 #[derive(Debug, Parser)]
@@ -48,6 +60,26 @@ enum Verb {
     Semaphore(semaphore::Arguments),
     /// Put lines into a pressure queue in Redis, get them, and administer it
     Queue(queue::Arguments),
+    /// Show the Semaphores and PressureQueues of a namespace, with what the operator saw of them
+    List(list::Arguments),
+    /// Show who holds a Semaphore
+    Holders(holders::Arguments),
+    /// Show who waits for a Semaphore
+    Waiters(waiters::Arguments),
+    /// Let the operator observe objects only, and change nothing on their servers
+    Suspend(suspend::Arguments),
+    /// Let the operator make suspended objects true again
+    Resume(suspend::Arguments),
+    /// Look for what is wrong with the operator, its rights, the objects and their servers
+    Doctor(doctor::Arguments),
+    /// Check manifests as the API server would, without one
+    Validate(validate::Arguments),
+    /// Show what apply would change on brokers and Redis servers, without Kubernetes
+    Plan(plan::Arguments),
+    /// Make brokers and Redis servers as manifests say, without Kubernetes
+    Apply(apply::Arguments),
+    /// Tell the operator to take a slot from its holder
+    Revoke(revoke::Arguments),
     /// Print what a shell needs to complete these arguments
     Completion(completion::Arguments),
     /// Print the manual page, or write one for each verb
@@ -79,6 +111,8 @@ impl Failure {
     /// No slot could be had, or no role, no room or no element of a queue
     /// (EX_TEMPFAIL): try again later.
     pub const NOT_ACQUIRED: u8 = 75;
+    /// Who asks may not have it (EX_NOPERM).
+    pub const NOT_PERMITTED: u8 = 77;
     /// The lock was lost while it was held. Outside sysexits, so that it can't be
     /// mistaken for anything else.
     pub const LOST: u8 = 80;
@@ -119,7 +153,8 @@ impl Failure {
 #[must_use]
 pub fn main() -> ExitCode {
     // Clap's own code for wrong usage is 2; ours are sysexits throughout.
-    let cli = match Cli::try_parse() {
+    let matches = command().try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // Nothing to do where not even this can be printed.
@@ -134,6 +169,16 @@ pub fn main() -> ExitCode {
         Verb::Hold(arguments) => hold::run(&arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
         Verb::Queue(arguments) => queue::run(arguments),
+        Verb::List(arguments) => in_runtime(list::run(arguments)),
+        Verb::Holders(arguments) => in_runtime(holders::run(arguments)),
+        Verb::Waiters(arguments) => in_runtime(waiters::run(arguments)),
+        Verb::Suspend(arguments) => in_runtime(suspend::run(arguments, true)),
+        Verb::Resume(arguments) => in_runtime(suspend::run(arguments, false)),
+        Verb::Doctor(arguments) => in_runtime(doctor::run(arguments)),
+        Verb::Validate(arguments) => validate::run(&arguments),
+        Verb::Plan(arguments) => in_runtime(plan::run(arguments)),
+        Verb::Apply(arguments) => in_runtime(apply::run(arguments)),
+        Verb::Revoke(arguments) => in_runtime(revoke::run(arguments)),
         Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Guardian(arguments) => exec::guard(&arguments),
@@ -148,6 +193,29 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// The tree of verbs, called as whoever started us did: as a plugin, kubectl's.
+fn command() -> clap::Command {
+    let command = Cli::command();
+    let file = std::env::args_os().next().map(PathBuf::from);
+    let file = file.as_deref().and_then(Path::file_name).and_then(OsStr::to_str);
+    match file.and_then(|file| file.strip_prefix("kubectl-")) {
+        // kubectl turns the dashes of what is typed into underscores of a file's name.
+        Some(plugin) => command.bin_name(format!("kubectl {}", plugin.replace('_', "-"))),
+        None => command,
+    }
+}
+
+/// Runs what asks servers, with logs for people.
+fn in_runtime(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let _telemetry = telemetry::start(telemetry::LogFormat::Text);
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+    let result = runtime.block_on(verb);
+    // A read of a terminal that nobody types at would be waited for.
+    runtime.shutdown_background();
+    result
 }
 
 /// A duration as people write it: `250ms`, `10s`, `5m`, `1h`.
@@ -177,7 +245,6 @@ async fn signalled() -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_tree_of_verbs_is_consistent() {

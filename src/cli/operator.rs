@@ -35,6 +35,11 @@ pub struct Arguments {
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
 
+    /// That API with an administrator's user and password, to take slots from their holders when
+    /// told to: http://user:password@host:15672
+    #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL")]
+    admin_url: Option<String>,
+
     /// The server of PressureQueues that name none: redis://user:password@host:6379/0; for
     /// rediss:// the files REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE count
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
@@ -104,7 +109,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(arguments.log_format);
+    let _telemetry = telemetry::start(arguments.log_format);
     let options = options(arguments)?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
@@ -142,6 +147,13 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             return Err(Failure::new(Failure::USAGE, message));
         }
         (None, None) => None,
+    };
+    let rabbitmq = match (rabbitmq, given(&arguments.admin_url)) {
+        (Some(settings), Some(url)) => {
+            let with = settings.with_administrator(&url, "--admin-url");
+            Some(with.map_err(|error| usage("the default broker", error))?)
+        }
+        (rabbitmq, _) => rabbitmq,
     };
     // The URL as an argument goes before that of the environment; certificates are
     // the environment's in any case.

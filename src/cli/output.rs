@@ -19,30 +19,54 @@ pub(super) enum Format {
     Json,
     /// YAML
     Yaml,
+    /// Only what it is called, one a line
+    Name,
 }
 
 /// A column: its heading, and whether it is shown only when there is room.
 pub(super) type Column = (&'static str, bool);
 
-/// Prints `data`: as it is, or as the table that `columns` and `rows` make.
+/// Prints `data`: as it is, as the table that `columns` and `rows` make, or only
+/// the cells of the column `named_by`.
 pub(super) fn print(
     format: Format,
     data: &impl Serialize,
     columns: &[Column],
     rows: &[Vec<String>],
+    named_by: &str,
 ) -> Result<(), Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(Failure::CANT_CREATE, error.to_string());
     let text = match format {
         Format::Table => table(columns, rows, false),
         Format::Wide => table(columns, rows, true),
-        Format::Json => serde_json::to_string_pretty(data).map_err(|error| failed(&error))? + "\n",
-        Format::Yaml => serde_yaml::to_string(data).map_err(|error| failed(&error))?,
+        Format::Name => {
+            let column = columns.iter().position(|(name, _)| *name == named_by).unwrap_or(0);
+            rows.iter().map(|row| row[column].clone() + "\n").collect()
+        }
+        Format::Json | Format::Yaml => return print_data(format, data),
     };
+    write(&text)
+}
+
+/// Prints `data` as it is: as YAML, else as JSON.
+pub(super) fn print_data(format: Format, data: &impl Serialize) -> Result<(), Failure> {
+    let text = match format {
+        Format::Yaml => serde_yaml::to_string(data).map_err(|error| failed(&error))?,
+        _ => serde_json::to_string_pretty(data).map_err(|error| failed(&error))? + "\n",
+    };
+    write(&text)
+}
+
+/// Writes to standard output.
+pub(super) fn write(text: &str) -> Result<(), Failure> {
     stdout().write_all(text.as_bytes()).map_err(|error| failed(&error))
 }
 
-fn table(columns: &[Column], rows: &[Vec<String>], wide: bool) -> String {
+fn failed(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Failure::CANT_CREATE, error.to_string())
+}
+
+/// A table with its heading; all of its columns if `wide`.
+pub(super) fn table(columns: &[Column], rows: &[Vec<String>], wide: bool) -> String {
     let shown: Vec<usize> = (0..columns.len()).filter(|&i| wide || !columns[i].1).collect();
     let heading: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(rows).collect();

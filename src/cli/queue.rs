@@ -12,7 +12,7 @@ mod get;
 mod length;
 mod outlet;
 mod peek;
-mod place;
+pub(super) mod place;
 mod progress;
 mod put;
 mod reading;
@@ -28,8 +28,7 @@ use nix::sys::signal::Signal;
 
 use self::place::Which;
 use super::signals::{ENDING, Signals};
-use super::telemetry::{self, LogFormat};
-use super::{Failure, duration, say};
+use super::{Failure, duration, in_runtime, say};
 use crate::pressure::{Queue, QueueError, StoreError, Wait};
 
 /// Arguments of `lockkeeper queue`.
@@ -97,10 +96,7 @@ impl Patience {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(LogFormat::Text);
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
-    let result = runtime.block_on(async {
+    in_runtime(async {
         match arguments.verb {
             Verb::Create(arguments) => create::run(arguments).await,
             Verb::Put(arguments) => put::run(arguments).await,
@@ -114,10 +110,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             Verb::Stat(arguments) => stat::run(arguments).await,
             Verb::Doctor(arguments) => doctor::run(arguments).await,
         }
-    });
-    // A read of a terminal that nobody types at would be waited for.
-    runtime.shutdown_background();
-    result
+    })
 }
 
 /// The exit code of what went wrong.

@@ -6,7 +6,7 @@ mod create;
 mod destroy;
 mod draining;
 mod grow;
-mod holders;
+pub(super) mod holders;
 mod shrink;
 mod verify;
 mod wait;
@@ -18,8 +18,7 @@ use tokio_util::sync::CancellationToken;
 use self::draining::Draining;
 use super::output::Format;
 use super::target::{Found, Place, resource};
-use super::telemetry::{self, LogFormat};
-use super::{Failure, duration, say};
+use super::{Failure, duration, in_runtime, say};
 use crate::plan::naming::{LockName, Protocol, QueueType};
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, SlotWish, SlotsSeen};
 use crate::semaphore::{Broker, BrokerError, BrokerOptions, ResizeError, ResizeTo};
@@ -104,10 +103,7 @@ struct Form {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
-    telemetry::start(LogFormat::Text);
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
-    runtime.block_on(async {
+    in_runtime(async {
         match arguments.verb {
             Verb::Create(arguments) => create::run(arguments).await,
             Verb::Grow(arguments) => grow::run(arguments).await,
@@ -122,17 +118,23 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// A semaphore at its broker.
-struct Target {
-    found: Found,
-    broker: Broker,
+pub(super) struct Target {
+    pub found: Found,
+    pub broker: Broker,
+}
+
+impl Target {
+    /// Connects nothing.
+    pub fn new(found: Found) -> Self {
+        let broker = Broker::new(found.settings.clone(), BrokerOptions::default());
+        Self { found, broker }
+    }
 }
 
 impl Which {
     /// The semaphore, to look at.
     async fn find(&self) -> Result<Target, Failure> {
-        let found = self.place.find(&self.name).await?;
-        let broker = Broker::new(found.settings.clone(), BrokerOptions::default());
-        Ok(Target { found, broker })
+        Ok(Target::new(self.place.find(&self.name).await?))
     }
 
     /// The semaphore, to change: not one that the operator makes as it should be.
@@ -184,7 +186,7 @@ fn slots(seen: &SlotsSeen) -> u32 {
     u32::try_from(seen.slots.len()).unwrap_or(u32::MAX)
 }
 
-fn failed(error: &BrokerError) -> Failure {
+pub(super) fn failed(error: &BrokerError) -> Failure {
     let code = match error {
         BrokerError::IncompatibleQueue { .. } => Failure::USAGE,
         BrokerError::MutexBusy { .. } => Failure::NOT_ACQUIRED,

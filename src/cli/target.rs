@@ -4,8 +4,10 @@
 
 use std::time::Duration;
 
+use kube::ResourceExt;
+
 use super::Failure;
-use super::kubernetes::Kubernetes;
+use super::kubernetes::{FoundObject, Kubernetes};
 use crate::api::Semaphore;
 use crate::api::validate::{self, DefaultNames};
 use crate::plan::connection::RabbitmqSettings;
@@ -44,6 +46,18 @@ pub(super) struct Place {
 
     #[command(flatten)]
     kubernetes: Kubernetes,
+}
+
+impl Place {
+    /// The default connection of resources that name none: these URLs.
+    pub fn of_urls(
+        url: Option<String>,
+        management_url: Option<String>,
+        kubernetes: Kubernetes,
+    ) -> Self {
+        let (vhost, protocol, profile, queue_type) = (None, None, None, None);
+        Self { url, management_url, vhost, protocol, profile, queue_type, kubernetes }
+    }
 }
 
 /// [`Protocol`] as an argument, in the spelling that resources have.
@@ -217,7 +231,7 @@ impl Place {
     }
 
     /// The broker of the arguments and the environment.
-    fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
+    pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
         // An empty variable is how a chart leaves one out.
         let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
         let Some(url) = given(&self.url) else { return Ok(None) };
@@ -241,7 +255,17 @@ impl Place {
                 "--vhost, --protocol, --profile and --queue-type are sem/{name}'s own: leave them out"
             )));
         }
-        let found = self.kubernetes.find::<Semaphore>(name).await?;
+        self.of_resource(&self.kubernetes.find::<Semaphore>(name).await?).await
+    }
+
+    /// Where the arguments of a verb say that Kubernetes is.
+    pub fn kubernetes(&self) -> &Kubernetes {
+        &self.kubernetes
+    }
+
+    /// The semaphore that a resource stands for.
+    pub async fn of_resource(&self, found: &FoundObject<Semaphore>) -> Result<Found, Failure> {
+        let name = found.object.name_any();
         // What the operator refuses has no slots; here it is enough to have a name.
         let valid = validate::semaphore(&found.object, DefaultNames::Any).map_err(|e| usage(&e))?;
         let settings = match &valid.broker {
@@ -270,7 +294,13 @@ impl Place {
 
 /// The resource that `lock` names, if it is not a name on the broker.
 pub(super) fn resource(lock: &str) -> Option<&str> {
-    ["sem/", "semaphore/", "semaphores/"].iter().find_map(|kind| lock.strip_prefix(kind))
+    const KINDS: [&str; 4] = ["sem/", "semaphore/", "semaphores/", "semaphore.lockkeeper.dev/"];
+    KINDS.iter().find_map(|kind| lock.strip_prefix(kind))
+}
+
+/// A variable of the environment; an empty one is how a chart leaves one out.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn usage(error: &(impl std::fmt::Display + ?Sized)) -> Failure {

@@ -11,18 +11,23 @@ use kube::{Api, ResourceExt};
 use tracing::{info, warn};
 
 use super::context::Context;
-use super::error::{ReconcileError, StepError, pause};
+use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::{Connected, FetchError};
 use super::memory::Memory;
 use super::report::{Managed, Note, Outcome, Report, publish, report};
 use super::{pressure_queue, semaphore};
 use crate::api::conditions::reason;
-use crate::api::{DeletionPolicy, FORCE_FINALIZE, PressureQueue, Semaphore, validate};
+use crate::api::pressure_queue::QueueGuard;
+use crate::api::semaphore::SemaphoreGuard;
+use crate::api::{
+    DeletionPolicy, FORCE_FINALIZE, PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus,
+    validate,
+};
 use crate::pressure::{Deletion, Holder};
 use crate::semaphore::BrokerError;
 
-/// How far the removal from a server is.
-enum Removal {
+/// How far the removal from a server is, of a resource with status `S`.
+enum Removal<S> {
     /// Nothing of the resource is left there.
     Gone,
     /// Nothing is to be removed; why.
@@ -31,6 +36,9 @@ enum Removal {
     LeftBehind(String),
     /// It goes on; what it waits for, and when to look again.
     Waiting(String, Duration),
+    /// It has not begun, because of the resource's guard; what was seen, and when to
+    /// look again.
+    Guarded(Box<Report<S>>, &'static str, Duration),
 }
 
 /// While a client is to give its role back, look this often.
@@ -46,9 +54,13 @@ pub async fn semaphore(
 ) -> Result<Action, ReconcileError> {
     let memory = ctx.semaphores.of(&*object);
     let mut memory = memory.lock().await;
-    let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
-        Some(removal) => Ok(removal),
-        None => remove_slots(&object, &ctx, memory.detail.broker.as_ref()).await,
+    let guarded = object.spec.deletion_guard == SemaphoreGuard::Unused
+        && !is_forced(&*object)
+        && !namespace_is_terminating(&ctx, &*object).await;
+    let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
+    let removal = match kept {
+        Some(removal) if !guarded => Ok(removal),
+        kept => remove_slots(&object, &ctx, memory.detail.broker.as_ref(), guarded, kept).await,
     };
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
@@ -60,7 +72,9 @@ async fn remove_slots(
     object: &Semaphore,
     ctx: &Context,
     last: Option<&Connected<crate::semaphore::Broker>>,
-) -> Result<Removal, StepError> {
+    guarded: bool,
+    kept: Option<Removal<SemaphoreStatus>>,
+) -> Result<Removal<SemaphoreStatus>, StepError> {
     let valid = match validate::semaphore(object, ctx.default_names) {
         Ok(valid) => valid,
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
@@ -70,12 +84,13 @@ async fn remove_slots(
     let fetched =
         ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
     let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
-    let (backend, broker) = match (&fetched, last.filter(|_| !may_not)) {
-        (Ok(connected), _) | (Err(_), Some(connected)) => (&connected.backend, &connected.handle),
+    let connected = match (&fetched, last.filter(|_| !may_not)) {
+        (Ok(connected), _) | (Err(_), Some(connected)) => connected,
         (Err(_), None) => {
             return without_connection(ctx, object, fetched.err(), was_connected).await;
         }
     };
+    let (backend, broker) = (&connected.backend, &connected.handle);
     if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
         return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
     }
@@ -83,6 +98,18 @@ async fn remove_slots(
     // The spec's count too: a resize may have begun that no status tells of.
     let mark =
         known.and_then(|mark| u32::try_from(mark).ok()).map(|mark| mark.max(valid.wish.slots));
+    if guarded {
+        match semaphore::in_use(ctx, object, &valid, connected, mark).await {
+            Ok(None) => {}
+            Ok(Some((report, after))) => {
+                return Ok(Removal::Guarded(Box::new(report), reason::IN_USE, after));
+            }
+            Err(error) => return Err(StepError::Broker(error)),
+        }
+    }
+    if let Some(kept) = kept {
+        return Ok(kept);
+    }
     match broker.destroy(&valid.lock, valid.wish, mark, &ctx.stop).await {
         Ok(done) if done.left == 0 => Ok(Removal::Gone),
         Ok(_) if namespace_is_terminating(ctx, object).await => Ok(Removal::LeftBehind(
@@ -110,9 +137,13 @@ pub async fn pressure_queue(
 ) -> Result<Action, ReconcileError> {
     let memory = ctx.pressure_queues.of(&*object);
     let mut memory = memory.lock().await;
-    let removal = match untouched(&*object, object.spec.deletion_policy, object.spec.suspend) {
-        Some(removal) => Ok(removal),
-        None => remove_queue(&object, &ctx, &mut memory.detail).await,
+    let guarded = object.spec.deletion_guard == QueueGuard::Empty
+        && !is_forced(&*object)
+        && !namespace_is_terminating(&ctx, &*object).await;
+    let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
+    let removal = match kept {
+        Some(removal) if !guarded => Ok(removal),
+        kept => remove_queue(&object, &ctx, &mut memory.detail, guarded, kept).await,
     };
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
@@ -124,7 +155,9 @@ async fn remove_queue(
     object: &PressureQueue,
     ctx: &Context,
     detail: &mut pressure_queue::Detail,
-) -> Result<Removal, StepError> {
+    guarded: bool,
+    kept: Option<Removal<PressureQueueStatus>>,
+) -> Result<Removal<PressureQueueStatus>, StepError> {
     let valid = match validate::pressure_queue(object, ctx.default_names) {
         Ok(valid) => valid,
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
@@ -143,7 +176,17 @@ async fn remove_queue(
     if let Some(owner) = pressure_queue::older_twin(ctx, object, backend, valid.queue.as_str()) {
         return Ok(Removal::NotOurs(format!("the queue belongs to {owner}")));
     }
-    match store.delete(&valid.queue, false).await {
+    if let Some(kept) = kept {
+        // Only looked at: nothing of it is ever deleted.
+        let length = store.observe(&valid.queue).await?.length;
+        return Ok(if length > 0 { not_empty(ctx, object, length) } else { kept });
+    }
+    let deleted = if guarded {
+        store.delete_if_empty(&valid.queue).await
+    } else {
+        store.delete(&valid.queue, false).await
+    };
+    match deleted {
         Ok(Deletion::Gone) => Ok(Removal::Gone),
         Ok(Deletion::WaitingFor { .. })
             if pressure_queue::finish_deletion(ctx, object, &valid, &store, detail).await? =>
@@ -167,15 +210,30 @@ async fn remove_queue(
             );
             Ok(Removal::Waiting(message, SOON))
         }
-        Ok(Deletion::NotEmpty { length }) => {
-            Ok(Removal::Waiting(format!("The queue still has {length} elements"), SOON))
-        }
+        Ok(Deletion::NotEmpty { length }) => Ok(not_empty(ctx, object, length)),
         Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Store(error)).await,
     }
 }
 
+/// What the guard of a queue says that has elements.
+fn not_empty(ctx: &Context, object: &PressureQueue, length: u64) -> Removal<PressureQueueStatus> {
+    let elements = if length == 1 { "element" } else { "elements" };
+    let message = format!(
+        "deletionGuard is Empty, and the queue has {length} {elements}: nothing is removed before all are taken. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave Redis as it is"
+    );
+    let status = object.status.clone().unwrap_or_default();
+    let status = PressureQueueStatus { length: i64::try_from(length).ok(), ..status };
+    let outcome = Outcome::Working { reason: reason::NOT_EMPTY, message };
+    let report = Report { status, reached: true, outcome, said: Vec::new(), notes: Vec::new() };
+    Removal::Guarded(Box::new(report), reason::NOT_EMPTY, jitter(ctx.rhythm.observe))
+}
+
 /// Whether the server is to be left alone whatever is there, and why.
-fn untouched<K: ResourceExt>(object: &K, policy: DeletionPolicy, suspend: bool) -> Option<Removal> {
+fn untouched<K: Managed>(
+    object: &K,
+    policy: DeletionPolicy,
+    suspend: bool,
+) -> Option<Removal<K::Status>> {
     if is_forced(object) {
         return Some(Removal::LeftBehind(format!("{FORCE_FINALIZE} is true")));
     }
@@ -195,7 +253,7 @@ async fn without_connection<K: Managed>(
     object: &K,
     error: Option<FetchError>,
     was_connected: bool,
-) -> Result<Removal, StepError> {
+) -> Result<Removal<K::Status>, StepError> {
     let Some(error) = error else { return Ok(Removal::Gone) };
     if !was_connected {
         return Ok(Removal::NotOurs("it never had a connection".to_owned()));
@@ -218,7 +276,7 @@ async fn unreachable_server<K: Managed>(
     object: &K,
     fetch_error: Option<FetchError>,
     error: StepError,
-) -> Result<Removal, StepError> {
+) -> Result<Removal<K::Status>, StepError> {
     if let Some(gone) = fetch_error.as_ref().filter(|error| error.is_cluster_gone()) {
         return Ok(Removal::LeftBehind(format!("{gone}; and over the last connection: {error}")));
     }
@@ -250,7 +308,7 @@ async fn settle<K: Managed, D: Default>(
     object: &K,
     memory: &mut Memory<K::Status, D>,
     status: K::Status,
-    removal: Result<Removal, StepError>,
+    removal: Result<Removal<K::Status>, StepError>,
 ) -> Result<(), ReconcileError> {
     let (outcome, reason, after) = match removal {
         Ok(Removal::Gone) => {
@@ -273,6 +331,11 @@ async fn settle<K: Managed, D: Default>(
         Ok(Removal::Waiting(message, after)) => {
             let outcome = Outcome::Working { reason: reason::CLEANING_UP, message };
             (outcome, reason::CLEANING_UP, after)
+        }
+        Ok(Removal::Guarded(said, reason, after)) => {
+            memory.failures = 0;
+            report(ctx, object, memory, *said).await?;
+            return Err(ReconcileError::CleanupPending { reason, after });
         }
         // The process is stopping: whoever comes next goes on.
         Err(error @ StepError::Broker(BrokerError::Interrupted)) => {

@@ -14,7 +14,9 @@ use secrecy::ExposeSecret;
 
 pub use self::error::FetchError;
 pub use self::reading::Reader;
-use crate::plan::connection::{BrokerReference, RabbitmqSettings, RedisSettings, TlsSettings};
+use crate::plan::connection::{
+    BrokerReference, ManagementSettings, RabbitmqSettings, RedisSettings, TlsSettings,
+};
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
@@ -143,12 +145,13 @@ impl<H: Clone> Handles<H> {
 
 // Debug's quoting keeps the parts apart. The result never leaves this file.
 fn identity_of_broker(s: &RabbitmqSettings) -> String {
-    let management = s.management.as_ref().map(|m| {
-        (&m.url, &m.username, m.password.expose_secret(), m.tls.as_ref().map(identity_of_tls))
+    let [management, administrator] = [&s.management, &s.administrator].map(|api| {
+        let tls = |m: &ManagementSettings| m.tls.as_ref().map(identity_of_tls);
+        api.as_ref().map(|m| (&m.url, &m.username, m.password.expose_secret(), tls(m)))
     });
     let who = (&s.username, s.password.expose_secret());
     let tls = s.tls.as_ref().map(identity_of_tls);
-    format!("{:?}", (&s.host, s.port, &s.vhost, who, tls, management))
+    format!("{:?}", (&s.host, s.port, &s.vhost, who, tls, management, administrator))
 }
 
 fn identity_of_tls(tls: &TlsSettings) -> String {

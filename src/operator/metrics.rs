@@ -22,6 +22,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tracing::{Instrument, debug_span};
 
 use self::controller::Controllers;
 use self::objects::Objects;
@@ -212,8 +213,11 @@ impl Metrics {
 
     /// Does something with a server, and notes how long that took.
     pub async fn timed<T>(&self, asked: Asked, work: impl Future<Output = T>) -> T {
+        let Asked { r#type, operation } = asked;
+        // Each operation is a step of its own to who reads traces.
+        let span = debug_span!("backend", otel.name = operation, backend.r#type = r#type);
         let start = Instant::now();
-        let result = work.await;
+        let result = work.instrument(span).await;
         self.asked.get_or_create(&asked).observe(start.elapsed().as_secs_f64());
         result
     }

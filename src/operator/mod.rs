@@ -2,6 +2,7 @@
 //! Each kind's reconcile is in a file of its own; what is decided is in
 //! [`plan`](crate::plan).
 
+mod api_server;
 pub mod cleanup;
 pub mod context;
 pub mod error;
@@ -20,23 +21,19 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use axum::http::{Method, Request};
 use futures::StreamExt;
 use kube::api::ListParams;
-use kube::client::{Body, ClientBuilder};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher::{self, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
-use kube::{Api, Client, Config as ClusterConfig, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tower::BoxError;
-use tower::filter::FilterLayer;
-use tower::limit::ConcurrencyLimitLayer;
-use tracing::{Instrument, debug, error, info, info_span, warn};
+use tracing::{Instrument, debug, error, field, info, info_span, warn};
 
+use self::api_server::connect;
 use self::context::{Context, Rhythm};
 use self::error::{ReconcileError, jitter};
 use self::events::Events;
@@ -147,10 +144,12 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
     info!(%address, namespace = options.watch_namespace, "operator starts");
 
-    if let Some(candidate) = &mut candidate {
+    if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
+        metrics.leader(&election.name, false);
         if !candidate.wins(&stop, || readiness.done(LEASE)).await {
             return Ok(());
         }
+        metrics.leader(&election.name, true);
         readiness.wait_for(kinds);
     }
 
@@ -258,28 +257,6 @@ fn context(
     }
 }
 
-/// Most requests to the API server at a time. Each is a connection (the client
-/// speaks HTTP/1.1), with a TLS handshake and buffers on both sides; a start with
-/// a thousand objects would open a thousand. More than this are no faster.
-const REQUESTS_AT_ONCE: usize = 24;
-
-/// A client for the API server of this pod or of `KUBECONFIG`, which changes something
-/// only as long as it may. Connects nothing.
-async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client, BoxError> {
-    let config = ClusterConfig::infer().await?;
-    let guard = FilterLayer::new(move |request: Request<Body>| {
-        if request.method() == Method::GET || may_act.now() {
-            Ok(request)
-        } else {
-            Err(BoxError::from("this replica is not the leader any more"))
-        }
-    });
-    // A watch counts only until its answer begins.
-    let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
-    let builder = ClientBuilder::try_from(config)?;
-    Ok(builder.with_layer(&metrics.requests).with_layer(&limit).with_layer(&guard).build())
-}
-
 /// Objects listed at once at a start: a page is in memory as text and as objects
 /// before any of it is made smaller.
 const PAGE: u32 = 100;
@@ -378,6 +355,7 @@ where
         namespace = object.namespace(),
         name = object.name_any(),
         reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
+        otel.status_code = field::Empty,
     );
     let controllers = ctx.metrics.controllers.clone();
     let work = async move {

@@ -4,15 +4,18 @@
 //! [`crate::semaphore`].
 
 mod around;
+mod guard;
+mod revoking;
 mod status;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+pub(super) use self::guard::in_use;
 use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
@@ -37,6 +40,8 @@ pub struct Detail {
     reaches: u32,
     /// The last broker that answered, for a cleanup after its Secret is gone.
     pub(super) broker: Option<Connected<Broker>>,
+    /// Who holds since when, and which request to take a slot away was handled.
+    holding: revoking::Holding,
 }
 
 type SemaphoreMemory = Memory<SemaphoreStatus, Detail>;
@@ -76,6 +81,8 @@ struct Findings {
     /// What its broker does to who holds for long.
     hold_limit: Option<&'static str>,
     notes: Vec<Note>,
+    /// When to look again because of a holder that is to be revoked.
+    revoke_again: Option<Duration>,
 }
 
 /// Makes the broker's slots what the spec says, and reports.
@@ -124,7 +131,9 @@ pub async fn reconcile(
     if again.is_none() {
         memory.detail.reaches = 0;
     }
-    let next = again.map_or(next, |again| again.min(next));
+    // Only after the event.
+    revoking::clear(&ctx, &semaphore, &mut memory).await;
+    let next = [again, findings.revoke_again].into_iter().flatten().fold(next, Duration::min);
     memory.be_quiet(&*semaphore, next);
     Ok(Action::requeue(next))
 }
@@ -178,7 +187,7 @@ async fn steps(
     // Who holds and who waits: asked last, never in the way of the slots
     // themselves, and whatever became of them.
     step.tell_waiters(found).await;
-    let Step { broker, valid, .. } = step;
+    let Step { broker, valid, .. } = &step;
     if found.reached && !found.has_slots {
         let version = broker.identity().await?.version;
         found.hold_limit = hold_limit(valid.lock.protocol(), &version);
@@ -188,10 +197,11 @@ async fn steps(
     {
         let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS);
         found.holders = Some(ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await);
+        found.revoke_again = step.revoke(memory, found).await?;
     }
     Ok(blocked?.unwrap_or_else(|| Outcome::Ready {
         reason: reason::IN_SYNC,
-        message: in_sync_message(found, valid.suspend),
+        message: in_sync_message(found, step.valid.suspend),
     }))
 }
 

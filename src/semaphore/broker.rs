@@ -246,6 +246,11 @@ impl Broker {
 }
 
 impl Inner {
+    /// Where it is, and as whom.
+    pub fn settings(&self) -> &RabbitmqSettings {
+        &self.endpoint.settings
+    }
+
     /// The connection that changes this lock.
     pub fn admin_of(&self, lock: &LockName) -> &Link {
         match lock.profile() {

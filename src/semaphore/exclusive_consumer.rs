@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
+pub(super) use self::administering::revoke_message;
 use self::held::HeldConsumer;
 use super::broker::Inner;
 use super::converge::Change;

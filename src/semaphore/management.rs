@@ -1,6 +1,8 @@
 //! The few questions put to a broker's management API. When to ask, and what to
 //! make of the answers, is `holders`'.
 
+mod closing;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub(super) use self::closing::Closed;
 use super::marks::escaped;
 use super::tls::client_config;
 use crate::plan::clean_text;
@@ -72,6 +75,8 @@ pub(super) struct ListedConsumer {
     pub queue: ConsumersQueue,
     #[serde(default)]
     pub exclusive: bool,
+    #[serde(default)]
+    pub consumer_tag: String,
     // An empty list where there are none.
     #[serde(default)]
     arguments: serde_json::Value,
@@ -97,6 +102,11 @@ impl ListedConsumer {
     /// The broker's name for the connection that it is on.
     pub fn connection(&self) -> Option<String> {
         Some(self.channel_details.get("connection_name")?.as_str()?.to_owned())
+    }
+
+    /// The broker's name for the channel that it is on.
+    pub fn channel(&self) -> Option<&str> {
+        self.channel_details.get("name")?.as_str()
     }
 }
 
@@ -222,7 +232,7 @@ impl Management {
 
     /// The virtual host's consumers.
     pub async fn consumers(&self) -> Result<Vec<ListedConsumer>, String> {
-        let columns = "queue.name,exclusive,arguments,channel_details";
+        let columns = "queue.name,exclusive,consumer_tag,arguments,channel_details";
         let path = format!("consumers/{}?columns={columns}", self.vhost);
         Ok(self.get(&path).await?.unwrap_or_default())
     }

@@ -21,9 +21,11 @@ mod mutex;
 mod probe;
 mod protocol;
 mod resize;
+mod revoke;
 mod slots;
 mod tls;
 mod token;
+mod waiters;
 
 pub use broker::{Broker, BrokerOptions};
 pub use check::Fault;
@@ -36,3 +38,5 @@ pub use error::BrokerError;
 pub use holders::Holders;
 pub use identity::BrokerIdentity;
 pub use resize::{ResizeError, ResizeTo, Resized};
+pub use revoke::{Revocation, RevokeError};
+pub use waiters::Waiter;

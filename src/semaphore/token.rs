@@ -158,6 +158,12 @@ fn count_of(value: &AMQPValue) -> Option<u64> {
     }
 }
 
+/// Whether a consumer of a token queue takes tokens that are too many, and waits for
+/// none.
+pub(super) fn is_our_drain(consumer_tag: &str) -> bool {
+    consumer_tag == drain::TAG
+}
+
 #[cfg(test)]
 mod tests {
     use lapin::types::FieldTable;

@@ -2,11 +2,12 @@
 //! hangs. The table of docs/deletion.md, row by row.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
@@ -14,13 +15,13 @@ use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 use crate::own_server::OwnServer;
 use crate::pressure_text::{TextClient, Worker};
 use crate::queues::{data, keys, send, text, until_blocked};
-use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
+use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// What needs nothing from any server goes at once.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// A namespace's own end is up to the API server, in several rounds.
-const NAMESPACE: Duration = Duration::from_secs(120);
+const NAMESPACE: Duration = Duration::from_secs(300);
 
 async fn delete<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
@@ -100,6 +101,48 @@ async fn a_namespace_with_objects_and_their_secrets_goes_and_takes_their_queues_
         assert_eq!(keys(&world).await, [""; 0]);
     })
     .await;
+}
+
+/// A namespace of a thousand semaphores goes, and all of them from the broker too.
+async fn a_thousand_go(name: &str, secret_first: bool) {
+    const SEMAPHORES: usize = 1000;
+    in_a_world(name, async move |world| {
+        let _operator = world.operator_with(&[]).await;
+        futures::stream::iter(0..SEMAPHORES)
+            .for_each_concurrent(16, async |n| {
+                world.semaphore(&format!("lock-{n}"), "slots: 1").await;
+            })
+            .await;
+        let api = world.api::<Semaphore>();
+        eventually("all are Ready", PATIENCE * 4, async || {
+            let all = api.list(&ListParams::default()).await.unwrap();
+            all.items.iter().filter(|object| is_ready(*object)).count() == SEMAPHORES
+        })
+        .await;
+        assert_eq!(world.queues().await.len(), 2 * SEMAPHORES, "a slot and a wait queue each");
+        if secret_first {
+            delete_secret(&world, "rabbit").await;
+            let missing = |s: &Semaphore| has_reason(s, "Ready", "SecretNotFound");
+            world.until("lock-0", "without Secret", PATIENCE, missing).await;
+        }
+        let start = Instant::now();
+        delete_namespace_and_wait(&world).await;
+        let after = start.elapsed();
+        // Under a minute where these tests have the machine to themselves.
+        println!("a thousand semaphores and their namespace are gone after {after:?}");
+        assert_eq!(world.queues().await, BTreeSet::new());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_namespace_with_a_thousand_semaphores_and_their_secret_goes() {
+    a_thousand_go("thousand", false).await;
+}
+
+#[tokio::test]
+async fn a_namespace_with_a_thousand_semaphores_whose_secret_went_first_does_too() {
+    a_thousand_go("thousand-secret", true).await;
 }
 
 #[tokio::test]

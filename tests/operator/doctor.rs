@@ -29,16 +29,10 @@ async fn kill_a_producer(world: &World, name: &str) {
     .await;
 }
 
-async fn metrics(operator: &Operator) -> String {
-    let answer = reqwest::get(format!("{}/metrics", operator.http())).await.unwrap();
-    assert!(answer.status().is_success());
-    answer.text().await.unwrap()
-}
-
 /// The lines of a metric about a queue of this name.
 async fn told(operator: &Operator, metric: &str, name: &str) -> Vec<String> {
     let name = format!("name=\"{name}\"");
-    let text = metrics(operator).await;
+    let text = operator.metrics().await;
     text.lines()
         .filter(|line| line.starts_with(metric) && line.contains(&name))
         .map(ToOwned::to_owned)
@@ -113,7 +107,7 @@ async fn a_dead_producer_is_reported_until_repair_is_asked_for_and_then_gives_wa
         let repairs = told(&operator, "lockkeeper_queue_repairs_total{", "frames").await.concat();
         assert!(repairs.contains("reason=\"RoleStuck\"") && repairs.ends_with(" 1"), "{repairs}");
         assert_eq!(told(&operator, "lockkeeper_queue_damaged{", "frames").await, [""; 0]);
-        assert!(!metrics(&operator).await.contains("camera"), "no client in a label");
+        assert!(!operator.metrics().await.contains("camera"), "no client in a label");
 
         let mut client = TextClient::connect(&text(&world, "frames"), "next").await.unwrap();
         client.put("frame").await.unwrap();
@@ -121,7 +115,7 @@ async fn a_dead_producer_is_reported_until_repair_is_asked_for_and_then_gives_wa
         drop(client);
         world.api::<PressureQueue>().delete("frames", &DeleteParams::default()).await.unwrap();
         eventually("its metrics go with it", PATIENCE, async || {
-            !metrics(&operator).await.contains("name=\"frames\"")
+            !operator.metrics().await.contains("name=\"frames\"")
         })
         .await;
     })

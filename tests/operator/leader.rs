@@ -16,7 +16,7 @@ use crate::world::{Operator, PATIENCE, World, eventually, in_a_world};
 const HOME: &str = "lockkeeper-system";
 
 /// A quick election: whoever falls silent is replaced after 4 s.
-async fn candidate(world: &World) -> Operator {
+pub async fn candidate(world: &World) -> Operator {
     world
         .operator_unready(&[
             "--observe-interval=1s",
@@ -34,11 +34,11 @@ fn leads(operator: &Operator) -> bool {
     operator.logged().contains(" leading ")
 }
 
-async fn comes_to_lead(operator: &Operator) {
+pub async fn comes_to_lead(operator: &Operator) {
     eventually("it leads", PATIENCE, async || leads(operator)).await;
 }
 
-async fn stands_by(operator: &Operator) {
+pub async fn stands_by(operator: &Operator) {
     let ready = async || {
         let url = format!("{}/readyz", operator.http());
         operator.logged().contains("address=")
@@ -57,7 +57,7 @@ async fn lease(world: &World) -> (String, i32) {
     (spec.holder_identity.unwrap_or_default(), spec.lease_transitions.unwrap_or_default())
 }
 
-async fn remove_lease(world: &World) {
+pub async fn remove_lease(world: &World) {
     leases(world).delete(&world.namespace, &DeleteParams::default()).await.unwrap();
 }
 

@@ -240,12 +240,11 @@ async fn what_is_held_is_left_behind_by_force_and_by_a_namespace_that_goes() {
         let operator = world.operator().await;
         let deploy = Deploy { world: &world, row: CONSUMER };
         let left_behind = async |times: u32| {
-            let metrics = reqwest::get(format!("{}/metrics", operator.http())).await.unwrap();
             let line = format!(
                 "lockkeeper_left_behind_total{{kind=\"Semaphore\",namespace=\"{}\"}} {times}",
                 world.namespace
             );
-            let text = metrics.text().await.unwrap();
+            let text = operator.metrics().await;
             assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
         };
         deploy.resize(2).await;

@@ -311,6 +311,11 @@ impl World {
 
     /// Starts an operator and doesn't wait.
     pub async fn operator_unready(&self, arguments: &[&str]) -> Operator {
+        self.operator_in(&[], arguments).await
+    }
+
+    /// The same with these variables in its environment.
+    pub async fn operator_in(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Operator {
         let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
         std::fs::create_dir_all(&logs).unwrap();
         let log = format!("{logs}/{}-{}.log", self.namespace, random());
@@ -324,6 +329,7 @@ impl World {
             .env_remove("AMQP_URL")
             .env_remove("RABBITMQ_MANAGEMENT_URL")
             .env_remove("REDIS_URL")
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
@@ -362,6 +368,13 @@ impl Operator {
         let log = std::fs::read_to_string(&self.log).unwrap();
         let at = log.split("address=").nth(1).unwrap();
         format!("http://{}", at.split_whitespace().next().unwrap())
+    }
+
+    /// What it tells Prometheus.
+    pub async fn metrics(&self) -> String {
+        let answer = reqwest::get(format!("{}/metrics", self.http())).await.unwrap();
+        assert!(answer.status().is_success());
+        answer.text().await.unwrap()
     }
 
     /// What it has logged.

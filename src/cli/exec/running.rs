@@ -10,14 +10,17 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
+use tracing::{Instrument, Span, debug_span};
 
 use super::group::{Ending, Group, OnLost};
 use super::guardian::{ENDING, MARGIN, VALID, code, until};
 use super::terminal::Lent;
 use super::{Arguments, OnDrain, say};
 use crate::cli::Failure;
+use crate::cli::hold::held;
 use crate::cli::signals::Signals;
 use crate::cli::target::Found;
+use crate::cli::telemetry::traceparent;
 use crate::semaphore::{LostReason, Moment, Permit};
 
 /// How long a lost permit may take to say why.
@@ -34,9 +37,11 @@ pub(super) async fn run(
     let what = found.what(permit.slot());
     // More would mean to end the command although the next proof is not overdue.
     let kill_after = arguments.fate.kill_after.min(permit.valid_until().left() / 3);
-    let guardian = Guardian::start(arguments, found, &permit, kill_after).map_err(|error| {
-        Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
-    })?;
+    let holding = held(found, &permit);
+    let guardian =
+        Guardian::start(arguments, found, &permit, kill_after, &holding).map_err(|error| {
+            Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
+        })?;
     let group = guardian.group;
     let mut running = Running {
         terminal: Lent::to(group),
@@ -69,11 +74,13 @@ pub(super) async fn run(
         lost => lost,
     };
     if let Some(reason) = lost {
+        holding.record("lock.lost", reason.name());
         let message = format!("{what} was lost: {reason} ({})", reason.name());
         return Err(Failure::new(Failure::LOST, message));
     }
     // What is lost from here on guards nothing any more.
-    let _ = permit.release().await;
+    drop(holding);
+    let _ = permit.release().instrument(debug_span!("lock.release")).await;
     if unguarded {
         let message = format!("the command was killed with its guardian; {what} was released");
         return Err(Failure::new(Failure::LOST, message));
@@ -197,6 +204,7 @@ impl Guardian {
         found: &Found,
         permit: &Permit,
         kill_after: Duration,
+        holding: &Span,
     ) -> io::Result<Self> {
         let (theirs, control) = io::pipe()?;
         // Nobody who doesn't read may stop us.
@@ -226,6 +234,9 @@ impl Guardian {
                 // One of a lock around ours would be taken for ours.
                 None => command.env_remove(variable),
             };
+        }
+        if let Some(parent) = traceparent(holding) {
+            command.env("TRACEPARENT", parent);
         }
         let process = command.spawn()?;
         let pid = process.id().and_then(|pid| i32::try_from(pid).ok());

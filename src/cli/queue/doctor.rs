@@ -165,7 +165,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if rows.is_empty() && matches!(arguments.output, Format::Table | Format::Wide) {
         say(format!("nothing is wrong with {name}"));
     } else {
-        output::print(arguments.output, &shown, &columns, &rows)?;
+        output::print(arguments.output, &shown, &columns, &rows, "FINDING")?;
     }
     if healthy { Ok(()) } else { Err(Failure::silent(Failure::DAMAGED)) }
 }

@@ -2,10 +2,13 @@
 //! environment, or from a PressureQueue of a Kubernetes context. What is done
 //! with the queue is the verbs' own.
 
+use kube::ResourceExt;
+
 use crate::api::PressureQueue;
 use crate::api::validate::{self, DefaultNames};
 use crate::cli::Failure;
-use crate::cli::kubernetes::Kubernetes;
+use crate::cli::kubernetes::{FoundObject, Kubernetes};
+use crate::cli::target::variable;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::{DEFAULT_PREFIX, QueueName};
 use crate::pressure::{Queue, QueueOptions};
@@ -13,7 +16,7 @@ use crate::pressure::{Queue, QueueOptions};
 /// Where the queue is.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Where the queue is")]
-pub(super) struct Place {
+pub(in crate::cli) struct Place {
     /// The server: redis://user:password@host:6379/0, or rediss:// for TLS, with the files of
     /// REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE [env: REDIS_URL]
     #[arg(long)]
@@ -79,6 +82,13 @@ impl Which {
 }
 
 impl Place {
+    /// The default connection of resources that name none: this URL, else the
+    /// environment's.
+    pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
+        let (server, port, db, prefix) = (None, None, None, None);
+        Self { url, server, port, db, prefix, kubernetes, client_id: None }
+    }
+
     fn named(&self, name: &str) -> Result<(RedisSettings, QueueName), Failure> {
         self.kubernetes.must_be_absent("pq/NAME")?;
         let prefix = self.prefix.clone().or_else(|| variable("PRESSURE_PREFIX"));
@@ -89,7 +99,7 @@ impl Place {
 
     /// The server of the arguments and the environment. A host or port in the
     /// arguments goes before a URL in the environment.
-    fn settings(&self) -> Result<RedisSettings, Failure> {
+    pub fn settings(&self) -> Result<RedisSettings, Failure> {
         let is_by_parts = self.server.is_some() || self.port.is_some();
         let lookup = |name: &str| match name {
             "REDIS_URL" if is_by_parts => None,
@@ -105,7 +115,8 @@ impl Place {
         Ok(settings)
     }
 
-    fn url(&self) -> Option<String> {
+    /// The server's URL, where one is given.
+    pub fn url(&self) -> Option<String> {
         self.url.clone().filter(|url| !url.is_empty()).or_else(|| variable("REDIS_URL"))
     }
 
@@ -113,7 +124,15 @@ impl Place {
         if self.db.is_some() || self.prefix.is_some() {
             return Err(usage(&format!("--db and --prefix are pq/{name}'s own: leave them out")));
         }
-        let found = self.kubernetes.find::<PressureQueue>(name).await?;
+        self.of_resource(&self.kubernetes.find::<PressureQueue>(name).await?).await
+    }
+
+    /// The queue that a resource stands for.
+    pub async fn of_resource(
+        &self,
+        found: &FoundObject<PressureQueue>,
+    ) -> Result<(RedisSettings, QueueName), Failure> {
+        let name = found.object.name_any();
         // What the operator refuses has no queue; here it is enough to have a name.
         let valid = validate::pressure_queue(&found.object, DefaultNames::Any)
             .map_err(|error| usage(&error))?;
@@ -139,13 +158,10 @@ impl Place {
 }
 
 /// The resource that `queue` names, if it is not a name in Redis.
-fn resource(queue: &str) -> Option<&str> {
-    ["pq/", "pressurequeue/", "pressurequeues/"].iter().find_map(|kind| queue.strip_prefix(kind))
-}
-
-/// A variable of the environment; an empty one is how a chart leaves one out.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+pub(in crate::cli) fn resource(queue: &str) -> Option<&str> {
+    const KINDS: [&str; 4] =
+        ["pq/", "pressurequeue/", "pressurequeues/", "pressurequeue.lockkeeper.dev/"];
+    KINDS.iter().find_map(|kind| queue.strip_prefix(kind))
 }
 
 fn usage(error: &(impl std::fmt::Display + ?Sized)) -> Failure {

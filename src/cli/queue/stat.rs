@@ -111,5 +111,5 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         shown.drift.to_string(),
         shown.prefix.to_owned(),
     ];
-    output::print(arguments.output, &shown, &columns, &[row])
+    output::print(arguments.output, &shown, &columns, &[row], "NAME")
 }

@@ -58,5 +58,5 @@ pub(super) async fn print(form: &Form, target: &Target, seen: &SlotsSeen) -> Res
     let numbers =
         [counted.slots, counted.held, counted.free, counted.draining].map(|n| n.to_string());
     let row = [vec![counted.name.to_owned()], numbers.to_vec(), vec![or_dash(waiting)]].concat();
-    output::print(form.output, &counted, &columns, &[row])
+    output::print(form.output, &counted, &columns, &[row], "NAME")
 }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Failure, Form, Which, slots};
-use crate::cli::output::{self, or_dash};
+use super::{Failure, Form, Target, Which, slots};
+use crate::api::semaphore::HolderStatus;
+use crate::cli::output::{self, Format, or_dash};
 use crate::plan::semaphore::Holder;
 
 /// How long the management API may take to know everything. It learns of a
@@ -25,8 +26,9 @@ pub struct Arguments {
     form: Form,
 }
 
+/// A holder, as it is shown.
 #[derive(Serialize)]
-struct Shown<'a> {
+pub(in crate::cli) struct Shown<'a> {
     id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
@@ -58,6 +60,21 @@ impl<'a> From<&'a Holder> for Shown<'a> {
     }
 }
 
+impl<'a> From<&'a HolderStatus> for Shown<'a> {
+    fn from(holder: &'a HolderStatus) -> Self {
+        Self {
+            id: &holder.id,
+            slot: holder.slot.and_then(|slot| u32::try_from(slot).ok()),
+            identity: holder.identity.as_deref(),
+            reason: holder.reason.as_deref(),
+            url: holder.url.as_deref(),
+            since: holder.since.as_deref(),
+            connection: holder.connection.as_deref(),
+            draining: holder.draining,
+        }
+    }
+}
+
 impl Shown<'_> {
     fn row(&self) -> Vec<String> {
         let draining = if self.draining { "yes" } else { "-" };
@@ -75,7 +92,11 @@ impl Shown<'_> {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let target = arguments.which.find().await?;
+    show(arguments.form.output, &live(&arguments.which.find().await?).await?)
+}
+
+/// Who holds it, as the broker tells.
+pub(in crate::cli) async fn live(target: &Target) -> Result<Vec<Holder>, Failure> {
     let seen = target.look().await?;
     let slots = slots(&seen);
     let name = &target.found.name;
@@ -92,7 +113,15 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     } else if !target.broker.has_management() && !holders.list.is_empty() {
         super::say("who the holders are, only the management API tells: give --management-url");
     }
-    let shown: Vec<Shown> = holders.list.iter().map(Shown::from).collect();
+    Ok(holders.list)
+}
+
+/// Prints holders, wherever they are known from.
+pub(in crate::cli) fn show<'a, H>(format: Format, holders: &'a [H]) -> Result<(), Failure>
+where
+    Shown<'a>: From<&'a H>,
+{
+    let shown: Vec<Shown> = holders.iter().map(Shown::from).collect();
     let rows: Vec<Vec<String>> = shown.iter().map(Shown::row).collect();
     let columns = [
         ("SLOT", false),
@@ -104,5 +133,5 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         ("ID", true),
         ("CONNECTION", true),
     ];
-    output::print(arguments.form.output, &shown, &columns, &rows)
+    output::print(format, &shown, &columns, &rows, "ID")
 }

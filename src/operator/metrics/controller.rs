@@ -20,12 +20,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tracing::Span;
 
 use crate::operator::error::ReconcileError;
 use crate::plan::ErrorClass;
 
 type OfController = [(&'static str, String); 1];
 type OfResult = [(&'static str, String); 2];
+/// A queue of work has its controller's name, and says so twice.
+type OfWork = [(&'static str, String); 2];
 
 /// The buckets of controller-runtime's reconcile times, in seconds.
 const RECONCILE_BUCKETS: [f64; 36] = [
@@ -55,10 +58,10 @@ pub struct Controllers {
     total: Family<OfResult, Counter>,
     errors: Family<OfController, Counter>,
     terminal: Family<OfController, Counter>,
-    retries: Family<OfController, Counter>,
+    retries: Family<OfWork, Counter>,
     active: Family<OfController, Gauge>,
     time: Family<OfController, Histogram>,
-    work: Family<OfController, Histogram>,
+    work: Family<OfWork, Histogram>,
     running: Running,
 }
 
@@ -106,8 +109,7 @@ impl Controllers {
     ) -> Result<Action, ReconcileError> {
         let name = K::kind(&()).to_lowercase();
         let controller: OfController = [("controller", name.clone())];
-        // workqueue_* have the controller's name as a queue's.
-        let queue: OfController = [("name", name.clone())];
+        let queue: OfWork = [("controller", name.clone()), ("name", name.clone())];
         let at_work = AtWork::begin(self, name, controller.clone());
         let (result, failed) = FAILED
             .scope(Cell::new(None), async {
@@ -129,6 +131,7 @@ impl Controllers {
             (Ok(_), None) => "requeue_after",
         };
         if let Some(class) = class {
+            Span::current().record("otel.status_code", "ERROR");
             self.errors.get_or_create(&controller).inc();
             if class == ErrorClass::Invalid {
                 self.terminal.get_or_create(&controller).inc();
@@ -209,7 +212,7 @@ impl Collector for Running {
         let mut tell = |metric: &str, help: &str, value: fn(&(String, f64, f64)) -> f64| {
             let mut metric = encoder.encode_descriptor(metric, help, None, MetricType::Gauge)?;
             for one in &all {
-                let labels = [("name", one.0.as_str())];
+                let labels = [("controller", one.0.as_str()), ("name", one.0.as_str())];
                 ConstGauge::new(value(one)).encode(metric.encode_family(&labels)?)?;
             }
             Ok(())

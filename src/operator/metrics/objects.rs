@@ -1,6 +1,6 @@
 //! What is told of each object, read at each scrape out of the objects themselves as
-//! the API server knows them: right after a restart and in a replica that only
-//! watches, and gone with the object. How it came into their status is not here.
+//! the API server knows them: right after a restart or a change of leader, and gone
+//! with the object. How it came into their status is not here.
 
 use std::collections::BTreeMap;
 use std::fmt::Error;

@@ -36,6 +36,8 @@ pub struct RabbitmqSettings {
     pub tls: Option<TlsSettings>,
     /// The management API, where there is one.
     pub management: Option<ManagementSettings>,
+    /// The management API as an administrator, to close others' connections with.
+    pub administrator: Option<ManagementSettings>,
 }
 
 /// How to reach a broker's management API.
@@ -131,6 +133,7 @@ impl RabbitmqSettings {
                 vhost: "/".to_owned(),
                 tls: is_tls.then(TlsSettings::default),
                 management: None,
+                administrator: None,
             }
         };
         if let Some(vhost) = vhost {
@@ -139,12 +142,33 @@ impl RabbitmqSettings {
         if let Some(management) = management {
             settings.management = Some(settings.parse_management(&management, management_key)?);
         }
+        if let Some(administrator) = get("adminUri") {
+            settings = settings.with_administrator(&administrator, "adminUri")?;
+        }
         settings.add_tls(
             &Names::OF_A_SECRET,
             "or amqpUri: amqps://…, managementUri: https://…: there are certificates, and no connection is encrypted",
             [get("ca.crt"), get("tls.crt"), get("tls.key")],
         )?;
         Ok(settings)
+    }
+
+    /// The same with the management API as an administrator,
+    /// `http://user:password@host:15672`.
+    pub fn with_administrator(
+        mut self,
+        text: &str,
+        key: &'static str,
+    ) -> Result<Self, SettingsError> {
+        // The broker's own user is none: whoever gives this means another one.
+        let nobody = Self { username: String::new(), ..self.clone() };
+        let administrator = nobody.parse_management(text, key)?;
+        if administrator.username.is_empty() {
+            let why = "expected http://user:password@host:15672 with an administrator's user and password";
+            return Err(SettingsError::BadValue { key, why });
+        }
+        self.administrator = Some(administrator);
+        Ok(self)
     }
 
     /// From `amqp://user:password@host:port/vhost` and, where there is one, the
@@ -205,8 +229,9 @@ impl RabbitmqSettings {
             return Ok(());
         }
         let tls = TlsSettings::from_pem(names, texts)?;
-        let of_management = self.management.as_mut().and_then(|management| management.tls.as_mut());
-        let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_management).collect();
+        let apis = [&mut self.management, &mut self.administrator].into_iter().flatten();
+        let of_apis = apis.filter_map(|api| api.tls.as_mut());
+        let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_apis).collect();
         if encrypted.is_empty() {
             // Whoever gave certificates believes the connection to be encrypted.
             return Err(SettingsError::MissingKey { key: "tls", instead });
@@ -248,6 +273,7 @@ impl RabbitmqSettings {
             vhost,
             tls: is_tls.then(TlsSettings::default),
             management: None,
+            administrator: None,
         })
     }
 
@@ -310,6 +336,18 @@ mod tests {
             .unwrap();
             assert_eq!(s.management.unwrap().url, "http://rabbit:15672");
         }
+    }
+
+    #[test]
+    fn the_administrator_is_somebody_of_its_own() {
+        let of = |admin| {
+            let keys = [("amqpUri", "amqp://u:p@h"), ("adminUri", admin)];
+            RabbitmqSettings::from_secret(&data(&keys), None)
+        };
+        let settings = of("http://root:secret@m:15672").unwrap();
+        let administrator = settings.administrator.unwrap();
+        assert_eq!(format!("{administrator:?}"), "http://m:15672 as root");
+        assert!(of("http://m:15672").unwrap_err().to_string().contains("administrator"));
     }
 
     #[test]

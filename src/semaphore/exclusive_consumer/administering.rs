@@ -15,6 +15,11 @@ pub(super) const DRAIN: &str = "drain";
 /// follow.
 pub(super) const REVOKE: &str = "revoke";
 
+/// The message that takes a slot from its holder, in these words.
+pub(in crate::semaphore) fn revoke_message(reason: &str) -> String {
+    format!("{REVOKE}: {reason}")
+}
+
 /// Holder queues deleted together.
 const DELETED_TOGETHER: u32 = 200;
 

@@ -47,6 +47,11 @@ impl HeldConsumer {
         Self { conn, lane, channel, consumer, tag, holder_queue, slot_queue }
     }
 
+    /// Whether this is the id of its acquisition.
+    fn is(&self, id: &str) -> bool {
+        self.tag.as_str().strip_prefix("lockkeeper-") == Some(id)
+    }
+
     fn is_open(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.status().connected())
     }
@@ -101,7 +106,16 @@ impl Hold for HeldConsumer {
     fn news(&self) -> BoxFuture<'_, News> {
         async move {
             match self.consumer.lock().await.next().await {
-                Some(Ok(message)) => read(&message.data),
+                Some(Ok(message)) => {
+                    let meant = message.properties.correlation_id().as_ref();
+                    match read(&message.data) {
+                        // For who held before.
+                        News::Revoked(_) if meant.is_some_and(|id| !self.is(id.as_str())) => {
+                            News::Look
+                        }
+                        news => news,
+                    }
+                }
                 Some(Err(error)) => News::Ended(Some(error)),
                 None if self.is_open() && self.conn.is_usable() => News::Gone,
                 None => News::Ended(None),

@@ -59,23 +59,24 @@ impl Lane {
         count: u32,
         slot: Option<u32>,
     ) -> Result<(), BrokerError> {
-        self.send(name, &[], count, slot).await
+        let slot = slot.map(|slot| slot.to_string());
+        self.send(name, &[], count, slot.as_deref()).await
     }
 
     /// Sends `count` messages to the consumers of the queue `name`, which are gone if
-    /// nobody takes them within a second.
+    /// nobody takes them within a second; `about` is their correlation id.
     pub async fn send(
         &mut self,
         name: &str,
         body: &[u8],
         count: u32,
-        slot: Option<u32>,
+        about: Option<&str>,
     ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         let name = short(name)?;
         let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
-        if let Some(slot) = slot {
-            properties = properties.with_correlation_id(slot.to_string().as_str().into());
+        if let Some(about) = about {
+            properties = properties.with_correlation_id(short(about)?);
         }
         let publishing = async {
             for _ in 0..count {

@@ -1,0 +1,3 @@
+-- Change the server again as the spec says.
+obj.spec.suspend = false
+return obj

@@ -1,0 +1,3 @@
+-- One slot more.
+obj.spec.slots = obj.spec.slots + 1
+return obj

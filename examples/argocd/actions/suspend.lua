@@ -1,0 +1,3 @@
+-- Look and report, but change nothing on the server.
+obj.spec.suspend = true
+return obj

@@ -1,0 +1,209 @@
+//! What each object's status and connection tell: conditions that need somebody,
+//! the connection Secret, and whether the server answers from here.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{Resource, ResourceExt};
+
+use super::{Arguments, Cluster, Finding, Level};
+use crate::api::conditions::{BACKEND_REACHABLE, DAMAGED, READY, STALLED, find};
+use crate::api::{PressureQueue, Semaphore};
+use crate::cli::Failure;
+use crate::cli::kubernetes::FoundObject;
+use crate::cli::queue::place::Place as QueuePlace;
+use crate::cli::target::{Place, variable};
+use crate::plan::connection::{RabbitmqSettings, RedisSettings};
+use crate::pressure::{Store, StoreOptions};
+use crate::semaphore::{Broker, BrokerOptions};
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the looks at all objects share.
+pub(super) struct Look<'a> {
+    cluster: &'a Cluster,
+    ask_servers: bool,
+    place: Place,
+    queue_place: QueuePlace,
+}
+
+/// What the operator says of an object.
+struct Report<'a> {
+    about: String,
+    conditions: &'a [Condition],
+    is_observed: bool,
+}
+
+impl Report<'_> {
+    fn condition(&self, type_: &str, status: &str) -> Option<&Condition> {
+        find(self.conditions, type_).filter(|condition| condition.status == status)
+    }
+
+    /// What it says, the worst first; nothing where all is well.
+    fn finding(&self) -> Option<Finding> {
+        let said = |condition: &Condition| format!("{}: {}", condition.reason, condition.message);
+        if !self.is_observed {
+            let message = "the operator has not seen its newest spec";
+            let next = "wait some seconds; if it stays so, the operator does not run, or does not watch this namespace";
+            return Some(Finding::remark(&self.about, message, next));
+        }
+        if let Some(stalled) = self.condition(STALLED, "True") {
+            let next =
+                "the message says what to change; nothing happens until then (docs/conditions.md)";
+            return Some(Finding::wrong(&self.about, said(stalled), next));
+        }
+        if let Some(unreachable) = self.condition(BACKEND_REACHABLE, "False") {
+            let next = "check the server, and the address in the connection Secret";
+            return Some(Finding::wrong(&self.about, said(unreachable), next));
+        }
+        if let Some(damaged) = self.condition(DAMAGED, "True") {
+            let next = "`lockkeeper queue doctor pq/NAME --repair`, or spec.repairPolicy: Repair";
+            return Some(Finding::wrong(&self.about, said(damaged), next));
+        }
+        let ready = find(self.conditions, READY)?;
+        match ready.status.as_str() {
+            "True" => None,
+            _ => Some(Finding::remark(
+                &self.about,
+                said(ready),
+                "it is tried again by itself; look again in a minute",
+            )),
+        }
+    }
+}
+
+impl<'a> Look<'a> {
+    pub fn new(cluster: &'a Cluster, arguments: &Arguments) -> Self {
+        let kubernetes = &arguments.kubernetes;
+        Self {
+            cluster,
+            ask_servers: !arguments.no_servers,
+            place: Place::of_urls(
+                variable("AMQP_URL"),
+                variable("RABBITMQ_MANAGEMENT_URL"),
+                kubernetes.clone(),
+            ),
+            queue_place: QueuePlace::of_url(None, kubernetes.clone()),
+        }
+    }
+
+    pub async fn semaphore(&self, object: Semaphore) -> Vec<Finding> {
+        let status = object.status.clone().unwrap_or_default();
+        let mut findings = told(&object, "sem", status.observed_generation, &status.conditions);
+        let has_own = object.spec.rabbitmq_cluster_reference.is_some();
+        let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
+        let about = about(&object, "sem");
+        if has_own || variable("AMQP_URL").is_some() {
+            match self.place.of_resource(&self.found(object)).await {
+                Ok(found) if self.ask_servers => {
+                    let answer = ask_broker(found.settings).await;
+                    findings.extend(reachable(&about, answer, operators.as_ref()));
+                }
+                Ok(_) => {}
+                Err(failure) => findings.push(connection(&about, failure)),
+            }
+        }
+        settled(findings, &about)
+    }
+
+    pub async fn queue(&self, object: PressureQueue) -> Vec<Finding> {
+        let status = object.status.clone().unwrap_or_default();
+        let mut findings = told(&object, "pq", status.observed_generation, &status.conditions);
+        let reference = object.spec.redis_reference.as_ref();
+        let has_own = reference.is_some_and(|reference| reference.connection_secret.is_some());
+        let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
+        let about = about(&object, "pq");
+        if has_own || variable("REDIS_URL").is_some() {
+            match self.queue_place.of_resource(&self.found(object)).await {
+                Ok((settings, _)) if self.ask_servers => {
+                    let answer = ask_store(settings).await;
+                    findings.extend(reachable(&about, answer, operators.as_ref()));
+                }
+                Ok(_) => {}
+                Err(failure) => findings.push(connection(&about, failure)),
+            }
+        }
+        settled(findings, &about)
+    }
+
+    fn found<K: ResourceExt>(&self, object: K) -> FoundObject<K> {
+        let namespace = object.namespace().unwrap_or_default();
+        FoundObject::of(object, self.cluster.client.clone(), namespace)
+    }
+}
+
+fn about<K: ResourceExt>(object: &K, kind: &str) -> String {
+    format!("{}/{kind}/{}", object.namespace().unwrap_or_default(), object.name_any())
+}
+
+fn told<K: ResourceExt + Resource>(
+    object: &K,
+    kind: &str,
+    observed: Option<i64>,
+    conditions: &[Condition],
+) -> Vec<Finding> {
+    let is_observed = observed.is_some() && observed == object.meta().generation;
+    let report = Report { about: about(object, kind), conditions, is_observed };
+    let mut findings: Vec<Finding> = report.finding().into_iter().collect();
+    if object.meta().deletion_timestamp.is_some() {
+        let message = "is being deleted, and waits for what is left on its server";
+        let next = "its condition Ready says why; docs/deletion.md says how to let it go";
+        findings.push(Finding::remark(report.about, message, next));
+    }
+    findings
+}
+
+/// A connection that can't even be tried.
+fn connection(about: &str, failure: Failure) -> Finding {
+    let message = failure.message.unwrap_or_default();
+    if failure.code == Failure::NOT_PERMITTED {
+        let next = "ask somebody who may read that Secret; the operator may, in any case";
+        return Finding::remark(about, message, next);
+    }
+    let next = "examples/secret shows the keys; what is right is used within 30 s";
+    Finding::wrong(about, message, next)
+}
+
+async fn ask_broker(settings: RabbitmqSettings) -> Result<(), String> {
+    let broker = Broker::new(settings, BrokerOptions::default());
+    let asked = tokio::time::timeout(PATIENCE, broker.identity()).await;
+    asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
+}
+
+async fn ask_store(settings: RedisSettings) -> Result<(), String> {
+    let store = Store::new(settings, StoreOptions::new("lockkeeper-doctor"));
+    let asked = tokio::time::timeout(PATIENCE, store.identity()).await;
+    asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
+}
+
+/// What it means that the server answers here or not: the operator may see it
+/// otherwise, and it is the operator that counts.
+fn reachable(
+    about: &str,
+    answer: Result<(), String>,
+    operators: Option<&Condition>,
+) -> Option<Finding> {
+    let operator_reaches = operators.is_some_and(|condition| condition.status == "True");
+    match answer {
+        Ok(()) => None,
+        Err(error) if operator_reaches => Some(Finding::remark(
+            about,
+            format!("its server answers the operator, but not from here: {error}"),
+            "nothing, unless clients run where this program does",
+        )),
+        Err(error) => Some(Finding::wrong(
+            about,
+            format!("its server does not answer from here: {error}"),
+            "check the server, and the address and user in the connection Secret",
+        )),
+    }
+}
+
+/// That all is well, where nothing else is to be said.
+fn settled(mut findings: Vec<Finding>, about: &str) -> Vec<Finding> {
+    if !findings.iter().any(|finding| finding.level != Level::Ok) {
+        findings.push(Finding::ok(about, "is as it should be"));
+    }
+    findings
+}

@@ -1,0 +1,47 @@
+//! `lockkeeper holders`: who holds a Semaphore, as its status says, or as its
+//! broker does now.
+
+use super::Failure;
+use super::output::Format;
+use super::semaphore::{Target, holders};
+use super::target::{Place, resource};
+use crate::api::Semaphore;
+
+/// Arguments of `lockkeeper holders`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The Semaphore: sem/NAME, or NAME
+    #[arg(value_name = "SEMAPHORE")]
+    name: String,
+
+    /// Ask the broker instead of reading the status, which has up to 50 holders and is some seconds
+    /// old
+    #[arg(long)]
+    live: bool,
+
+    /// The form of the answer
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let name = resource(&arguments.name).unwrap_or(&arguments.name);
+    if arguments.live {
+        let target = Target::new(arguments.place.find(&format!("sem/{name}")).await?);
+        return holders::show(arguments.output, &holders::live(&target).await?);
+    }
+    let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
+    let Some(status) = found.object.status else {
+        super::say(format!("sem/{name} has no status: is the operator running? see doctor"));
+        return holders::show::<crate::api::semaphore::HolderStatus>(arguments.output, &[]);
+    };
+    if status.holders_truncated {
+        let held = i64::from(status.held.unwrap_or(0)) + i64::from(status.draining.unwrap_or(0));
+        let listed = status.holders.len();
+        super::say(format!("the status lists {listed} of {held} holders: --live shows all"));
+    }
+    holders::show(arguments.output, &status.holders)
+}

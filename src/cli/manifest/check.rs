@@ -1,0 +1,203 @@
+//! Whether the API server would take an object, without one: the steps that it
+//! takes, in its order. Only what depends on the object as it is stored can't be
+//! told: that a field can't be changed.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use kube::core::cel::{CompiledSchema, Validator, compile_schema};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::schema::{self, Problem, did_you_mean};
+use crate::api::validate::{self, DefaultNames};
+use crate::api::{GROUP, PressureQueue, Semaphore, all_crds};
+use crate::cli::manifest::Manifest;
+
+/// An object that the API server would take, with its defaults.
+#[derive(Clone, Debug)]
+pub(in crate::cli) enum Object {
+    Semaphore(Box<Semaphore>),
+    Queue(Box<PressureQueue>),
+}
+
+/// Knows all kinds.
+pub(in crate::cli) struct Checker {
+    kinds: Vec<Kind>,
+    validator: Validator,
+    /// The fields of every object's metadata.
+    metadata: Vec<String>,
+}
+
+struct Kind {
+    name: String,
+    version: String,
+    schema: Value,
+    rules: CompiledSchema,
+}
+
+impl Checker {
+    pub fn new() -> Self {
+        let kinds = all_crds().into_iter().flat_map(|crd| {
+            let name = crd.spec.names.kind.clone();
+            crd.spec.versions.into_iter().map(move |version| {
+                let schema = version.schema.and_then(|schema| schema.open_api_v3_schema);
+                let schema = serde_json::to_value(schema).unwrap_or_default();
+                let rules = compile_schema(&schema);
+                Kind { name: name.clone(), version: version.name, schema, rules }
+            })
+        });
+        let metadata = schemars::schema_for!(ObjectMeta);
+        let metadata = metadata.get("properties").and_then(Value::as_object);
+        let metadata = metadata.map(|all| all.keys().cloned().collect()).unwrap_or_default();
+        Self { kinds: kinds.collect(), validator: Validator::new(), metadata }
+    }
+
+    /// The object, or all that is wrong with it.
+    pub fn check(&self, manifest: &Manifest) -> Result<Object, Vec<Problem>> {
+        let kind = self.kind(manifest).map_err(|problem| vec![problem])?;
+        let mut value = manifest.value.clone();
+
+        // Strict decoding: nothing is taken and then forgotten.
+        let mut found = Vec::new();
+        let mut known = kind.schema.clone();
+        for field in ["apiVersion", "kind", "metadata"] {
+            known["properties"][field] = json!({});
+        }
+        schema::unknown("", &known, &value, &mut found);
+        self.check_metadata(&value["metadata"], &mut found);
+        if !found.is_empty() {
+            return Err(found);
+        }
+
+        // Defaults, then form, then rules.
+        schema::without_nulls(&kind.schema, &mut value);
+        let mut value = kube::core::cel::apply_defaults(&kind.schema, &value);
+        schema::check("", &kind.schema, &value, &mut found);
+        if !found.is_empty() {
+            return Err(found);
+        }
+        schema::nulls_as_absent(&mut value);
+        if let Err(errors) = self.validator.validate_compiled(&kind.rules, &value, None) {
+            return Err(errors.into_iter().map(|error| rule(&kind.schema, &error)).collect());
+        }
+        match kind.name.as_str() {
+            "Semaphore" => typed(value).map(|object| Object::Semaphore(Box::new(object))),
+            _ => typed(value).map(|object| Object::Queue(Box::new(object))),
+        }
+    }
+
+    fn kind(&self, manifest: &Manifest) -> Result<&Kind, Problem> {
+        let kind = manifest.text_at("/kind").unwrap_or_default();
+        let version = manifest.text_at("/apiVersion").unwrap_or_default();
+        let known = || self.kinds.iter().map(|kind| kind.name.as_str());
+        let Some(found) = self.kinds.iter().find(|known| known.name == kind) else {
+            let hint = did_you_mean(kind, known());
+            return Err(Problem::new("kind", format!("no kind {kind:?} in {GROUP}{hint}")));
+        };
+        let wanted = format!("{GROUP}/{}", found.version);
+        if version != wanted {
+            let message = format!("no version {version:?}: the kind {kind} is in {wanted}");
+            return Err(Problem::new("apiVersion", message));
+        }
+        Ok(found)
+    }
+
+    fn check_metadata(&self, metadata: &Value, found: &mut Vec<Problem>) {
+        let known = || self.metadata.iter().map(String::as_str);
+        for name in metadata.as_object().into_iter().flatten().map(|(name, _)| name) {
+            if !known().any(|known| known == name) {
+                let path = format!("metadata.{name}");
+                let message = format!("unknown field {path:?}{}", did_you_mean(name, known()));
+                found.push(Problem::new(path, message));
+            }
+        }
+        let read = match metadata {
+            Value::Null => Ok(ObjectMeta::default()),
+            metadata => serde_json::from_value(metadata.clone()),
+        };
+        if let Err(error) = read {
+            found.push(Problem::new("metadata", error.to_string()));
+            return;
+        }
+        let named = ["name", "generateName"].map(|field| (field, metadata[field].as_str()));
+        match named {
+            [(_, Some(name)), _] if !is_dns(name, 253, true) => {
+                let message = format!(
+                    "Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character, at most 253 of them"
+                );
+                found.push(Problem::new("metadata.name", message));
+            }
+            [(_, None), (_, None)] => {
+                let message = "Required value: name or generateName is required";
+                found.push(Problem::new("metadata.name", message));
+            }
+            _ => {}
+        }
+        if let Some(namespace) = metadata["namespace"].as_str()
+            && !is_dns(namespace, 63, false)
+        {
+            let message = format!(
+                "Invalid value: {namespace:?}: a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character, at most 63 of them"
+            );
+            found.push(Problem::new("metadata.namespace", message));
+        }
+    }
+}
+
+impl Object {
+    /// The same in this namespace, where it names none.
+    pub fn in_namespace(mut self, namespace: &str) -> Self {
+        let metadata = match &mut self {
+            Self::Semaphore(object) => &mut object.metadata,
+            Self::Queue(object) => &mut object.metadata,
+        };
+        metadata.namespace.get_or_insert_with(|| namespace.to_owned());
+        self
+    }
+
+    /// `sem/NAME` or `pq/NAME`.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Semaphore(object) => format!("sem/{}", object.name_any()),
+            Self::Queue(object) => format!("pq/{}", object.name_any()),
+        }
+    }
+
+    /// What the operator would refuse although the API server takes it: names, which
+    /// may come of the object's own name and namespace.
+    pub fn remark(&self) -> Option<String> {
+        let refused = match self {
+            Self::Semaphore(object) => validate::semaphore(object, DefaultNames::Any).err(),
+            Self::Queue(object) => validate::pressure_queue(object, DefaultNames::Any).err(),
+        };
+        refused.map(|error| format!("the operator will refuse it: {error}"))
+    }
+}
+
+/// As a rule's message is shown: at the field that the rule names.
+fn rule(schema: &Value, error: &kube::core::cel::ValidationError) -> Problem {
+    let pointer = error.field_path.split('.').filter(|part| !part.is_empty());
+    let node = pointer.fold(schema, |schema, name| &schema["properties"][name]);
+    let rules = node["x-kubernetes-validations"].as_array();
+    let of = rules.into_iter().flatten().find(|rule| rule["rule"] == error.rule.as_str());
+    let field = of.and_then(|rule| rule["fieldPath"].as_str()).unwrap_or_default();
+    Problem::new(
+        format!("{}{field}", error.field_path),
+        format!("Invalid value: {}", error.message),
+    )
+}
+
+fn typed<K: DeserializeOwned>(value: Value) -> Result<K, Vec<Problem>> {
+    serde_json::from_value(value).map_err(|error| vec![Problem::new("", error.to_string())])
+}
+
+fn is_dns(name: &str, max: usize, dots: bool) -> bool {
+    let is_label = |label: &str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        !label.is_empty()
+            && label.chars().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= max && if dots { name.split('.').all(is_label) } else { is_label(name) }
+}

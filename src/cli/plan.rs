@@ -1,0 +1,150 @@
+//! `lockkeeper plan`: what manifests would change on their servers, without
+//! Kubernetes. What the difference is, `live` finds out, and `shown` shows it.
+
+mod live;
+mod servers;
+mod shown;
+
+use std::collections::HashMap;
+
+use self::live::look;
+pub(super) use self::live::{Step, Work, store_failed};
+use self::servers::{Resolver, Servers};
+pub(super) use self::shown::{Plan, Shown};
+use super::manifest::{Checker, Files, Manifest, Object, Unreadable};
+use super::output::Format;
+use super::validate::INVALID;
+use super::{Failure, say};
+
+/// Arguments of `lockkeeper plan`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct Arguments {
+    #[command(flatten)]
+    wanted: Wanted,
+
+    /// End with 2 where there is something to change, and with 1 after every error
+    #[arg(long)]
+    detailed_exitcode: bool,
+
+    /// The form of the answer
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, whether or not there is something to change; 1 a manifest is not valid, or can't \
+be made true; 64 wrong usage; 69 a server can't be reached, or refuses. With --detailed-exitcode: 0 \
+there is nothing to change; 1 an error; 2 there is something to change.";
+
+/// There is something to change.
+const CHANGES: u8 = 2;
+
+/// What is wanted, and where.
+#[derive(Debug, clap::Args)]
+pub(super) struct Wanted {
+    #[command(flatten)]
+    files: Files,
+
+    /// The namespace of objects that name none: default names of locks and queues start with it
+    #[arg(long, short, default_value = "default")]
+    namespace: String,
+
+    #[command(flatten)]
+    servers: Servers,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let result = plan(&arguments).await;
+    match result {
+        Ok(true) if arguments.detailed_exitcode => Err(Failure::silent(CHANGES)),
+        Ok(_) => Ok(()),
+        Err(failure) if arguments.detailed_exitcode && failure.code != Failure::USAGE => {
+            Err(Failure { code: 1, ..failure })
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Whether there is something to change.
+async fn plan(arguments: &Arguments) -> Result<bool, Failure> {
+    let steps = arguments.wanted.steps().await?;
+    let plan = Plan::of(&steps);
+    plan.print(arguments.output)?;
+    plan.must_be_possible()?;
+    Ok(plan.has_changes())
+}
+
+impl Wanted {
+    /// What is to be done about each object. Changes nothing.
+    pub async fn steps(&self) -> Result<Vec<Step>, Failure> {
+        let contents = self.files.read()?;
+        let objects = self.objects(&contents.manifests, &contents.unreadable)?;
+        let resolver = Resolver::new(&self.servers, &contents.manifests, &self.namespace)?;
+        let mut steps = Vec::new();
+        let mut failure = None;
+        let mut targets: HashMap<(String, String), String> = HashMap::new();
+        for object in &objects {
+            let step = match look(object, &resolver).await {
+                Ok(step) => step,
+                Err(error) => {
+                    // All that can't be looked at is told, not only the first.
+                    if let Some(message) = &error.message {
+                        say(format!("{}: {message}", object.name()));
+                    }
+                    failure = Some(Failure::silent(error.code));
+                    continue;
+                }
+            };
+            let target = (step.shown.server.clone(), step.shown.target.clone());
+            if let Some(other) = targets.insert(target, object.name()) {
+                let message = format!(
+                    "{other} and {} both stand for {} on {}: leave one out",
+                    object.name(),
+                    step.shown.target,
+                    step.shown.server
+                );
+                return Err(Failure::new(INVALID, message));
+            }
+            steps.push(step);
+        }
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok(steps),
+        }
+    }
+
+    fn objects(
+        &self,
+        manifests: &[Manifest],
+        unreadable: &[Unreadable],
+    ) -> Result<Vec<Object>, Failure> {
+        let checker = Checker::new();
+        let mut invalid = unreadable.len();
+        for found in unreadable {
+            say(format!("{}: {}", found.place, found.why));
+        }
+        let mut objects = Vec::new();
+        for manifest in manifests.iter().filter(|manifest| manifest.is_ours()) {
+            match checker.check(manifest) {
+                Ok(object) => objects.push(object.in_namespace(&self.namespace)),
+                Err(problems) => {
+                    invalid += 1;
+                    for problem in problems {
+                        let place = manifest.place_of(&problem.path);
+                        say(format!(
+                            "{place}: {}: {}: {}",
+                            manifest.what(),
+                            problem.path,
+                            problem.message
+                        ));
+                    }
+                }
+            }
+        }
+        if invalid > 0 {
+            return Err(Failure::new(INVALID, "nothing was looked at: correct the manifests"));
+        }
+        Ok(objects)
+    }
+}

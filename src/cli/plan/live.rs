@@ -1,0 +1,217 @@
+//! What a server has of an object, and what is to be done to make it as the object
+//! says. Decided where the operator decides it, in [`crate::plan`].
+
+use serde_json::Value;
+
+use super::servers::Resolver;
+use super::shown::{Action, Change, Shown};
+use crate::api::validate::{self, DefaultNames, ValidQueue, ValidSemaphore};
+use crate::api::{PressureQueue, Semaphore};
+use crate::cli::Failure;
+use crate::cli::manifest::Object;
+use crate::cli::semaphore::failed;
+use crate::cli::validate::INVALID;
+use crate::plan::pressure_queue::{Past, QueueEffect, QueueSeen, plan as plan_queue};
+use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan as plan_slots, sweep_to};
+use crate::pressure::{Store, StoreError, StoreOptions};
+use crate::semaphore::{Broker, BrokerOptions};
+
+/// What is to be done about one object, and with what.
+pub(in crate::cli) struct Step {
+    pub shown: Shown,
+    pub work: Work,
+}
+
+/// What a change is made with.
+pub(in crate::cli) enum Work {
+    Nothing,
+    Slots { broker: Broker, valid: Box<ValidSemaphore>, sweep_to: u32 },
+    Queue { store: Store, valid: Box<ValidQueue>, effects: Vec<QueueEffect> },
+}
+
+/// Looks at an object's server. Changes nothing.
+pub(in crate::cli) async fn look(object: &Object, resolver: &Resolver) -> Result<Step, Failure> {
+    match object {
+        Object::Semaphore(object) => semaphore(object, resolver).await,
+        Object::Queue(object) => queue(object, resolver).await,
+    }
+}
+
+async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Failure> {
+    let valid = validate::semaphore(object, DefaultNames::Any)
+        .map_err(|error| Failure::new(INVALID, error.to_string()))?;
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    // Where a RabbitmqCluster is, only Kubernetes knows: the environment says it here.
+    let secret = valid.broker.as_ref().filter(|broker| !broker.is_cluster);
+    let of = secret.and_then(|secret| secret.namespace.as_deref()).unwrap_or(&namespace);
+    let secret = secret.map(|secret| secret.name.as_str());
+    let settings = resolver.rabbitmq(of, secret, valid.vhost.as_deref())?;
+    let vhost = settings.vhost.trim_start_matches('/');
+    let mut shown = Shown {
+        kind: "Semaphore",
+        name: object.metadata.name.clone().unwrap_or_default(),
+        namespace,
+        server: format!("{}/{vhost}", settings.address()),
+        target: valid.lock.to_string(),
+        action: Action::Suspended,
+        changes: Vec::new(),
+        draining: 0,
+        notes: Vec::new(),
+    };
+    if valid.suspend {
+        return Ok(Step { shown, work: Work::Nothing });
+    }
+    if object.spec.drain.is_some() {
+        shown.notes.push("drain.revokeAfter is the operator's: here nobody revokes".to_owned());
+    }
+    let broker = Broker::new(settings, BrokerOptions::default());
+    let mark = broker.find_mark(&valid.lock, valid.wish.overshoot).await;
+    let sweep = sweep_to(valid.wish, mark.map_err(|error| failed(&error))?);
+    let seen = broker.observe(&valid.lock, sweep, sweep).await.map_err(|error| failed(&error))?;
+    let planned = plan_slots(valid.wish, &seen, None);
+    shown.draining = draining(&valid, &seen, &planned);
+    shown.changes = differences(&broker, &valid, &seen, &planned).await?;
+    let exists = exists(&broker, &valid, &seen).await?;
+    shown.action = match (exists, shown.changes.is_empty()) {
+        (false, false) => Action::Create,
+        (true, false) => Action::Update,
+        (_, true) => Action::None,
+    };
+    let work = match shown.action {
+        Action::None => Work::Nothing,
+        _ => Work::Slots { broker, valid: Box::new(valid), sweep_to: sweep },
+    };
+    Ok(Step { shown, work })
+}
+
+/// Whether anything of it is there: a semaphore of 0 slots has a queue, too, but in
+/// profile `AmqpLocksPython`.
+async fn exists(
+    broker: &Broker,
+    valid: &ValidSemaphore,
+    seen: &SlotsSeen,
+) -> Result<bool, Failure> {
+    if !seen.slots.is_empty() {
+        return Ok(true);
+    }
+    let waiting = broker.waiting(&valid.lock).await.map_err(|error| failed(&error))?;
+    Ok(waiting.is_some())
+}
+
+async fn differences(
+    broker: &Broker,
+    valid: &ValidSemaphore,
+    seen: &SlotsSeen,
+    planned: &SlotPlan,
+) -> Result<Vec<Change>, Failure> {
+    let (lock, wish) = (&valid.lock, valid.wish);
+    let mut changes = Vec::new();
+    let what = if lock.has_slots() { "slots" } else { "tokens" };
+    let exists = exists(broker, valid, seen).await?;
+    let before = seen.slots.len();
+    // One without slots is made only for what is beside them.
+    if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || !lock.has_slots()) {
+        changes.push(Change::new(what, Value::Null, wish.slots));
+        return Ok(changes);
+    }
+    if before as u64 != u64::from(wish.slots) {
+        changes.push(Change::new(what, before, wish.slots));
+    } else if lock.has_slots() {
+        if !planned.declare.is_empty() {
+            changes.push(Change::new("missing slots", Value::Null, planned.declare.clone()));
+        }
+        if !planned.delete.is_empty() {
+            changes.push(Change::new("stray slots", planned.delete.clone(), Value::Null));
+        }
+    }
+    if !planned.tidy.is_empty() {
+        changes.push(Change::new("left over of slots", planned.tidy.clone(), Value::Null));
+    }
+    if planned.declare.is_empty() && exists {
+        let lost = broker.lost_parts(lock, wish).await.map_err(|error| failed(&error))?;
+        changes.extend(lost.into_iter().map(|part| Change::new(part, Value::Null, "made again")));
+        if lock.wait_queue().is_some() {
+            let waiting = broker.waiting(lock).await.map_err(|error| failed(&error))?;
+            if waiting.is_none() {
+                changes.push(Change::new("wait queue", Value::Null, "made again"));
+            }
+        }
+    }
+    if exists && wish.records.is_none() && lock.record_queue(1).is_some() {
+        let has_records = broker.has_records(lock, 1).await.map_err(|error| failed(&error))?;
+        if has_records {
+            changes.push(Change::new("slot records", "fencing, lock delay", Value::Null));
+        }
+    }
+    Ok(changes)
+}
+
+/// How many hold what goes.
+fn draining(valid: &ValidSemaphore, seen: &SlotsSeen, planned: &SlotPlan) -> u32 {
+    let held = if valid.lock.has_slots() {
+        planned.delete.iter().filter(|slot| seen.held.contains(slot)).count()
+    } else if planned.delete.is_empty() {
+        0
+    } else {
+        // Free tokens go first.
+        seen.held.len().saturating_sub(valid.wish.slots as usize)
+    };
+    u32::try_from(held).unwrap_or(u32::MAX)
+}
+
+async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Failure> {
+    let valid = validate::pressure_queue(object, DefaultNames::Any)
+        .map_err(|error| Failure::new(INVALID, error.to_string()))?;
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    let settings = resolver.redis(&namespace, valid.secret.as_deref(), valid.database)?;
+    let mut shown = Shown {
+        kind: "PressureQueue",
+        name: object.metadata.name.clone().unwrap_or_default(),
+        namespace,
+        server: settings.address(),
+        // As the keys have it: prefixes tell queues apart, too.
+        target: valid.queue.data(),
+        action: Action::Suspended,
+        changes: Vec::new(),
+        draining: 0,
+        notes: Vec::new(),
+    };
+    if valid.suspend {
+        return Ok(Step { shown, work: Work::Nothing });
+    }
+    let store = Store::new(settings, StoreOptions::new("lockkeeper-apply"));
+    let seen = store.observe(&valid.queue).await.map_err(|error| store_failed(&error))?;
+    let planned = plan_queue(&valid.wish, &seen, &Past::default());
+    shown.changes = planned.effects.iter().map(|effect| change(effect, &seen)).collect();
+    shown.notes = planned.remarks.iter().map(ToString::to_string).collect();
+    let can_be_changed =
+        seen.wrong_types.is_empty() && (seen.bound.is_some() || seen.leftovers.is_empty());
+    shown.action = match (can_be_changed, seen.bound, shown.changes.is_empty()) {
+        (false, ..) => Action::Blocked,
+        (true, None, false) => Action::Create,
+        (true, Some(_), false) => Action::Update,
+        (true, _, true) => Action::None,
+    };
+    let work = match shown.action {
+        Action::Create | Action::Update => {
+            Work::Queue { store, valid: Box::new(valid), effects: planned.effects }
+        }
+        _ => Work::Nothing,
+    };
+    Ok(Step { shown, work })
+}
+
+fn change(effect: &QueueEffect, seen: &QueueSeen) -> Change {
+    match effect {
+        QueueEffect::Create { bound } => Change::new("bound", Value::Null, *bound),
+        QueueEffect::SetBound { bound } => Change::new("bound", seen.bound, *bound),
+        QueueEffect::Close => {
+            let before = if seen.bound.is_some() { Value::from("Open") } else { Value::Null };
+            Change::new("state", before, "Closed")
+        }
+    }
+}
+
+pub(in crate::cli) fn store_failed(error: &StoreError) -> Failure {
+    Failure::new(Failure::UNAVAILABLE, error.to_string())
+}

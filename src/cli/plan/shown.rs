@@ -1,0 +1,237 @@
+//! How a plan looks: for people with a sign and a colour for each change, for
+//! programs as JSON.
+
+use std::io::{IsTerminal, stdout};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Step;
+use crate::cli::Failure;
+use crate::cli::output::{self, Format};
+use crate::cli::validate::INVALID;
+
+/// The form of the JSON: raised when a program that reads it would be misled.
+const FORMAT_VERSION: u32 = 1;
+
+/// What is to be done about an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::cli) enum Action {
+    /// It isn't there.
+    Create,
+    /// It differs.
+    Update,
+    /// It is as it should be.
+    None,
+    /// It is left alone, as its manifest says.
+    Suspended,
+    /// It can't be made true.
+    Blocked,
+}
+
+/// One difference.
+#[derive(Clone, Debug, Serialize)]
+pub(in crate::cli) struct Change {
+    pub what: &'static str,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub before: Value,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub after: Value,
+}
+
+impl Change {
+    pub fn new(what: &'static str, before: impl Into<Value>, after: impl Into<Value>) -> Self {
+        Self { what, before: before.into(), after: after.into() }
+    }
+
+    fn line(&self) -> (Paint, String) {
+        let text = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        };
+        let (before, after) = (text(&self.before), text(&self.after));
+        match (self.before.is_null(), self.after.is_null()) {
+            (true, _) => (Paint::Green, format!("+ {}: {after}", self.what)),
+            (false, true) => (Paint::Red, format!("- {}: {before}", self.what)),
+            (false, false) => (Paint::Yellow, format!("~ {}: {before} -> {after}", self.what)),
+        }
+    }
+}
+
+/// What is to be done about one object, and why.
+#[derive(Clone, Debug, Serialize)]
+pub(in crate::cli) struct Shown {
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    /// Without credentials.
+    pub server: String,
+    /// The lock or queue.
+    pub target: String,
+    pub action: Action,
+    pub changes: Vec<Change>,
+    /// How many holders keep what goes until they release it.
+    pub draining: u32,
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Summary {
+    create: usize,
+    update: usize,
+    none: usize,
+    suspended: usize,
+    blocked: usize,
+}
+
+/// All that is to be done.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::cli) struct Plan<'a> {
+    format_version: u32,
+    summary: Summary,
+    objects: Vec<&'a Shown>,
+}
+
+impl<'a> Plan<'a> {
+    pub fn of(steps: &'a [Step]) -> Self {
+        let objects: Vec<&Shown> = steps.iter().map(|step| &step.shown).collect();
+        let count = |action| objects.iter().filter(|shown| shown.action == action).count();
+        let summary = Summary {
+            create: count(Action::Create),
+            update: count(Action::Update),
+            none: count(Action::None),
+            suspended: count(Action::Suspended),
+            blocked: count(Action::Blocked),
+        };
+        Self { format_version: FORMAT_VERSION, summary, objects }
+    }
+
+    pub fn has_changes(&self) -> bool {
+        self.summary.create + self.summary.update > 0
+    }
+
+    /// How many are to be made or changed.
+    pub fn changes(&self) -> usize {
+        self.summary.create + self.summary.update
+    }
+
+    /// Objects whose holders would keep what goes.
+    pub fn draining(&self) -> impl Iterator<Item = &'a Shown> {
+        self.objects.iter().copied().filter(|shown| shown.draining > 0)
+    }
+
+    /// Fails where something can't be made true.
+    pub fn must_be_possible(&self) -> Result<(), Failure> {
+        match self.summary.blocked {
+            0 => Ok(()),
+            1 => Err(Failure::new(
+                INVALID,
+                "1 object can't be made true: what is said of it tells why",
+            )),
+            blocked => {
+                let message =
+                    format!("{blocked} objects can't be made true: what is said of them tells why");
+                Err(Failure::new(INVALID, message))
+            }
+        }
+    }
+
+    pub fn print(&self, format: Format) -> Result<(), Failure> {
+        match format {
+            Format::Table | Format::Wide => output::write(&self.text(format == Format::Wide)),
+            Format::Json | Format::Yaml => output::print_data(format, self),
+            Format::Name => {
+                let changed = self
+                    .objects
+                    .iter()
+                    .filter(|s| matches!(s.action, Action::Create | Action::Update));
+                output::write(&changed.map(|shown| shown.called() + "\n").collect::<String>())
+            }
+        }
+    }
+
+    /// What is as it should be is only counted, unless `all`.
+    fn text(&self, all: bool) -> String {
+        let paint = is_coloured();
+        let is_shown =
+            |shown: &&&Shown| shown.action != Action::None || !shown.notes.is_empty() || all;
+        let mut lines: Vec<String> =
+            self.objects.iter().filter(is_shown).flat_map(|shown| shown.lines(paint)).collect();
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        let Summary { create, update, none, suspended, blocked } = self.summary;
+        let mut parts = if self.has_changes() {
+            vec![format!("{create} to create"), format!("{update} to change")]
+        } else {
+            vec!["Nothing to change".to_owned()]
+        };
+        parts.push(format!("{none} as they should be"));
+        for (count, what) in [(suspended, "suspended"), (blocked, "blocked")] {
+            parts.extend((count > 0).then(|| format!("{count} {what}")));
+        }
+        lines.push(parts.join(", "));
+        lines.join("\n") + "\n"
+    }
+}
+
+impl Shown {
+    /// As kubectl's short names have it.
+    pub fn called(&self) -> String {
+        let kind = if self.kind == "Semaphore" { "sem" } else { "pq" };
+        format!("{kind}/{}", self.name)
+    }
+
+    fn lines(&self, coloured: bool) -> Vec<String> {
+        let (sign, colour) = match self.action {
+            Action::Create => ('+', Paint::Green),
+            Action::Update => ('~', Paint::Yellow),
+            Action::Blocked => ('!', Paint::Red),
+            Action::None | Action::Suspended => (' ', Paint::Plain),
+        };
+        let suspended = if self.action == Action::Suspended { ": suspended" } else { "" };
+        let Self { target, server, namespace, .. } = self;
+        let head =
+            format!("{sign} {} in {namespace}: {target} on {server}{suspended}", self.called());
+        let mut details: Vec<(Paint, String)> = self.changes.iter().map(Change::line).collect();
+        if self.draining > 0 {
+            let held = self.draining;
+            let line =
+                format!("! held, and kept until released: {held} (apply needs --allow-drain)");
+            details.push((Paint::Red, line));
+        }
+        details.extend(self.notes.iter().map(|note| (Paint::Plain, note.clone())));
+        let details =
+            details.iter().map(|(colour, line)| format!("    {}", colour.on(line, coloured)));
+        [colour.on(&head, coloured)].into_iter().chain(details).collect()
+    }
+}
+
+/// A colour of a terminal.
+#[derive(Clone, Copy)]
+enum Paint {
+    Plain,
+    Red,
+    Green,
+    Yellow,
+}
+
+impl Paint {
+    fn on(self, text: &str, coloured: bool) -> String {
+        let code = match self {
+            Self::Red => "31",
+            Self::Green => "32",
+            Self::Yellow => "33",
+            Self::Plain => return text.to_owned(),
+        };
+        if coloured { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+/// As terminal programs agree on it.
+fn is_coloured() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    !is_set("NO_COLOR") && (stdout().is_terminal() || is_set("CLICOLOR_FORCE"))
+}

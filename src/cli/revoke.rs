@@ -1,0 +1,175 @@
+//! `lockkeeper revoke`: telling the operator to take a slot from its holder, and
+//! what became of that. Who may is the API server's to decide.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use super::kubernetes::{FoundObject, Kubernetes};
+use super::question::confirmed;
+use super::{Failure, duration, say, target};
+use crate::api::revoke::RevokeRequest;
+use crate::api::{REVOKE, Semaphore};
+use crate::plan::clean_text;
+
+/// Arguments of `lockkeeper revoke`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The Semaphore: sem/NAME
+    #[arg(value_name = "SEMAPHORE")]
+    name: String,
+
+    /// The slot; with protocol Token there is none
+    #[arg(long, value_name = "NUMBER")]
+    slot: Option<u32>,
+
+    /// The id of the holder who has it, as its status shows; somebody else is left alone
+    #[arg(long, value_name = "ID")]
+    holder: String,
+
+    /// Why; the holder is told, and the Event
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    /// Also where the holder's connection has other things, which go with it
+    #[arg(long)]
+    force: bool,
+
+    /// Don't ask
+    #[arg(long)]
+    yes: bool,
+
+    /// How long to wait for the operator to do it
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    timeout: Duration,
+
+    #[command(flatten)]
+    kubernetes: Kubernetes,
+}
+
+/// How often to look what became of it.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Who we are in the object's managed fields.
+const MANAGER: &str = "kubectl-lockkeeper";
+
+/// What an Event's reason means.
+const REVOKED: &str = "HolderRevoked";
+const REFUSED: &str = "RevokeRefused";
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let usage = |message: String| Failure::new(Failure::USAGE, message);
+    let Some(name) = target::resource(&arguments.name) else {
+        return Err(usage(format!("{:?} names no Semaphore: give sem/NAME", arguments.name)));
+    };
+    let found: FoundObject<Semaphore> = arguments.kubernetes.find(name).await?;
+    if found.object.metadata.deletion_timestamp.is_some() {
+        return Err(usage(format!(
+            "sem/{name} is being deleted, and nobody is revoked any more: set deletionGuard to None to let it go"
+        )));
+    }
+    let identity = check(&found.object, &arguments)?;
+    let what = arguments.slot.map_or_else(|| "a token".to_owned(), |slot| format!("slot {slot}"));
+    let holder = clean_text(&arguments.holder, 200);
+    let who = identity.map(|who| format!(" ({who})")).unwrap_or_default();
+    let question = format!("Take {what} of sem/{name} from {holder}{who}?");
+    if !arguments.yes && !confirmed(&question).await? {
+        return Err(Failure::new(Failure::USAGE, "nothing was done"));
+    }
+    let request = RevokeRequest {
+        slot: arguments.slot,
+        holder: arguments.holder.clone(),
+        reason: arguments.reason.clone(),
+        force: arguments.force,
+        at: jiff::Timestamp::now().to_string(),
+    };
+    ask(&found, &request).await?;
+    let told = outcome(&found, &request, arguments.timeout).await?;
+    if told.reason.as_deref() == Some(REVOKED) {
+        say(clean_text(&told.note.unwrap_or_default(), 1024));
+        return Ok(());
+    }
+    Err(Failure::new(Failure::UNAVAILABLE, clean_text(&told.note.unwrap_or_default(), 1024)))
+}
+
+/// Says at once what can't come to anything; who it is in words, where that is known.
+fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Failure> {
+    if object.spec.naming().has_slots() != arguments.slot.is_some() {
+        let message = "give --slot, but with protocol Token, whose tokens have no numbers";
+        return Err(Failure::new(Failure::USAGE, message));
+    }
+    let Some(status) = &object.status else { return Ok(None) };
+    let slot = arguments.slot.and_then(|slot| i32::try_from(slot).ok());
+    let mut holders = status.holders.iter();
+    match holders.find(|holder| holder.id == arguments.holder && holder.slot == slot) {
+        Some(holder) => Ok(holder.identity.clone()),
+        // Not all are listed, and a status may be some seconds old.
+        None if status.holders_truncated || status.holders.is_empty() => Ok(None),
+        None => {
+            let listed = status.holders.iter().map(|holder| match holder.slot {
+                Some(slot) => format!("slot {slot} by {}", holder.id),
+                None => holder.id.clone(),
+            });
+            let listed = listed.collect::<Vec<_>>().join(", ");
+            let message = format!("it is not held by that holder; held are: {listed}");
+            Err(Failure::new(Failure::USAGE, message))
+        }
+    }
+}
+
+/// Sets the annotation, on this very object.
+async fn ask(found: &FoundObject<Semaphore>, request: &RevokeRequest) -> Result<(), Failure> {
+    let failed = |why: String| Failure::new(Failure::UNAVAILABLE, why);
+    let text = serde_json::to_string(request).map_err(|error| failed(error.to_string()))?;
+    let patch = json!({
+        "metadata": {"uid": found.object.uid(), "annotations": {REVOKE: text}},
+    });
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let name = found.object.name_any();
+    match found.api().patch(&name, &params, &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(answer)) if answer.code == 403 => {
+            Err(Failure::new(Failure::NOT_PERMITTED, answer.message.clone()))
+        }
+        Err(error) => Err(failed(format!("Kubernetes can't be asked: {error}"))),
+    }
+}
+
+/// Waits for the Event that tells what became of it.
+async fn outcome(
+    found: &FoundObject<Semaphore>,
+    request: &RevokeRequest,
+    timeout: Duration,
+) -> Result<Event, Failure> {
+    let name = found.object.name_any();
+    let events: Api<Event> = found.beside();
+    let about = ListParams::default().fields(&format!("regarding.name={name}"));
+    let end = format!("asked at {}", request.at);
+    let start = Instant::now();
+    loop {
+        let failed = |error: kube::Error| {
+            let message = format!(
+                "the operator was asked, but what became of it can't be read ({error}): see kubectl describe sem {name}"
+            );
+            Failure::new(Failure::UNAVAILABLE, message)
+        };
+        let all = events.list(&about).await.map_err(failed)?;
+        let told = all.items.into_iter().find(|event| {
+            matches!(event.reason.as_deref(), Some(REVOKED | REFUSED))
+                && event.note.as_ref().is_some_and(|note| note.ends_with(&end))
+        });
+        if let Some(told) = told {
+            return Ok(told);
+        }
+        if start.elapsed() >= timeout {
+            let message = format!(
+                "the operator has not answered within {timeout:?}, and may yet do it: see kubectl describe sem {name}, or take the request back by kubectl annotate sem {name} {REVOKE}-"
+            );
+            return Err(Failure::new(Failure::NOT_ACQUIRED, message));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}

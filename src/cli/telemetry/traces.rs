@@ -1,0 +1,130 @@
+//! Sends spans by OTLP over HTTP, where the usual `OTEL_*` variables say so. A
+//! collector that is slow or away costs spans and nothing else: they wait in a queue
+//! of bounded length that a thread of its own empties.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use opentelemetry::Context;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{TraceContextExt, TracerProvider};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing::{Level, Span, Subscriber};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::Layer;
+use tracing_subscriber::registry::LookupSpan;
+
+/// How long the end of the process waits for spans to be sent.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const NAME: &str = "lockkeeper";
+
+/// Sends spans until it is dropped.
+pub(super) struct Traces(SdkTracerProvider);
+
+impl Traces {
+    /// What takes the spans of this crate, and what is logged within them from level
+    /// info up. Other crates' spans may say more than is ours to tell.
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+    {
+        let ours = filter_fn(|metadata| {
+            let target = metadata.target();
+            (target == NAME || target.starts_with("lockkeeper::"))
+                && (metadata.is_span() || *metadata.level() <= Level::INFO)
+        });
+        tracing_opentelemetry::layer()
+            .with_tracer(self.0.tracer(NAME))
+            .with_location(false)
+            .with_threads(false)
+            .with_filter(ours)
+    }
+}
+
+impl Drop for Traces {
+    fn drop(&mut self) {
+        // Whoever does not take them in time does not get them.
+        let _ = self.0.shutdown_with_timeout(PATIENCE);
+    }
+}
+
+/// Why no traces are sent although they are asked for.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TracesError {
+    /// The transport is not built in.
+    #[error("OTEL_EXPORTER_OTLP_PROTOCOL is {0}, and only http/protobuf is built in")]
+    Protocol(String),
+    /// The exporter refuses its settings.
+    #[error("the OTEL_* variables can't be followed: {0}")]
+    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+}
+
+/// An environment variable that says something.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The same of a variable that may be said of traces alone.
+fn of_traces(name: &str) -> Option<String> {
+    variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
+        .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
+}
+
+/// Traces are sent once somebody says where to.
+fn are_wanted() -> bool {
+    let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"));
+    match variable("OTEL_TRACES_EXPORTER").as_deref() {
+        _ if disabled => false,
+        Some("otlp") => true,
+        Some(_) => false,
+        None => of_traces("ENDPOINT").is_some(),
+    }
+}
+
+pub(super) fn start() -> Result<Option<Traces>, TracesError> {
+    if !are_wanted() {
+        return Ok(None);
+    }
+    if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+        return Err(TracesError::Protocol(protocol));
+    }
+    // Where to, headers and the time limit are read from the environment.
+    let exporter =
+        SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).build()?;
+    let mut resource = Resource::builder();
+    if variable("OTEL_SERVICE_NAME").is_none()
+        && !variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|v| v.contains("service.name="))
+    {
+        resource = resource.with_service_name(NAME);
+    }
+    let provider = SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(resource.build())
+        .build();
+    Ok(Some(Traces(provider)))
+}
+
+/// The headers that say which trace something is part of, as variables.
+const VARIABLES: [(&str, &str); 2] = [("traceparent", "TRACEPARENT"), ("tracestate", "TRACESTATE")];
+
+pub(super) fn continue_trace(span: &Span) {
+    let given =
+        VARIABLES.into_iter().filter_map(|(key, name)| Some((key.to_owned(), variable(name)?)));
+    let given: HashMap<String, String> = given.collect();
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &given);
+    if context.span().span_context().is_valid() {
+        // Fails only where spans go nowhere.
+        let _ = span.set_parent(context);
+    }
+}
+
+pub(super) fn traceparent(span: &Span) -> Option<String> {
+    let mut headers = HashMap::new();
+    TraceContextPropagator::new().inject_context(&span.context(), &mut headers);
+    headers.remove("traceparent")
+}

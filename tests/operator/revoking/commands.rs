@@ -1,0 +1,180 @@
+//! `lockkeeper revoke`, and who may: the chart's policies, by users with limited
+//! rights.
+
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use lockkeeper::api::{PressureQueue, REVOKE, Semaphore};
+use lockkeeper::semaphore::LostReason;
+use serde_json::json;
+use tokio::process::Command;
+
+use super::{QUEUE, acquire, ids, lost, with_administrator};
+use crate::environment::variable;
+use crate::pressure_text::TextClient;
+use crate::queues::text;
+use crate::world::{PATIENCE, World, in_a_world, kubectl};
+
+/// Gives users of this world rights to resources.
+async fn allow(world: &World, name: &str, users: &[&str], group: &str, resources: &[&str]) {
+    let verbs = if name == "revoke" { vec!["create"] } else { vec!["*"] };
+    let rule = json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
+    let role = json!({"metadata": {"name": name}, "rules": [rule]});
+    let group = "rbac.authorization.k8s.io";
+    let users = users.iter().map(|user| json!({"apiGroup": group, "kind": "User", "name": user}));
+    let binding = json!({
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        "subjects": users.collect::<Vec<_>>(),
+    });
+    let (role, binding): (Role, RoleBinding) =
+        (serde_json::from_value(role).unwrap(), serde_json::from_value(binding).unwrap());
+    let roles: Api<Role> = Api::namespaced(world.client.clone(), &world.namespace);
+    roles.create(&PostParams::default(), &role).await.unwrap();
+    let bindings: Api<RoleBinding> = Api::namespaced(world.client.clone(), &world.namespace);
+    bindings.create(&PostParams::default(), &binding).await.unwrap();
+}
+
+/// alice may do everything with our kinds, and bob may also revoke.
+async fn users(world: &World) {
+    let both = ["alice", "bob"];
+    allow(world, "edit", &both, "lockkeeper.dev", &["semaphores", "pressurequeues"]).await;
+    allow(world, "events", &both, "events.k8s.io", &["events"]).await;
+    allow(world, "revoke", &["bob"], "lockkeeper.dev", &["semaphores/revoke"]).await;
+}
+
+/// What kubectl says as this user.
+async fn as_user(world: &World, user: &str, arguments: &[&str]) -> Result<String, String> {
+    let mut all = vec!["--as", user];
+    all.extend(arguments);
+    kubectl(world, &all).await
+}
+
+/// Exit code and messages of `lockkeeper revoke`, as this user.
+async fn revoke(world: &World, user: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    // Whom to impersonate is nothing that the program has an argument for.
+    let kubeconfig = std::fs::read_to_string(variable("KUBECONFIG")).unwrap();
+    let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&kubeconfig).unwrap();
+    kubeconfig["users"][0]["user"]["as"] = json!(user);
+    let file = format!("{}/{}-{user}.kubeconfig", env!("CARGO_TARGET_TMPDIR"), world.namespace);
+    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        .args(["revoke", "sem/deploy", "-n", &world.namespace])
+        .args(arguments)
+        .env("KUBECONFIG", &file)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    std::fs::remove_file(&file).unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[tokio::test]
+async fn who_may_change_a_semaphore_may_not_revoke_without_the_right_to() {
+    in_a_world("revoke-rights", async |world| {
+        users(&world).await;
+        world.semaphore("deploy", "slots: 1").await;
+        let refused = "needs the verb create on semaphores/revoke";
+        let annotation = |value: &str| format!("{REVOKE}={value}");
+        let annotate = async |user: &str, what: &str| {
+            as_user(&world, user, &["annotate", "--overwrite", "sem/deploy", what]).await
+        };
+        let said = annotate("alice", &annotation("a")).await.unwrap_err();
+        assert!(said.contains(refused) && said.contains("\"alice\""), "{said}");
+        annotate("bob", &annotation("a")).await.unwrap();
+        let said = annotate("alice", &annotation("b")).await.unwrap_err();
+        assert!(said.contains(refused), "a request is not to be changed: {said}");
+        // All else is hers, with the request in place, and it may be taken back.
+        annotate("alice", "team=red").await.unwrap();
+        as_user(&world, "alice", &["scale", "--replicas=2", "sem/deploy"]).await.unwrap_err();
+        annotate("alice", &format!("{REVOKE}-")).await.unwrap();
+        let manifest = format!("{}/{}.json", env!("CARGO_TARGET_TMPDIR"), world.namespace);
+        let new = json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": "new", "annotations": {REVOKE: "a"}}, "spec": {},
+        });
+        std::fs::write(&manifest, new.to_string()).unwrap();
+        let said = as_user(&world, "alice", &["create", "-f", &manifest]).await.unwrap_err();
+        assert!(said.contains(refused), "{said}");
+        as_user(&world, "bob", &["create", "-f", &manifest]).await.unwrap();
+        std::fs::remove_file(&manifest).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_command_revokes_tells_of_it_and_says_who_may_not() {
+    in_a_world("revoke-command", async |world| {
+        users(&world).await;
+        with_administrator(&world).await;
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 2").await;
+        world.semaphore_ready("deploy").await;
+        let permit = acquire(&world, QUEUE, 2).await;
+        let id = ids(&world, 1).await.remove(0);
+        let of = ["--slot", "2", "--holder", &id, "--reason", "it hangs"];
+        let yes = |more: &[&'static str]| -> Vec<&str> {
+            of.iter().copied().chain(["--yes"]).chain(more.iter().copied()).collect()
+        };
+        let (code, said) = revoke(&world, "bob", &of).await;
+        assert_eq!(code, Some(64), "nobody can be asked: {said}");
+        let (code, said) = revoke(&world, "alice", &yes(&[])).await;
+        assert_eq!(code, Some(77), "{said}");
+        assert!(said.contains("create on semaphores/revoke"), "{said}");
+        let other = ["--slot", "2", "--holder", "other", "--reason", "x", "--yes"];
+        let (code, said) = revoke(&world, "bob", &other).await;
+        assert_eq!(code, Some(64), "{said}");
+        assert!(said.contains(&format!("slot 2 by {id}")), "{said}");
+        permit.verify().await.unwrap();
+
+        let (code, said) = revoke(&world, "bob", &yes(&["--timeout", "2m"])).await;
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("was taken away: it hangs"), "{said}");
+        assert_eq!(lost(&permit).await, LostReason::Revoked { text: "it hangs".to_owned() });
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_guarded_object_that_is_used_is_not_deleted_but_for_who_says_how() {
+    in_a_world("guard-policy", async |world| {
+        users(&world).await;
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 1, deletionGuard: Unused").await;
+        world.semaphore("free", "slots: 1, deletionGuard: Unused").await;
+        world.semaphore("unguarded", "slots: 1").await;
+        world.queue("frames", "deletionGuard: Empty").await;
+        for name in ["deploy", "free", "unguarded"] {
+            world.semaphore_ready(name).await;
+        }
+        world.queue_ready("frames").await;
+        let permit = acquire(&world, QUEUE, 1).await;
+        let mut client = TextClient::connect(&text(&world, "frames"), "camera").await.unwrap();
+        client.put("frame").await.unwrap();
+        let held = |s: &Semaphore| s.status.as_ref().is_some_and(|s| s.held == Some(1));
+        world.until("deploy", "held", PATIENCE, held).await;
+        let long = |q: &PressureQueue| q.status.as_ref().is_some_and(|s| s.length == Some(1));
+        world.until("frames", "filled", PATIENCE, long).await;
+
+        for object in ["sem/deploy", "pq/frames"] {
+            let said = as_user(&world, "alice", &["delete", object]).await.unwrap_err();
+            assert!(said.contains("deletionGuard is"), "{said}");
+        }
+        as_user(&world, "alice", &["delete", "sem/unguarded"]).await.unwrap();
+        // Of a deletion of all, each is asked for.
+        let said = as_user(&world, "alice", &["delete", "sem", "--all"]).await.unwrap_err();
+        assert!(said.contains("\"deploy\" is forbidden"), "{said}");
+        let left = kubectl(&world, &["get", "sem", "-o", "name"]).await.unwrap();
+        assert_eq!(left.trim(), "semaphore.lockkeeper.dev/deploy");
+        let none = json!({"spec": {"deletionGuard": "None"}});
+        let api = world.api::<PressureQueue>();
+        api.patch("frames", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
+        as_user(&world, "alice", &["delete", "pq/frames"]).await.unwrap();
+        let force = "lockkeeper.dev/force-finalize=true";
+        as_user(&world, "alice", &["annotate", "sem/deploy", force]).await.unwrap();
+        as_user(&world, "alice", &["delete", "sem/deploy"]).await.unwrap();
+        permit.release().await.unwrap();
+    })
+    .await;
+}

@@ -1,0 +1,146 @@
+//! Thousands of locks at rest on one connection: what they cost the operator, the API
+//! server and the broker. A test binary of its own, so that nothing else runs beside it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+#[path = "../support/audit.rs"]
+mod audit;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support/world.rs"]
+mod world;
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use lockkeeper::api::Semaphore;
+
+use audit::Reader;
+use support::environment;
+use support::proxy::Proxy;
+use world::{PATIENCE, World, eventually, in_a_world, is_ready};
+
+const OBJECTS: usize = 5000;
+
+/// Applied at the same time.
+const APPLIED_AT_ONCE: usize = 16;
+
+/// How long it is watched at rest: two sweeps of each object at least.
+const REST: Duration = Duration::from_mins(1);
+
+/// What the operator may cost, at most.
+mod limit {
+    /// Pages of its own (`RssAnon`) and of its program together, in MiB.
+    pub const MEMORY: u64 = 150;
+    /// Requests to the API server a second, besides watches.
+    pub const REQUESTS: f64 = 1.0;
+    /// AMQP methods a second, of both ends together.
+    pub const METHODS: f64 = 2000.0;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_thousand_locks_at_rest_cost_little_memory_few_requests_and_few_methods() {
+    in_a_world("scale", async |world| {
+        let proxy = Proxy::start().await;
+        let mut url = url::Url::parse(&world.amqp_url()).unwrap();
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(proxy.port())).unwrap();
+        let management = environment::variable("RABBITMQ_MANAGEMENT_URL");
+        let secret = [("amqpUri", url.to_string()), ("managementUri", management)];
+        world.secret("rabbit", &secret).await;
+
+        // With the rhythm that it has by default.
+        let operator = world.operator_with(&[]).await;
+        let start = Instant::now();
+        let applied = futures::stream::iter(0..OBJECTS).map(|i| {
+            let world = &world;
+            async move { world.semaphore(&format!("lock-{i}"), "slots: 1").await }
+        });
+        applied.buffer_unordered(APPLIED_AT_ONCE).for_each(async |_| {}).await;
+        all_ready(&world).await;
+        let took = start.elapsed();
+        at_rest(&world).await;
+
+        proxy.reset();
+        let (mut log, busy) = (Reader::from_here(), processor_time(operator.pid()));
+        tokio::time::sleep(REST).await;
+        let methods = proxy.seen().len();
+        let requests = log.read();
+        let requests = requests.iter().filter(|r| {
+            r.is_by_an_operator() && r.verb() != "watch" && r.resource() != "leases"
+        });
+        let busy = processor_time(operator.pid()).saturating_sub(busy);
+        let a_second = |count: usize| f64::from(u32::try_from(count).unwrap()) / REST.as_secs_f64();
+        let (requests, methods) = (a_second(requests.count()), a_second(methods));
+        let (own, program) = memory(operator.pid());
+        println!(
+            "{OBJECTS} semaphores, Ready in {took:.1?}; at rest: {own} MiB and {program} MiB of program, {requests:.2} API requests/s, {methods:.0} AMQP methods/s, {:.1} % of a core",
+            100.0 * busy.as_secs_f64() / REST.as_secs_f64()
+        );
+        assert!(own + program <= limit::MEMORY, "{own} + {program} MiB");
+        assert!(requests <= limit::REQUESTS, "{requests} API requests/s");
+        assert!(methods <= limit::METHODS, "{methods} AMQP methods/s");
+        // Not for want of looking.
+        assert!(methods >= 500.0, "{methods} AMQP methods/s");
+    })
+    .await;
+}
+
+async fn all_ready(world: &World) {
+    eventually("all are Ready", PATIENCE * 6, async || {
+        let mut ready = 0;
+        let mut params = ListParams::default().limit(500);
+        loop {
+            let page = world.api::<Semaphore>().list(&params).await.unwrap();
+            ready += page.items.iter().filter(|object| is_ready(*object)).count();
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params.continue_token = Some(token),
+                None => break,
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ready == OBJECTS
+    })
+    .await;
+}
+
+/// Waits until nothing has been written for longer than a status write may be held
+/// back.
+async fn at_rest(world: &World) {
+    let mut log = Reader::from_here();
+    let mut since = Instant::now();
+    eventually("nothing is written any more", PATIENCE * 2, || {
+        if log.read().iter().any(|r| r.is_by_an_operator() && r.is_write()) {
+            since = Instant::now();
+        }
+        std::future::ready(since.elapsed() > Duration::from_secs(15))
+    })
+    .await;
+    let _ = world;
+}
+
+/// What a process has in memory, as the kernel says it, in MiB: pages of its own,
+/// and those of its program file, of which a debug build has many.
+fn memory(pid: u32) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    };
+    (field("RssAnon:"), field("RssFile:"))
+}
+
+/// What a process has used of processors.
+fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the program's name in parentheses; in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
