@@ -109,35 +109,6 @@ where
     }
 }
 
-impl<K> FoundObject<K> {
-    /// The data of a Secret beside it.
-    pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
-        let reader = Reader::new(self.client.clone());
-        reader.secret(&self.namespace, name).await.map_err(|error| unfound(&error))
-    }
-
-    /// The broker that it names, as the operator finds it.
-    pub async fn broker(
-        &self,
-        reference: &BrokerReference,
-        vhost: Option<&str>,
-    ) -> Result<RabbitmqSettings, Failure> {
-        let reader = Reader::new(self.client.clone());
-        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfound(&error))
-    }
-}
-
-fn unfound(error: &FetchError) -> Failure {
-    let code = match error {
-        FetchError::Unreadable { source: kube::Error::Api(answer), .. } if answer.code == 403 => {
-            Failure::NOT_PERMITTED
-        }
-        FetchError::Settings { .. } => Failure::USAGE,
-        _ => Failure::UNAVAILABLE,
-    };
-    Failure::new(code, error.to_string())
-}
-
 impl Cluster {
     /// A kind in all namespaces, or in the one that is meant.
     pub fn api<K>(&self, all_namespaces: bool) -> Api<K>
@@ -154,6 +125,37 @@ impl<K> FoundObject<K> {
     pub fn of(object: K, client: Client, namespace: String) -> Self {
         Self { object, client, namespace }
     }
+
+    /// The data of a Secret beside it.
+    pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
+        let reader = Reader::new(self.client.clone());
+        reader.secret(&self.namespace, name).await.map_err(|error| unfetched(&error))
+    }
+
+    /// The broker that it names, as the operator finds it.
+    pub async fn broker(
+        &self,
+        reference: &BrokerReference,
+        vhost: Option<&str>,
+    ) -> Result<RabbitmqSettings, Failure> {
+        let reader = Reader::new(self.client.clone());
+        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfetched(&error))
+    }
+}
+
+fn unfetched(error: &FetchError) -> Failure {
+    let code = match error {
+        FetchError::Unreadable { source: kube::Error::Api(answer), .. }
+        | FetchError::ClusterUnreadable { source: kube::Error::Api(answer), .. }
+            if answer.code == 403 =>
+        {
+            Failure::NOT_PERMITTED
+        }
+        FetchError::NotAllowed { .. } => Failure::NOT_PERMITTED,
+        FetchError::Settings { .. } => Failure::USAGE,
+        _ => Failure::UNAVAILABLE,
+    };
+    Failure::new(code, error.to_string())
 }
 
 /// That there is no such object.

@@ -41,17 +41,17 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     let valid = validate::semaphore(object, DefaultNames::Any)
         .map_err(|error| Failure::new(INVALID, error.to_string()))?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
-    // A RabbitmqCluster is Kubernetes' to find: without it, the environment's broker is meant.
-    let secret = valid.broker.as_ref().filter(|reference| !reference.is_cluster);
-    let secrets = secret.and_then(|secret| secret.namespace.as_deref()).unwrap_or(&namespace);
+    // Where a RabbitmqCluster is, only Kubernetes knows: the environment says it here.
+    let secret = valid.broker.as_ref().filter(|broker| !broker.is_cluster);
+    let of = secret.and_then(|secret| secret.namespace.as_deref()).unwrap_or(&namespace);
     let secret = secret.map(|secret| secret.name.as_str());
-    let settings = resolver.rabbitmq(secrets, secret, valid.vhost.as_deref())?;
+    let settings = resolver.rabbitmq(of, secret, valid.vhost.as_deref())?;
     let vhost = settings.vhost.trim_start_matches('/');
     let mut shown = Shown {
         kind: "Semaphore",
         name: object.metadata.name.clone().unwrap_or_default(),
         namespace,
-        server: format!("{}:{}/{vhost}", settings.host, settings.port),
+        server: format!("{}/{vhost}", settings.address()),
         target: valid.lock.to_string(),
         action: Action::Suspended,
         changes: Vec::new(),
