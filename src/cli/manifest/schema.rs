@@ -36,6 +36,7 @@ const KNOWN: &[&str] = &[
     "nullable",
     "default",
     "description",
+    "title",
     "format",
     "additionalProperties",
     "x-kubernetes-validations",
