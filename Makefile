@@ -34,7 +34,7 @@ down: ## Stop what make up started
 lint: ## Check format, clippy, documentation and scripts
 	@dev/lint
 
-generate: ## Write crds/ and the chart's copy from the Rust types
+generate: ## Write all that is generated: crds/, the chart's definitions and README, charts/install/
 	@dev/generate
 
 bench: ## Measure, with the optimised program

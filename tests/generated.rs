@@ -17,8 +17,6 @@ use lockkeeper::api::all_crds;
 use serde::Deserialize;
 use serde_json::Value;
 
-const FOLDERS: [&str; 2] = ["crds", "charts/lockkeeper/crds"];
-
 #[test]
 fn the_committed_resource_definitions_are_what_the_types_give_now() {
     let now = format!("{}/crds-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
@@ -34,16 +32,14 @@ fn the_committed_resource_definitions_are_what_the_types_give_now() {
     };
     let expected = files(now.as_ref());
     assert_eq!(expected.len(), all_crds().len());
-    for folder in FOLDERS {
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        assert_eq!(files(&committed), expected, "{folder}: run `make generate`");
-        for file in &expected {
-            let read = |folder: &Path| std::fs::read_to_string(folder.join(file)).unwrap();
-            assert!(
-                read(&committed) == read(now.as_ref()),
-                "{folder}/{file} is not what the types give: run `make generate`"
-            );
-        }
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
+    assert_eq!(files(&committed), expected, "crds: run `make generate`");
+    for file in &expected {
+        let read = |folder: &Path| std::fs::read_to_string(folder.join(file)).unwrap();
+        assert!(
+            read(&committed) == read(now.as_ref()),
+            "crds/{file} is not what the types give: run `make generate`"
+        );
     }
     std::fs::remove_dir_all(&now).unwrap();
 }

@@ -49,6 +49,18 @@ pub mod reason {
     pub const SECRET_INVALID: &str = "SecretInvalid";
     /// The API server would not give the Secret.
     pub const SECRET_UNREADABLE: &str = "SecretUnreadable";
+    /// The RabbitmqCluster does not exist.
+    pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
+    /// RabbitmqCluster is no kind of this Kubernetes cluster.
+    pub const CLUSTER_KIND_MISSING: &str = "ClusterKindMissing";
+    /// The RabbitmqCluster does not say yet how it is reached.
+    pub const CLUSTER_NOT_READY: &str = "ClusterNotReady";
+    /// The RabbitmqCluster has no nodes.
+    pub const CLUSTER_SCALED_TO_ZERO: &str = "ClusterScaledToZero";
+    /// The API server would not give the RabbitmqCluster.
+    pub const CLUSTER_UNREADABLE: &str = "ClusterUnreadable";
+    /// What is named lies in another namespace, which does not allow that.
+    pub const NOT_ALLOWED: &str = "NotAllowed";
     /// The status could not be written before a change that depends on it.
     pub const STATUS_NOT_WRITTEN: &str = "StatusNotWritten";
     /// The server answered.

@@ -67,11 +67,12 @@ fn join_lines(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// A Secret of the same namespace.
+/// A Secret.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
-    /// Name of the Secret, in the namespace of this resource. Example: rabbit-default-user.
+    /// Name of the Secret, in the namespace of this resource unless another one is named beside
+    /// it. Example: rabbit-default-user.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }

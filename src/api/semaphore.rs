@@ -10,6 +10,7 @@ use self::ending::unguarded;
 pub use self::ending::{Drain, SemaphoreGuard};
 pub use self::status::{HolderStatus, SemaphoreStatus};
 use super::{DeletionPolicy, SecretReference};
+use crate::plan::connection::BrokerReference;
 use crate::plan::naming;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder};
 
@@ -221,13 +222,41 @@ pub struct SemaphoreSpec {
 
 /// Where the broker is; the shape is that of the RabbitMQ messaging topology operator.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
+#[x_kube(
+    validation = Rule::new("has(self.name) != has(self.connectionSecret)").message("name the broker by one of name, a RabbitmqCluster's, and connectionSecret, a Secret's, and not by both")
+)]
 #[serde(rename_all = "camelCase")]
 pub struct RabbitmqClusterReference {
-    /// A Secret of this namespace with the broker's address and a user. Keys: host, port,
-    /// username and password, as in a RabbitmqCluster's default-user Secret, or amqpUri
+    /// Name of a RabbitmqCluster of the RabbitMQ cluster operator, used as its default user. Its
+    /// certificate, its port and its Secret are found by it. Example: rabbit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub name: Option<String>,
+
+    /// The namespace of the RabbitmqCluster or of the Secret, which must allow it by its annotation
+    /// rabbitmq.com/topology-allowed-namespaces: a list of namespaces with commas, or *. Default:
+    /// that of this resource, which needs no such permission. Example: messaging.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: Option<String>,
+
+    /// A Secret with the broker's address and a user. Keys: host, port, username and password, as
+    /// in a RabbitmqCluster's default-user Secret, or amqpUri
     /// (amqp://user:password@host:5672/vhost); managementUri (http://host:15672) or uri name the
-    /// management API, which tells who the holders are. Secrets need no label.
-    pub connection_secret: SecretReference,
+    /// management API, which tells who the holders are. For amqps:// and https:// (or tls: true
+    /// beside host): ca.crt, tls.crt and tls.key. Secrets need no label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection_secret: Option<SecretReference>,
+}
+
+impl RabbitmqClusterReference {
+    /// What is named; nothing where the API server would have refused it.
+    fn broker(&self) -> Option<BrokerReference> {
+        let secret = self.connection_secret.as_ref().map(|secret| &secret.name);
+        let name = self.name.as_ref().or(secret)?.clone();
+        let namespace = self.namespace.clone();
+        Some(BrokerReference { is_cluster: self.name.is_some(), name, namespace })
+    }
 }
 
 /// How the number of slots is changed on the broker.
@@ -314,6 +343,12 @@ impl From<QueueType> for naming::QueueType {
 }
 
 impl SemaphoreSpec {
+    /// Where its broker is; absent, on the operator's default connection.
+    #[must_use]
+    pub fn broker(&self) -> Option<BrokerReference> {
+        self.rabbitmq_cluster_reference.as_ref()?.broker()
+    }
+
     /// How its clients hold it, and in which queues. What the API server refuses to combine is
     /// left aside.
     #[must_use]

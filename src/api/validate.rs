@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use super::conditions::reason;
 use super::pressure_queue::{QueueState, RepairPolicy};
 use super::{PressureQueue, Semaphore};
+use crate::plan::connection::BrokerReference;
 use crate::plan::naming::{DEFAULT_PREFIX, LockName, MAX_SLOTS, NameError, QueueName};
 use crate::plan::pressure_queue::{QueueWish, WantedState};
 use crate::plan::semaphore::SlotWish;
@@ -60,8 +61,8 @@ pub struct ValidSemaphore {
     pub lock: LockName,
     /// How many slots.
     pub wish: SlotWish,
-    /// The Secret of the connection; absent means the default connection.
-    pub secret: Option<String>,
+    /// The broker that it names; absent means the default connection.
+    pub broker: Option<BrokerReference>,
     /// The virtual host, where the resource names one.
     pub vhost: Option<String>,
     /// After how long a holder above the count loses its slot.
@@ -106,9 +107,9 @@ fn default_name<K: ResourceExt>(object: &K) -> String {
 /// Checks a Semaphore's spec.
 pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemaphore, SpecError> {
     let spec = &object.spec;
-    let secret = spec.rabbitmq_cluster_reference.as_ref().map(|r| r.connection_secret.name.clone());
+    let broker = spec.broker();
     let name = lock_name(object);
-    check_tenancy(object, &name, secret.is_some(), names, "lockName")?;
+    check_tenancy(object, &name, broker.is_some(), names, "lockName")?;
     let lock = LockName::new(name)?.with_protocol(spec.naming());
     let lock_delay = duration(&spec.lock_delay);
     // The API server refuses both where there are no records, but for a Token's fencing, which
@@ -123,7 +124,7 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
             order: spec.resize.order.into(),
             records: has_records.then_some(lock_delay),
         },
-        secret,
+        broker,
         vhost: spec.vhost.clone(),
         revoke_after: spec
             .drain
@@ -258,7 +259,8 @@ mod tests {
             "{lockName: prod.deploy, rabbitmqClusterReference: {connectionSecret: {name: rabbit}}}",
         );
         let valid = semaphore(&object, DefaultNames::OfTheNamespace).unwrap();
-        assert_eq!(valid.secret.as_deref(), Some("rabbit"));
+        let named = valid.broker.map(|broker| (broker.is_cluster, broker.name));
+        assert_eq!(named, Some((false, "rabbit".to_owned())));
     }
 
     #[test]

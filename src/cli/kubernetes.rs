@@ -11,8 +11,8 @@ use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
 
 use super::Failure;
-use crate::operator::fetch::{FetchError, read_secret};
-use crate::plan::connection::SecretData;
+use crate::operator::fetch::{FetchError, Reader};
+use crate::plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 
 /// Where in Kubernetes a named resource is.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -109,6 +109,35 @@ where
     }
 }
 
+impl<K> FoundObject<K> {
+    /// The data of a Secret beside it.
+    pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
+        let reader = Reader::new(self.client.clone());
+        reader.secret(&self.namespace, name).await.map_err(|error| unfound(&error))
+    }
+
+    /// The broker that it names, as the operator finds it.
+    pub async fn broker(
+        &self,
+        reference: &BrokerReference,
+        vhost: Option<&str>,
+    ) -> Result<RabbitmqSettings, Failure> {
+        let reader = Reader::new(self.client.clone());
+        reader.broker(&self.namespace, reference, vhost).await.map_err(|error| unfound(&error))
+    }
+}
+
+fn unfound(error: &FetchError) -> Failure {
+    let code = match error {
+        FetchError::Unreadable { source: kube::Error::Api(answer), .. } if answer.code == 403 => {
+            Failure::NOT_PERMITTED
+        }
+        FetchError::Settings { .. } => Failure::USAGE,
+        _ => Failure::UNAVAILABLE,
+    };
+    Failure::new(code, error.to_string())
+}
+
 impl Cluster {
     /// A kind in all namespaces, or in the one that is meant.
     pub fn api<K>(&self, all_namespaces: bool) -> Api<K>
@@ -124,21 +153,6 @@ impl<K> FoundObject<K> {
     /// An object that was read already.
     pub fn of(object: K, client: Client, namespace: String) -> Self {
         Self { object, client, namespace }
-    }
-
-    /// The data of a Secret beside it.
-    pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
-        read_secret(&self.client, &self.namespace, name).await.map_err(|error| {
-            let code = match &error {
-                FetchError::Unreadable { source: kube::Error::Api(answer), .. }
-                    if answer.code == 403 =>
-                {
-                    Failure::NOT_PERMITTED
-                }
-                _ => Failure::UNAVAILABLE,
-            };
-            Failure::new(code, error.to_string())
-        })
     }
 }
 

@@ -21,9 +21,19 @@ pub struct Arguments {
     #[arg(long, env = "LOCKKEEPER_HTTP_ADDRESS", default_value = "127.0.0.1:8080")]
     http_address: SocketAddr,
 
-    /// Watch this namespace only, instead of all
-    #[arg(long, env = "LOCKKEEPER_WATCH_NAMESPACE", value_name = "NAMESPACE")]
-    watch_namespace: Option<String>,
+    /// Watch this namespace only, instead of all; several, separated by commas or each with the
+    /// option, are watched together
+    #[arg(
+        long,
+        env = "LOCKKEEPER_WATCH_NAMESPACE",
+        value_name = "NAMESPACE",
+        value_delimiter = ','
+    )]
+    watch_namespace: Vec<String>,
+
+    /// Watch only objects with these labels: team=media,stage!=test
+    #[arg(long, env = "LOCKKEEPER_WATCH_LABEL_SELECTOR", value_name = "SELECTOR")]
+    watch_label_selector: Option<String>,
 
     /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost; for amqps://
     /// and https:// the files RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
@@ -177,7 +187,12 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
     election.check().map_err(|error| Failure::new(Failure::USAGE, error.to_string()))?;
     Ok(Options {
         http_address: arguments.http_address,
-        watch_namespace: arguments.watch_namespace.filter(|name| !name.is_empty()),
+        watch_namespaces: arguments
+            .watch_namespace
+            .into_iter()
+            .filter(|name| !name.is_empty())
+            .collect(),
+        watch_labels: arguments.watch_label_selector.filter(|selector| !selector.is_empty()),
         rabbitmq,
         redis,
         rhythm: Rhythm {

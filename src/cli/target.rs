@@ -268,12 +268,8 @@ impl Place {
         let name = found.object.name_any();
         // What the operator refuses has no slots; here it is enough to have a name.
         let valid = validate::semaphore(&found.object, DefaultNames::Any).map_err(|e| usage(&e))?;
-        let settings = match &valid.secret {
-            Some(secret) => {
-                let data = found.secret(secret).await?;
-                RabbitmqSettings::from_secret(&data, valid.vhost.as_deref())
-                    .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?
-            }
+        let settings = match &valid.broker {
+            Some(broker) => found.broker(broker, valid.vhost.as_deref()).await?,
             None => {
                 let mut settings = self.settings()?.ok_or_else(|| {
                     usage(&format!(

@@ -82,8 +82,9 @@ async fn remove_slots(
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     let fetched =
-        ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await;
-    let connected = match (&fetched, last) {
+        ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
+    let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
+    let connected = match (&fetched, last.filter(|_| !may_not)) {
         (Ok(connected), _) | (Err(_), Some(connected)) => connected,
         (Err(_), None) => {
             return without_connection(ctx, object, fetched.err(), was_connected).await;
@@ -257,6 +258,9 @@ async fn without_connection<K: Managed>(
     if !was_connected {
         return Ok(Removal::NotOurs("it never had a connection".to_owned()));
     }
+    if error.is_cluster_gone() {
+        return Ok(Removal::LeftBehind(error.to_string()));
+    }
     if error.is_secret_gone() && namespace_is_terminating(ctx, object).await {
         return Ok(Removal::LeftBehind(
             "its Secret went before it with the namespace, and no connection is left".to_owned(),
@@ -273,6 +277,9 @@ async fn unreachable_server<K: Managed>(
     fetch_error: Option<FetchError>,
     error: StepError,
 ) -> Result<Removal<K::Status>, StepError> {
+    if let Some(gone) = fetch_error.as_ref().filter(|error| error.is_cluster_gone()) {
+        return Ok(Removal::LeftBehind(format!("{gone}; and over the last connection: {error}")));
+    }
     if fetch_error.is_some_and(|error| error.is_secret_gone())
         && namespace_is_terminating(ctx, object).await
     {

@@ -1,116 +1,35 @@
 //! The first I/O of a reconcile: from the names in a spec to a handle on a
-//! server. Reads Secrets by name, one at a time (never list, never watch), and
-//! keeps one handle for each server and identity. Decides nothing.
+//! server, one for each server and identity. What is read for it, and how, is
+//! `reading`'s. Decides nothing.
+
+mod error;
+mod reading;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, Client};
-use secrecy::{ExposeSecret, SecretString};
+use kube::Client;
+use secrecy::ExposeSecret;
 
-use crate::api::conditions::reason;
-use crate::plan::ErrorClass;
+pub use self::error::FetchError;
+pub use self::reading::Reader;
 use crate::plan::connection::{
-    ManagementSettings, RabbitmqSettings, RedisSettings, SecretData, SettingsError, TlsSettings,
+    BrokerReference, ManagementSettings, RabbitmqSettings, RedisSettings, TlsSettings,
 };
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
-/// Why there is no connection to try. No value of a Secret is ever in it.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// Neither the resource nor the operator names a server.
-    #[error(
-        "the resource names no connection and the operator has no default one: set {field}, or start the operator with {flag}"
-    )]
-    NoConnection {
-        /// The field of the resource.
-        field: &'static str,
-        /// The flag of the operator.
-        flag: &'static str,
-    },
-    /// The Secret does not exist.
-    #[error(
-        "there is no Secret {name:?} in the namespace {namespace:?}: create it, or correct the reference"
-    )]
-    SecretNotFound {
-        /// The Secret's namespace.
-        namespace: String,
-        /// The Secret's name.
-        name: String,
-    },
-    /// The Secret's contents don't make a connection.
-    #[error("Secret {name:?}: {source}")]
-    Settings {
-        /// The Secret's name.
-        name: String,
-        /// What is wrong.
-        source: SettingsError,
-    },
-    /// The API server would not give the Secret.
-    #[error("could not read the Secret {name:?}: {source}")]
-    Unreadable {
-        /// The Secret's name.
-        name: String,
-        /// What the API server said.
-        source: kube::Error,
-    },
-}
-
-impl FetchError {
-    /// CamelCase, for conditions and events.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NoConnection { .. } => reason::NO_CONNECTION,
-            Self::SecretNotFound { .. } => reason::SECRET_NOT_FOUND,
-            Self::Settings { source: SettingsError::MissingKey { .. }, .. } => {
-                reason::SECRET_KEY_MISSING
-            }
-            Self::Settings { source: SettingsError::BadValue { .. }, .. } => reason::SECRET_INVALID,
-            Self::Unreadable { .. } => reason::SECRET_UNREADABLE,
-        }
-    }
-
-    /// What it means for the next attempt. A Secret may be on its way, so its
-    /// absence is waited out.
-    #[must_use]
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            Self::NoConnection { .. } => ErrorClass::Invalid,
-            Self::SecretNotFound { .. } | Self::Settings { .. } => {
-                ErrorClass::Waiting(SECRET_FRESH)
-            }
-            Self::Unreadable { .. } => ErrorClass::Transient,
-        }
-    }
-
-    /// Whether the Secret is gone, so that a cleanup has nothing to connect with.
-    #[must_use]
-    pub fn is_secret_gone(&self) -> bool {
-        matches!(self, Self::SecretNotFound { .. })
-    }
-}
-
-/// How long a Secret once read is taken as current: objects that share a Secret
-/// share its reads, and a rotated password is used after at most this long.
-const SECRET_FRESH: Duration = Duration::from_secs(10);
-
 /// A handle that nobody asked for this long is dropped, and its connections with it.
 const HANDLE_IDLE: Duration = Duration::from_mins(5);
 
-type CachedSecret = Arc<tokio::sync::Mutex<Option<(Instant, Arc<SecretData>)>>>;
-
 /// Where connections come from.
 pub struct Connections {
-    client: Client,
+    reader: Reader,
     default_rabbitmq: Option<RabbitmqSettings>,
     default_redis: Option<RedisSettings>,
     broker_options: BrokerOptions,
     store_options: StoreOptions,
-    secrets: Mutex<HashMap<(String, String), CachedSecret>>,
     brokers: Handles<Broker>,
     stores: Handles<Store>,
 }
@@ -134,35 +53,29 @@ impl Connections {
         store_options: StoreOptions,
     ) -> Self {
         Self {
-            client,
+            reader: Reader::new(client),
             default_rabbitmq,
             default_redis,
             broker_options,
             store_options,
-            secrets: Mutex::default(),
             brokers: Handles::default(),
             stores: Handles::default(),
         }
     }
 
-    /// The broker that a Semaphore names by the Secret `secret` of `namespace`,
-    /// or the default one.
+    /// The broker that a Semaphore of `namespace` names, or the default one.
     pub async fn broker(
         &self,
         namespace: &str,
-        secret: Option<&str>,
+        reference: Option<&BrokerReference>,
         vhost: Option<&str>,
     ) -> Result<Connected<Broker>, FetchError> {
-        let settings = match secret {
-            Some(name) => {
-                let data = self.secret(namespace, name).await?;
-                RabbitmqSettings::from_secret(&data, vhost)
-                    .map_err(|source| FetchError::Settings { name: name.to_owned(), source })?
-            }
+        let settings = match reference {
+            Some(reference) => self.reader.broker(namespace, reference, vhost).await?,
             None => {
                 let mut settings =
                     self.default_rabbitmq.clone().ok_or(FetchError::NoConnection {
-                        field: "spec.rabbitmqClusterReference.connectionSecret",
+                        field: "spec.rabbitmqClusterReference",
                         flag: "--amqp-url",
                     })?;
                 if let Some(vhost) = vhost {
@@ -189,7 +102,7 @@ impl Connections {
     ) -> Result<Connected<Store>, FetchError> {
         let settings = match secret {
             Some(name) => {
-                let data = self.secret(namespace, name).await?;
+                let data = self.reader.secret(namespace, name).await?;
                 RedisSettings::from_secret(&data, database)
                     .map_err(|source| FetchError::Settings { name: name.to_owned(), source })?
             }
@@ -208,50 +121,6 @@ impl Connections {
             .get(identity_of_store(&settings), || Store::new(settings, self.store_options.clone()));
         Ok(Connected { backend, handle })
     }
-
-    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<SecretData>, FetchError> {
-        let cached = {
-            let mut secrets = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
-            secrets.entry((namespace.to_owned(), name.to_owned())).or_default().clone()
-        };
-        // Held across the read: a thousand objects of one Secret cause one read.
-        let mut cached = cached.lock().await;
-        if let Some((read, data)) = cached.as_ref()
-            && read.elapsed() < SECRET_FRESH
-        {
-            return Ok(Arc::clone(data));
-        }
-        *cached = None;
-        let data = read_secret(&self.client, namespace, name).await?;
-        let data = Arc::new(data);
-        *cached = Some((Instant::now(), Arc::clone(&data)));
-        Ok(data)
-    }
-}
-
-/// A Secret's data, by way of this client.
-pub async fn read_secret(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-) -> Result<SecretData, FetchError> {
-    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let secret = api
-        .get_opt(name)
-        .await
-        .map_err(|source| FetchError::Unreadable { name: name.to_owned(), source })?;
-    let secret = secret.ok_or_else(|| FetchError::SecretNotFound {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    })?;
-    Ok(secret
-        .data
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|(key, value)| {
-            Some((key, SecretString::from(String::from_utf8(value.0).ok()?)))
-        })
-        .collect())
 }
 
 /// Handles by everything that makes two connections different, the password

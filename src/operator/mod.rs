@@ -15,18 +15,21 @@ pub mod pressure_queue;
 pub mod report;
 pub mod semaphore;
 pub mod server;
+mod watches;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::future::join_all;
 use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, ResourceExt};
 use tokio::net::TcpListener;
@@ -54,8 +57,12 @@ use crate::semaphore::BrokerOptions;
 pub struct Options {
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub http_address: SocketAddr,
-    /// The one namespace to watch; absent means all.
-    pub watch_namespace: Option<String>,
+    /// The namespaces to watch; none means all.
+    pub watch_namespaces: BTreeSet<String>,
+    /// Which objects to watch by their labels, in the API server's syntax; absent
+    /// means all. Objects beyond them are not seen, by the search for two that stand
+    /// for the same lock either.
+    pub watch_labels: Option<String>,
     /// The broker of Semaphores that name none.
     pub rabbitmq: Option<RabbitmqSettings>,
     /// The server of `PressureQueue`s that name none.
@@ -142,7 +149,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     };
     let serving =
         tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
-    info!(%address, namespace = options.watch_namespace, "operator starts");
+    let namespaces = options.watch_namespaces.iter().cloned().collect::<Vec<_>>().join(",");
+    info!(%address, namespaces, labels = options.watch_labels, "operator starts");
 
     if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
         metrics.leader(&election.name, false);
@@ -279,18 +287,22 @@ async fn control<K, R, C>(
     R: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
     C: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
 {
-    let api: Api<K> = match &options.watch_namespace {
-        Some(namespace) => Api::namespaced(ctx.client.clone(), namespace),
-        None => Api::all(ctx.client.clone()),
-    };
+    let namespaces = options.watch_namespaces.iter();
+    let mut apis: Vec<Api<K>> =
+        namespaces.map(|namespace| Api::namespaced(ctx.client.clone(), namespace)).collect();
+    if apis.is_empty() {
+        apis.push(Api::all(ctx.client.clone()));
+    }
+    let mut config = watcher::Config::default().page_size(PAGE);
+    config.label_selector.clone_from(&options.watch_labels);
     ctx.metrics.controllers.begin::<K>();
     let stop = ctx.stop.clone();
     tokio::select! {
         () = stop.cancelled() => return,
-        () = until_installed(&api) => {}
+        _ = join_all(apis.iter().map(|api| until_installed(api, &config))) => {}
     }
     let (cache, writer) = reflector::store();
-    let objects = watcher(api, watcher::Config::default().page_size(PAGE))
+    let objects = watches::of(apis, &config, cache.clone())
         // Nobody asks who wrote which field, and it is most of an object's weight.
         .modify(|object: &mut K| object.meta_mut().managed_fields = None)
         .reflect(writer)
@@ -322,13 +334,16 @@ async fn control<K, R, C>(
 
 /// Waits until the API server knows a kind: the operator may well be installed
 /// before its resource definitions are.
-async fn until_installed<K: Managed>(api: &Api<K>) {
+async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
+    let mut one = ListParams::default().limit(1);
+    one.label_selector.clone_from(&config.label_selector);
     loop {
-        match api.list(&ListParams::default().limit(1)).await {
+        match api.list(&one).await {
             Ok(_) => return,
             Err(error) => {
                 error!(
                     %error,
+                    namespace = api.namespace(),
                     "{} can't be listed; if the API server does not know them, apply crds/",
                     K::plural(&())
                 );

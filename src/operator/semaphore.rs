@@ -156,7 +156,7 @@ async fn steps(
     // fetch: the API server only.
     let namespace = semaphore.namespace().unwrap_or_default();
     let connected =
-        ctx.connections.broker(&namespace, valid.secret.as_deref(), valid.vhost.as_deref()).await?;
+        ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await?;
     found.backend = Some(connected.backend.clone());
     if let Some(owner) = older_twin(ctx, semaphore, &connected.backend, valid.lock.as_str()) {
         let what = format!("the lock {} on {}", valid.lock, connected.backend);

@@ -2,6 +2,7 @@
 //! Secret, of a URL and of the operator's default connection. Parsing only;
 //! nothing here connects.
 
+mod cluster;
 mod rabbitmq_broker;
 mod redis_server;
 mod tls;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 
 use secrecy::SecretString;
 
+pub use cluster::{ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, is_allowed};
 pub use rabbitmq_broker::{ManagementSettings, RabbitmqSettings};
 pub use redis_server::{RedisSettings, SentinelSettings};
 pub use tls::{ClientCertificate, TlsSettings};

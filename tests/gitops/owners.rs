@@ -39,7 +39,7 @@ impl Drop for Git {
     }
 }
 
-/// All Semaphores and PressureQueues of the examples, each with a name of its own.
+/// All `Semaphore`s and `PressureQueue`s of the examples, each with a name of its own.
 fn examples() -> Vec<Value> {
     let mut all = Vec::new();
     for folder in ["semaphore", "pressure-queue", "keda"] {

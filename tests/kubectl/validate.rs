@@ -104,7 +104,7 @@ fn objects(kind: &str, specs: &[(&str, &str)]) -> Vec<(Value, String)> {
 fn around_every_field() -> Vec<Value> {
     fn walk(schema: &Value, path: &[String], found: &mut Vec<(Vec<String>, Value)>) {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
-            let path = [path, &[name.clone()]].concat();
+            let path = [path, std::slice::from_ref(name)].concat();
             let mut values = vec![json!("text"), json!(3), json!(true), json!({}), json!([])];
             for limit in ["minimum", "maximum"] {
                 if let Some(limit) = schema[limit].as_f64() {
@@ -150,7 +150,8 @@ async fn validate(arguments: &[&str]) -> Ended {
 /// What is wrong with each object, offline, by its document's number.
 async fn offline(objects: &[Value]) -> Vec<Vec<String>> {
     let folder = Folder::new();
-    let text: String = objects.iter().map(|object| format!("---\n{object}\n")).collect();
+    let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
+    let text = format!("---\n{}\n", documents.join("\n---\n"));
     let file = folder.write("all.yaml", &text);
     let answer = validate(&["-f", &file, "-o", "json"]).await;
     let answer: Value = serde_json::from_str(&answer.out).unwrap();

@@ -1,4 +1,4 @@
-//! A RabbitMQ or a Redis of a test's own, started by the project's scripts, for
+//! A RabbitMQ, a Redis or a Kubernetes of a test's own, started by the project's scripts, for
 //! what the shared ones must not be made to do: stop, hang, come back. Ended and
 //! removed when it is dropped, also by a failing test.
 
@@ -24,6 +24,16 @@ impl OwnServer {
     /// A Redis, running.
     pub async fn redis() -> Self {
         Self::new("redis").await
+    }
+
+    /// An API server with its controllers, running and empty.
+    pub async fn kubernetes() -> Self {
+        Self::new("kubernetes").await
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// A RabbitMQ that is also reached over TLS, running. It serves with the
@@ -94,8 +104,9 @@ impl OwnServer {
         signal(self.pid().expect("the server runs"), "CONT");
     }
 
-    /// A variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL` or
-    /// `REDIS_URL`; over TLS `AMQPS_URL` and `RABBITMQ_MANAGEMENT_TLS_URL`.
+    /// A variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
+    /// `REDIS_URL` or `KUBECONFIG`; over TLS `AMQPS_URL` and
+    /// `RABBITMQ_MANAGEMENT_TLS_URL`.
     pub fn variable(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.directory.join("env")).unwrap();
         let start = format!("export {name}='");

@@ -314,6 +314,11 @@ impl World {
         self.operator_in(&[], arguments).await
     }
 
+    /// The same, by another way to the API server.
+    pub async fn operator_by(&self, kubeconfig: &str, arguments: &[&str]) -> Operator {
+        self.operator_in(&[("KUBECONFIG", kubeconfig)], arguments).await
+    }
+
     /// The same with these variables in its environment.
     pub async fn operator_in(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Operator {
         let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));

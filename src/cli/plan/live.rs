@@ -41,8 +41,11 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     let valid = validate::semaphore(object, DefaultNames::Any)
         .map_err(|error| Failure::new(INVALID, error.to_string()))?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
-    let secret = valid.secret.as_deref();
-    let settings = resolver.rabbitmq(&namespace, secret, valid.vhost.as_deref())?;
+    // A RabbitmqCluster is Kubernetes' to find: without it, the environment's broker is meant.
+    let secret = valid.broker.as_ref().filter(|reference| !reference.is_cluster);
+    let secrets = secret.and_then(|secret| secret.namespace.as_deref()).unwrap_or(&namespace);
+    let secret = secret.map(|secret| secret.name.as_str());
+    let settings = resolver.rabbitmq(secrets, secret, valid.vhost.as_deref())?;
     let vhost = settings.vhost.trim_start_matches('/');
     let mut shown = Shown {
         kind: "Semaphore",

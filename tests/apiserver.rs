@@ -1,0 +1,74 @@
+//! An API server in trouble: the operator waits it out, doesn't flood it, and then does
+//! what was asked for meanwhile.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+#[path = "support/api_server.rs"]
+mod api_server;
+#[path = "support/environment.rs"]
+mod environment;
+#[path = "support/world.rs"]
+mod world;
+
+use std::time::{Duration, Instant};
+
+use api_server::{ApiServer, Fault};
+use lockkeeper::api::Semaphore;
+use world::{PATIENCE, World, eventually, in_a_world};
+
+/// How long each trouble lasts.
+const TROUBLE: Duration = Duration::from_secs(4);
+
+/// Suffers the fault while the slots are changed to a new number, and sees to it that they
+/// are that many afterwards, said in the status too.
+async fn outlives(world: &World, server: &ApiServer, fault: Fault, slots: u32) {
+    server.suffer(fault);
+    let began = Instant::now();
+    world.semaphore("deploy", &format!("slots: {slots}")).await;
+    eventually(&format!("{fault:?} was met"), PATIENCE, async || server.met() > 0).await;
+    tokio::time::sleep(TROUBLE.saturating_sub(began.elapsed())).await;
+    let (met, took) = (server.met(), began.elapsed());
+    println!("{fault:?}: {met} requests in {took:?}");
+    // Ten a second at most.
+    let enough = usize::try_from(took.as_millis()).unwrap() / 100;
+    assert!(met <= enough, "{fault:?}: {met} requests in {took:?}");
+    server.suffer(Fault::None);
+    let ready = |object: &Semaphore| {
+        let said = object.status.as_ref().and_then(|status| status.slots);
+        world::is_ready(object) && said == i32::try_from(slots).ok()
+    };
+    world.until("deploy", &format!("as wanted after {fault:?}"), PATIENCE, ready).await;
+    assert_eq!(world.queues().await, world.lock_queues("deploy", slots), "{fault:?}");
+}
+
+#[tokio::test]
+async fn an_api_server_that_refuses_or_hangs_is_waited_out_and_not_flooded() {
+    in_a_world("trouble", async |world| {
+        let server = ApiServer::new().await;
+        let rhythm = ["--observe-interval", "1s", "--drift-interval", "3s"];
+        let operator = world.operator_by(&server.kubeconfig, &rhythm).await;
+        operator.until_ready().await;
+        world.semaphore("deploy", "slots: 1").await;
+        world.semaphore_ready("deploy").await;
+
+        let faults = [
+            Fault::Answer(429),
+            Fault::Answer(500),
+            Fault::Answer(503),
+            Fault::Answer(410),
+            Fault::RefuseChanges(409),
+            Fault::RefuseChanges(429),
+            Fault::ExpireWatches,
+            Fault::Hang,
+        ];
+        for (fault, slots) in faults.into_iter().zip(2..) {
+            outlives(&world, &server, fault, slots).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,120 @@
+//! The ways around helm: one file for kubectl, a base for kustomize, and what the
+//! image is built from.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::environment::random;
+use crate::{DRY_RUN, documents, given, kubectl, of_kind};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(name: &str) -> String {
+    std::fs::read_to_string(root().join(name)).unwrap()
+}
+
+fn kustomized(folder: &Path) -> Vec<Value> {
+    documents(&given(Command::new("kubectl").arg("kustomize").arg(folder), "").unwrap())
+}
+
+/// Kind and name; enough to tell the objects of an installation apart.
+fn names(objects: &[Value]) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let mut names: Vec<_> =
+        objects.iter().map(|o| (text(&o["kind"]), text(&o["metadata"]["name"]))).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn install_yaml_is_what_the_chart_gives_now_and_is_accepted() {
+    let committed = read("charts/install/install.yaml");
+    let now = given(&mut Command::new(root().join("dev/chart-install")), "").unwrap();
+    assert!(committed == now, "charts/install/install.yaml is stale: run `make generate`");
+    let objects = documents(&committed);
+    assert_eq!(of_kind(&objects, "Namespace")["metadata"]["name"], "lockkeeper-system");
+    let dry_run: Vec<&str> =
+        DRY_RUN.into_iter().chain(["--force-conflicts", "--validate=strict"]).collect();
+    let said = kubectl(&dry_run, Some(&objects)).unwrap();
+    assert!(!said.contains("Warning"), "{said}");
+    assert!(!committed.to_lowercase().contains("helm"), "nobody who applies it has helm");
+}
+
+/// A folder that is gone with this.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_base_for_kustomize_is_the_same_and_can_be_changed() {
+    let base = root().join("charts/install");
+    let objects = documents(&read("charts/install/install.yaml"));
+    assert_eq!(names(&kustomized(&base)), names(&objects));
+
+    let folder = Folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join(random()));
+    std::fs::create_dir_all(&folder.0).unwrap();
+    // kustomize takes a base by its relative path only: up to the top, and down again.
+    let place = folder.0.canonicalize().unwrap();
+    let up = "../".repeat(place.components().count() - 1);
+    let base = format!("{up}{}", base.display().to_string().trim_start_matches('/'));
+    let overlay = format!(
+        "resources: [{base}]\nnamespace: platform\n\
+         images: [{{name: lockkeeper, newName: images.example.com/lockkeeper, newTag: \"9\"}}]\n\
+         replicas: [{{name: lockkeeper, count: 2}}]\n"
+    );
+    std::fs::write(folder.0.join("kustomization.yaml"), overlay).unwrap();
+    let changed = kustomized(&folder.0);
+    let deployment = of_kind(&changed, "Deployment");
+    assert_eq!(deployment["metadata"]["namespace"], "platform");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "images.example.com/lockkeeper:9");
+    for binding in ["ClusterRoleBinding", "RoleBinding"] {
+        assert_eq!(of_kind(&changed, binding)["subjects"][0]["namespace"], "platform");
+    }
+}
+
+/// There is no builder of images here; what can go wrong before one starts is
+/// checked instead.
+#[test]
+fn the_image_is_built_from_what_is_there_and_runs_as_nobody() {
+    let text = read("dev/Dockerfile");
+    let steps: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
+    let ignored = read("dev/Dockerfile.dockerignore");
+    let mut copied = 0;
+    for sources in steps.iter().filter_map(|step| step.strip_prefix("COPY ")) {
+        if sources.starts_with("--from=build ") {
+            continue;
+        }
+        let mut sources: Vec<&str> = sources.split_whitespace().collect();
+        sources.pop();
+        for source in sources {
+            assert!(root().join(source).exists(), "{source} does not exist");
+            assert!(ignored.lines().any(|line| line == format!("!{source}")), "{source}");
+            copied += 1;
+        }
+    }
+    assert_eq!(copied, ignored.lines().filter(|line| line.starts_with('!')).count());
+    let manifest = read("Cargo.toml");
+    assert!(text.contains("--bin lockkeeper") && manifest.contains("name = \"lockkeeper\""));
+    // Every target's file is in a folder that is copied, else cargo refuses the manifest.
+    for line in manifest.lines().filter_map(|line| line.strip_prefix("path = \"")) {
+        let folder = line.split('/').next().unwrap();
+        assert!(steps.contains(&format!("COPY {folder} {folder}").as_str()), "{line}");
+    }
+
+    let last = steps.iter().rposition(|step| step.starts_with("FROM ")).unwrap();
+    assert_eq!(steps[last], "FROM scratch");
+    // The kubelet refuses a name where runAsNonRoot is set: it can't tell who that is.
+    assert!(steps[last..].contains(&"USER 65532:65532"));
+    assert!(steps[last..].contains(&"ENTRYPOINT [\"/lockkeeper\"]"));
+}

@@ -1,0 +1,337 @@
+//! The chart in a cluster of its own: helm installs, upgrades and uninstalls it,
+//! and what the Deployment would run makes the examples ready by the rights that
+//! the chart gives. There are no nodes, so the test does the kubelet's part: it
+//! starts the program with exactly the Deployment's arguments and environment and
+//! with the ServiceAccount's token.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::environment::{random, signal, variable};
+use crate::given;
+use crate::own_server::OwnServer;
+
+const RELEASE: &str = "lockkeeper-system";
+const ACCOUNT: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
+
+/// Every example that is a Semaphore or a `PressureQueue`.
+const EXAMPLES: [&str; 7] = [
+    "semaphore/deploy.yaml",
+    "semaphore/migrate.yaml",
+    "semaphore/exclusive-consumer.yaml",
+    "semaphore/token.yaml",
+    "semaphore/full.yaml",
+    "pressure-queue/frames.yaml",
+    "pressure-queue/full.yaml",
+];
+
+/// A cluster, a virtual host and a database of Redis of the test's own.
+struct Place {
+    cluster: OwnServer,
+    vhost: String,
+    database: u32,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let place = Self {
+            cluster: OwnServer::kubernetes().await,
+            vhost: format!("chart-{}", random()),
+            database: 16 + rand::random::<u32>() % 4000,
+        };
+        place.manage("PUT");
+        place
+    }
+
+    /// Makes or removes the virtual host.
+    fn manage(&self, method: &str) {
+        let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
+        // Not as an argument, where all may read the password.
+        let wish = format!("url = \"{url}\"\nrequest = {method}\nsilent\nfail\nnoproxy = \"*\"\n");
+        given(Command::new("curl").args(["--config", "-"]), &wish).unwrap();
+    }
+
+    fn amqp_url(&self) -> String {
+        let url = variable("AMQP_URL");
+        format!("{}/{}", &url[..url.rfind('/').unwrap()], self.vhost)
+    }
+
+    fn redis_url(&self) -> String {
+        let url = variable("REDIS_URL");
+        format!("{}/{}", &url[..url.rfind('/').unwrap()], self.database)
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let own = |name: &str| self.cluster.directory().join(name);
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env("KUBECONFIG", self.cluster.variable("KUBECONFIG"))
+            .env("KUBECACHEDIR", own("kubectl-cache"));
+        for kind in ["CONFIG", "CACHE", "DATA"] {
+            command.env(format!("HELM_{kind}_HOME"), own("helm"));
+        }
+        command
+    }
+
+    fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+        given(&mut self.command("kubectl", arguments), input)
+    }
+
+    fn helm(&self, arguments: &[&str], values: &str) {
+        given(&mut self.command("helm", arguments), values).unwrap();
+    }
+
+    fn apply(&self, namespace: &str, text: &str) {
+        let arguments = ["apply", "--server-side", "--namespace", namespace, "-f", "-"];
+        self.kubectl(&arguments, text).unwrap();
+    }
+
+    /// A Secret, as a user would write it from those in examples/.
+    fn secret(&self, namespace: &str, name: &str, data: &Value) {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data,
+        });
+        self.apply(namespace, &secret.to_string());
+    }
+
+    /// The examples, on this place's servers.
+    fn examples(&self) -> String {
+        EXAMPLES.iter().fold(String::new(), |all, file| {
+            let file = format!("{}/examples/{file}", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(file).unwrap();
+            let text = text.replace("vhost: prod", &format!("vhost: {}", self.vhost));
+            let text = text.replace("database: 0", &format!("database: {}", self.database));
+            format!("{all}\n---\n{text}")
+        })
+    }
+
+    /// Applies the examples in a namespace and waits until all are ready.
+    fn examples_become_ready(&self, namespace: &str) {
+        let management = variable("RABBITMQ_MANAGEMENT_URL");
+        let rabbitmq = json!({"amqpUri": self.amqp_url(), "managementUri": management});
+        self.secret(namespace, "rabbitmq", &rabbitmq);
+        self.secret(namespace, "redis", &json!({"uri": self.redis_url()}));
+        self.apply(namespace, &self.examples());
+        let wait = ["wait", "--for=condition=Ready", "semaphores,pressurequeues", "--all"];
+        let rest = ["--timeout=120s", "--namespace", namespace];
+        let said = self.kubectl(&[&wait[..], &rest].concat(), "").unwrap_or_else(|error| {
+            let get = ["get", "locks", "-o", "wide", "--namespace", namespace];
+            panic!("{error}\n{}", self.kubectl(&get, "").unwrap())
+        });
+        assert_eq!(said.lines().count(), 8, "{said}");
+    }
+
+    fn examples_are_deleted(&self, namespace: &str) {
+        let delete = ["delete", "semaphores,pressurequeues", "--all", "--timeout=120s"];
+        self.kubectl(&[&delete[..], &["--namespace", namespace]].concat(), "").unwrap();
+    }
+
+    /// What the Deployment says, resolved as the kubelet does it.
+    fn started(&self) -> Operator {
+        let get = ["get", "deployment", "lockkeeper", "--namespace", RELEASE, "-o", "json"];
+        let deployment: Value = serde_json::from_str(&self.kubectl(&get, "").unwrap()).unwrap();
+        let pod = &deployment["spec"]["template"]["spec"];
+        let account = pod["serviceAccountName"].as_str().unwrap();
+        let container = &pod["containers"][0];
+        let arguments = container["args"].as_array().unwrap();
+        let log = self.cluster.directory().join(format!("operator-{}.log", random()));
+        let mut operator = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        operator
+            .args(arguments.iter().map(|argument| argument.as_str().unwrap()))
+            .env_clear()
+            .env("KUBECONFIG", self.kubeconfig_of(account))
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(&log).unwrap());
+        for variable in container["env"].as_array().unwrap() {
+            if let Some(value) = self.value_of(variable) {
+                operator.env(variable["name"].as_str().unwrap(), value);
+            }
+        }
+        let operator = Operator { process: operator.spawn().unwrap(), log };
+        let start = Instant::now();
+        while !operator.logged().contains("PressureQueue")
+            || !operator.logged().contains("watching")
+        {
+            assert!(start.elapsed() < Duration::from_mins(2), "{}", operator.logged());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        operator
+    }
+
+    /// None where the Secret has no such key, or does not exist: both are optional.
+    fn value_of(&self, variable: &Value) -> Option<String> {
+        if let Some(value) = variable["value"].as_str() {
+            return Some(value.to_owned());
+        }
+        let source = &variable["valueFrom"];
+        if let Some(field) = source["fieldRef"]["fieldPath"].as_str() {
+            let field = match field {
+                "metadata.namespace" => RELEASE,
+                "metadata.name" => "lockkeeper-0",
+                other => panic!("{other}"),
+            };
+            return Some(field.to_owned());
+        }
+        let reference = &source["secretKeyRef"];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let (name, key) = (text(&reference["name"]), text(&reference["key"]));
+        assert_eq!(reference["optional"], true);
+        let template = format!("--output=go-template={{{{index .data \"{key}\" | base64decode}}}}");
+        let get = ["get", "secret", &name, "--namespace", RELEASE, &template];
+        self.kubectl(&get, "").ok()
+    }
+
+    fn kubeconfig_of(&self, account: &str) -> PathBuf {
+        let create = ["create", "token", account, "--namespace", RELEASE];
+        let token = self.kubectl(&create, "").unwrap();
+        let mut config: Value = serde_yaml::from_str(
+            &std::fs::read_to_string(self.cluster.variable("KUBECONFIG")).unwrap(),
+        )
+        .unwrap();
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        config["contexts"][0]["context"]["namespace"] = RELEASE.into();
+        let file = self.cluster.directory().join("operator.kubeconfig");
+        std::fs::write(&file, config.to_string()).unwrap();
+        file
+    }
+
+    /// What the API server refused the operator, of all that it asked for.
+    fn refused(&self) -> (usize, Vec<String>) {
+        let log = std::fs::read_to_string(self.cluster.directory().join("audit.log")).unwrap();
+        let by_operator = log.lines().filter(|line| line.contains(ACCOUNT));
+        let refused = |line: &&str| line.contains("\"authorization.k8s.io/decision\":\"forbid\"");
+        (by_operator.clone().count(), by_operator.filter(refused).map(ToOwned::to_owned).collect())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Also where the test has failed, and its queues are still there.
+        if std::thread::panicking() {
+            let _ =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.manage("DELETE")));
+        } else {
+            self.manage("DELETE");
+        }
+        let flush = ["-u", &self.redis_url(), "--no-auth-warning", "FLUSHDB"];
+        let _ = Command::new("redis-cli").args(flush).stdout(Stdio::null()).status();
+    }
+}
+
+/// The program; killed with this.
+struct Operator {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Operator {
+    fn logged(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// As a pod that is deleted.
+    fn stop(mut self) {
+        signal(self.process.id(), "TERM");
+        assert!(self.process.wait().unwrap().success(), "{}", self.logged());
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Definitions of the Prometheus operator's kinds, with nothing in them.
+fn prometheus_definitions() -> String {
+    let kinds = [("servicemonitors", "ServiceMonitor"), ("prometheusrules", "PrometheusRule")];
+    let definition = |(plural, kind): (&str, &str)| {
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.monitoring.coreos.com")},
+            "spec": {
+                "group": "monitoring.coreos.com",
+                "scope": "Namespaced",
+                "names": {"plural": plural, "kind": kind, "singular": kind.to_lowercase()},
+                "versions": [{
+                    "name": "v1", "served": true, "storage": true,
+                    "schema": {"openAPIV3Schema": {
+                        "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+                    }},
+                }],
+            },
+        })
+        .to_string()
+    };
+    kinds.map(definition).join("\n---\n")
+}
+
+/// A port that is free now: the chart's value can't be "any".
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_rights() {
+    let place = Place::new().await;
+    for namespace in [RELEASE, "team-a", "team-b"] {
+        place.kubectl(&["create", "namespace", namespace], "").unwrap();
+    }
+    let management = variable("RABBITMQ_MANAGEMENT_URL");
+    let connections = json!({
+        "amqpUrl": place.amqp_url(), "managementUrl": management, "redisUrl": place.redis_url(),
+    });
+    place.secret(RELEASE, "lockkeeper-default-connections", &connections);
+    let values = |more: &str| {
+        format!(
+            "defaultConnections: {{secretName: lockkeeper-default-connections}}\n\
+             http: {{host: 127.0.0.1, port: {}}}\nobserveInterval: 1s\ndriftInterval: 3s\n{more}",
+            free_port()
+        )
+    };
+    let chart = ["charts/lockkeeper", "--namespace", RELEASE, "-f", "-"];
+
+    place.helm(&[&["install", "lockkeeper"][..], &chart].concat(), &values(""));
+    let operator = place.started();
+    place.examples_become_ready("team-a");
+    place.examples_are_deleted("team-a");
+    operator.stop();
+
+    // The same in one namespace, where no ClusterRole is the operator's any more.
+    place.kubectl(&["apply", "-f", "-"], &prometheus_definitions()).unwrap();
+    let established = ["wait", "--for=condition=Established", "customresourcedefinitions", "--all"];
+    place.kubectl(&established, "").unwrap();
+    let monitored = "metrics: {serviceMonitor: {enabled: true, renderMode: failIfMissing}}";
+    let scoped = values(&format!("watchNamespaces: [team-a]\n{monitored}\n"));
+    place.helm(&[&["upgrade", "lockkeeper"][..], &chart].concat(), &scoped);
+    place.kubectl(&["get", "servicemonitor", "lockkeeper", "--namespace", RELEASE], "").unwrap();
+    for gone in ["clusterrole", "clusterrolebinding"] {
+        let said = place.kubectl(&["get", gone, "lockkeeper"], "").unwrap_err();
+        assert!(said.contains("NotFound"), "{said}");
+    }
+    let operator = place.started();
+    place.apply("team-b", &place.examples());
+    place.examples_become_ready("team-a");
+    let seen = ["get", "locks", "--namespace", "team-b", "-o", "jsonpath={.items[*].status}"];
+    assert_eq!(place.kubectl(&seen, "").unwrap(), "", "team-b is not watched");
+
+    let (requests, refused) = place.refused();
+    assert!(requests > 50, "the audit log tells of the operator: {requests}");
+    assert!(refused.is_empty(), "{} requests, such as {}", refused.len(), refused[0]);
+
+    operator.stop();
+
+    // What was made stays: an uninstall by mistake must not delete a lock.
+    place.helm(&["uninstall", "lockkeeper", "--namespace", RELEASE], "");
+    for namespace in ["team-a", "team-b"] {
+        let left = ["get", "locks", "--namespace", namespace, "-o", "name"];
+        assert_eq!(place.kubectl(&left, "").unwrap().lines().count(), 8);
+    }
+}
