@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
+use kube::api::DeleteParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -179,9 +180,11 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
         drop(holders);
         for name in ["deploy", "frames"] {
             let about = format!("name=\"{name}\"");
+            let (semaphores, queues) = (world.api::<Semaphore>(), world.api::<PressureQueue>());
+            let now = DeleteParams::default();
             match name {
-                "deploy" => _ = world.api::<Semaphore>().delete(name, &Default::default()).await,
-                _ => _ = world.api::<PressureQueue>().delete(name, &Default::default()).await,
+                "deploy" => drop(semaphores.delete(name, &now).await.unwrap()),
+                _ => drop(queues.delete(name, &now).await.unwrap()),
             }
             let gone = async || !operator.metrics().await.contains(&about);
             eventually(&format!("nothing is told of {name}"), PATIENCE, gone).await;
@@ -296,9 +299,10 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
         let place = std::env::temp_dir().join(&world.namespace);
         std::fs::create_dir_all(&place).unwrap();
         let (input, output) = (place.join("text"), place.join("blocks"));
-        let with_time = |line: &str| match line.starts_with('#') {
-            true => format!("{line}\n"),
-            false => format!("{line} 1000\n"),
+        let with_time = |line: &str| {
+            let time = if line.starts_with('#') { "" } else { " 1000" };
+            format!("{line}{time}
+")
         };
         std::fs::write(&input, text.lines().map(with_time).collect::<String>()).unwrap();
         let paths = [input.to_str().unwrap(), output.to_str().unwrap()];

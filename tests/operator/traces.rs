@@ -84,7 +84,8 @@ fn text(span: &Span, key: &str) -> Option<String> {
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from_digit(digit.into(), 16).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,7 +146,11 @@ fn busy(role: Option<&RoleStatus>) -> Option<i64> {
 
 fn tell_semaphores(encoder: &mut DescriptorEncoder, all: &[Arc<Semaphore>]) -> Result<(), Error> {
     let help = "Slots that are wanted, and those of them that exist";
-    let mut metric = encoder.encode_descriptor("semaphore_slots", help, None, Gauge)?;
+    tell_slots(&mut encoder.encode_descriptor("semaphore_slots", help, None, Gauge)?, all)?;
+    SEMAPHORE.iter().try_for_each(|told| tell(encoder, all, Gauge, told))
+}
+
+fn tell_slots(metric: &mut MetricEncoder, all: &[Arc<Semaphore>]) -> Result<(), Error> {
     for semaphore in all {
         let (namespace, name) = place(&**semaphore);
         let present = semaphore.status.as_ref().and_then(|status| status.slots);
@@ -156,8 +160,7 @@ fn tell_semaphores(encoder: &mut DescriptorEncoder, all: &[Arc<Semaphore>]) -> R
             ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
         }
     }
-    drop(metric);
-    SEMAPHORE.iter().try_for_each(|told| tell(encoder, all, Gauge, told))
+    Ok(())
 }
 
 fn tell_queues(encoder: &mut DescriptorEncoder, all: &[Arc<PressureQueue>]) -> Result<(), Error> {
