@@ -46,6 +46,7 @@ const RIGHTS: &[(&str, &str, &str, &str)] = &[
     ("lockkeeper.dev", "pressurequeues", "patch", "its finalizer"),
     ("lockkeeper.dev", "pressurequeues/status", "patch", "to report, by server-side apply"),
     ("", "secrets", "get", "the connection that an object names; no Secret is ever listed"),
+    ("rabbitmq.com", "rabbitmqclusters", "get", "the broker that a Semaphore names"),
     ("", "namespaces", "get", "whether it is being deleted, where a Secret went first"),
     ("events.k8s.io", "events", "create", "to tell what happened"),
     ("events.k8s.io", "events", "patch", "to count what happens again"),

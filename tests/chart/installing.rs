@@ -106,7 +106,12 @@ impl Place {
             let text = std::fs::read_to_string(file).unwrap();
             let text = text.replace("vhost: prod", &format!("vhost: {}", self.vhost));
             let text = text.replace("database: 0", &format!("database: {}", self.database));
-            format!("{all}\n---\n{text}")
+            // No RabbitMQ cluster operator runs here.
+            let objects: Vec<&str> = text
+                .split("\n---\n")
+                .filter(|object| !object.contains("name: on-a-cluster"))
+                .collect();
+            format!("{all}\n---\n{}", objects.join("\n---\n"))
         })
     }
 
