@@ -84,11 +84,9 @@ async fn remove_slots(
     let fetched =
         ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
     let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
-    let connected = match (&fetched, last.filter(|_| !may_not)) {
-        (Ok(connected), _) | (Err(_), Some(connected)) => connected,
-        (Err(_), None) => {
-            return without_connection(ctx, object, fetched.err(), was_connected).await;
-        }
+    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, last.filter(|_| !may_not))
+    else {
+        return without_connection(ctx, object, fetched.err(), was_connected).await;
     };
     let (backend, broker) = (&connected.backend, &connected.handle);
     if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {

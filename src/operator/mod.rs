@@ -163,7 +163,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
 
     let (events, publishing) = Events::new(client.clone());
     let publishing = tokio::spawn(publishing);
-    let ctx = Arc::new(context(&options, client, events, metrics, may_act, stop.clone()));
+    let ctx = Arc::new(context(&options, &client, events, metrics, may_act, stop.clone()));
 
     let semaphores = control(
         Arc::clone(&ctx),
@@ -229,7 +229,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
 /// What every reconcile may use.
 fn context(
     options: &Options,
-    client: Client,
+    client: &Client,
     events: Events,
     metrics: Metrics,
     may_act: MayAct,

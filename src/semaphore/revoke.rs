@@ -131,7 +131,7 @@ impl Revoke<'_> {
     }
 
     /// Whether these are the facts of the holder that is meant.
-    fn is_meant(&self, facts: HolderFacts, slot: u32) -> bool {
+    fn is_meant(&self, facts: &HolderFacts, slot: u32) -> bool {
         let described = describe_holders(&[slot].into(), slot, 1, |_| facts.clone());
         let Some(id) = described.into_iter().next().map(|holder| holder.id) else { return false };
         // A second one with the same id of its own is shown with its slot.
@@ -218,7 +218,7 @@ impl Revoke<'_> {
             let why = "it is known only by its slot, which may be another's by now; status tells holders apart with a managementUri";
             return Err(RevokeError::Unsure { why: why.to_owned() });
         }
-        if !self.is_meant(owned.facts, slot) {
+        if !self.is_meant(&owned.facts, slot) {
             return Err(RevokeError::NotHeld);
         }
         Ok(Target { connection: owned.connection, holding: vec![queue], unacknowledged: 0 })
@@ -232,7 +232,7 @@ impl Revoke<'_> {
         let announced = format!("^{name}-[0-9]+-B$");
         for queue in administrator.queues_matching(&announced).await.map_err(failed)? {
             if read(queue.arguments).id.is_some_and(|id| {
-                self.is_meant(HolderFacts { id: Some(id), ..HolderFacts::default() }, 0)
+                self.is_meant(&HolderFacts { id: Some(id), ..HolderFacts::default() }, 0)
             }) {
                 let mut target = self.owner_of(administrator, queue.name, 0).await?;
                 target.holding.push(tokens);
@@ -323,7 +323,7 @@ impl Revoke<'_> {
             };
             let id = given.id.clone();
             let facts = HolderFacts { connection, ..given };
-            return Ok(self.is_meant(facts, slot).then_some(id));
+            return Ok(self.is_meant(&facts, slot).then_some(id));
         }
         Ok(None)
     }

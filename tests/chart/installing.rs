@@ -2,7 +2,7 @@
 //! and what the Deployment would run makes the examples ready by the rights that
 //! the chart gives. There are no nodes, so the test does the kubelet's part: it
 //! starts the program with exactly the Deployment's arguments and environment and
-//! with the ServiceAccount's token.
+//! with the service account's token.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

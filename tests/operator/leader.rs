@@ -6,14 +6,27 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::DeleteParams;
+use serde_json::json;
 
 use crate::environment::variable;
+use crate::rights;
 use crate::support::proxy::{Method, Proxy, Sender};
 use crate::world::{Operator, PATIENCE, World, eventually, in_a_world};
 
-/// The release's namespace, the only one in which the chart gives rights on Leases.
-const HOME: &str = "lockkeeper-system";
+/// Gives the operators rights on a Lease of the test's own, in its namespace: those that
+/// the chart gives on the one of the release.
+pub async fn let_in(world: &World) {
+    let rule = |verbs: &[&str], names: &[&str]| {
+        json!({
+            "apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
+            "resourceNames": names, "verbs": verbs,
+        })
+    };
+    let rules = json!([rule(&["get", "update"], &["lockkeeper"]), rule(&["create"], &[])]);
+    let operators =
+        json!({"kind": "ServiceAccount", "name": "lockkeeper", "namespace": "lockkeeper-system"});
+    rights::give(world, "leader-election", rules, vec![operators]).await;
+}
 
 /// A quick election: whoever falls silent is replaced after 4 s.
 pub async fn candidate(world: &World) -> Operator {
@@ -22,7 +35,7 @@ pub async fn candidate(world: &World) -> Operator {
             "--observe-interval=1s",
             "--drift-interval=3s",
             "--leader-elect",
-            &format!("--leader-election-id={}", world.namespace),
+            &format!("--leader-election-namespace={}", world.namespace),
             "--lease-duration=4s",
             "--renew-deadline=3s",
             "--retry-period=500ms",
@@ -48,17 +61,10 @@ pub async fn stands_by(operator: &Operator) {
     eventually("it is ready", PATIENCE, ready).await;
 }
 
-fn leases(world: &World) -> Api<Lease> {
-    Api::namespaced(world.client.clone(), HOME)
-}
-
 async fn lease(world: &World) -> (String, i32) {
-    let spec = leases(world).get(&world.namespace).await.unwrap().spec.unwrap();
+    let leases: Api<Lease> = Api::namespaced(world.client.clone(), &world.namespace);
+    let spec = leases.get("lockkeeper").await.unwrap().spec.unwrap();
     (spec.holder_identity.unwrap_or_default(), spec.lease_transitions.unwrap_or_default())
-}
-
-pub async fn remove_lease(world: &World) {
-    leases(world).delete(&world.namespace, &DeleteParams::default()).await.unwrap();
 }
 
 /// The world's connection Secret leads through a proxy on which every effect is seen.
@@ -89,6 +95,7 @@ async fn exactly(world: &World, slots: u32) {
 
 /// Two replicas, and a resize from 0 to `slots` that the first one has begun.
 async fn amid_a_resize(world: &World, proxy: &Proxy, slots: u32) -> (Operator, Operator) {
+    let_in(world).await;
     let first = candidate(world).await;
     comes_to_lead(&first).await;
     let second = candidate(world).await;
@@ -117,6 +124,7 @@ fn one_at_a_time(effects: &[Method], opened_before: usize) {
 #[tokio::test]
 async fn of_two_replicas_one_acts_and_the_other_is_ready_and_follows_at_once() {
     in_a_world("leader", async |world| {
+        let_in(&world).await;
         let mut first = candidate(&world).await;
         comes_to_lead(&first).await;
         let (holder, before) = lease(&world).await;
@@ -135,8 +143,6 @@ async fn of_two_replicas_one_acts_and_the_other_is_ready_and_follows_at_once() {
         assert!(transitions > before, "{transitions}");
         world.semaphore("deploy", "slots: 4").await;
         exactly(&world, 4).await;
-        world.delete_all::<lockkeeper::api::Semaphore>().await;
-        remove_lease(&world).await;
     })
     .await;
 }
@@ -151,8 +157,6 @@ async fn a_leader_killed_in_a_resize_is_followed_by_one_that_ends_with_exactly_t
         comes_to_lead(&second).await;
         exactly(&world, 1500).await;
         one_at_a_time(&effects(&proxy), opened);
-        world.delete_all::<lockkeeper::api::Semaphore>().await;
-        remove_lease(&world).await;
     })
     .await;
 }
@@ -181,8 +185,6 @@ async fn a_leader_paused_in_a_resize_does_nothing_when_it_wakes() {
         let woken = effects.iter().filter(|method| method.connection <= opened).count();
         // What was on its way when it was stopped: at most a batch.
         assert!(woken <= asleep + 16, "{woken} after {asleep}");
-        world.delete_all::<lockkeeper::api::Semaphore>().await;
-        remove_lease(&world).await;
     })
     .await;
 }

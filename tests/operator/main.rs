@@ -43,6 +43,7 @@ mod queues;
 mod references;
 mod restarts;
 mod revoking;
+mod rights;
 mod settings;
 mod slots;
 mod traces;

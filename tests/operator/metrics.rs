@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::holders::client::Client;
-use crate::leader::{candidate, comes_to_lead, remove_lease, stands_by};
+use crate::leader::{candidate, comes_to_lead, let_in, stands_by};
 use crate::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
 
 /// A text of the project.
@@ -254,6 +254,7 @@ async fn with_per_object_metrics_off_no_series_has_the_name_of_an_object() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is_there() {
     in_a_world("promtool", async |world| {
+        let_in(&world).await;
         let mut operator = candidate(&world).await;
         comes_to_lead(&operator).await;
         world.semaphore("deploy", "slots: 1").await;
@@ -278,7 +279,7 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
             world.namespace
         );
         until_told(&operator, &[drift]).await;
-        let leads = format!("leader_election_master_status{{name=\"{}\"}}", world.namespace);
+        let leads = "leader_election_master_status{name=\"lockkeeper\"}";
         until_told(&operator, &[format!("{leads} 1")]).await;
         let mut second = candidate(&world).await;
         stands_by(&second).await;
@@ -286,7 +287,6 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
         let text = operator.metrics().await;
         second.kill().await;
         operator.kill().await;
-        remove_lease(&world).await;
         // Which takes away what is left.
         world.operator().await;
 

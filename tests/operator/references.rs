@@ -1,4 +1,4 @@
-//! Brokers that are named by a RabbitmqCluster of the RabbitMQ cluster operator, and
+//! Brokers that are named by a `RabbitmqCluster` of the RabbitMQ cluster operator, and
 //! what lies in another namespace. The clusters are objects of the real kind whose
 //! status the test writes as that operator does; the broker behind them is real.
 

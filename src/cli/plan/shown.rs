@@ -197,9 +197,10 @@ impl Shown {
             format!("{sign} {} in {namespace}: {target} on {server}{suspended}", self.called());
         let mut details: Vec<(Paint, String)> = self.changes.iter().map(Change::line).collect();
         if self.draining > 0 {
-            let held = self.draining;
-            let line =
-                format!("! held, and kept until released: {held} (apply needs --allow-drain)");
+            let line = format!(
+                "! held, and kept until released: {} (apply needs --allow-drain)",
+                self.draining
+            );
             details.push((Paint::Red, line));
         }
         details.extend(self.notes.iter().map(|note| (Paint::Plain, note.clone())));

@@ -50,7 +50,7 @@ pub enum FetchError {
         /// What the API server said.
         source: kube::Error,
     },
-    /// The RabbitmqCluster does not exist.
+    /// The `RabbitmqCluster` does not exist.
     #[error(
         "there is no RabbitmqCluster {name:?} in the namespace {namespace:?}: create it, or correct the reference"
     )]
@@ -60,7 +60,7 @@ pub enum FetchError {
         /// The cluster's name.
         name: String,
     },
-    /// Nobody knows what a RabbitmqCluster is.
+    /// Nobody knows what a `RabbitmqCluster` is.
     #[error(
         "there is no kind RabbitmqCluster in this Kubernetes cluster: install the RabbitMQ cluster operator, or name a Secret by rabbitmqClusterReference.connectionSecret"
     )]
@@ -81,7 +81,7 @@ pub enum FetchError {
         /// The cluster's name.
         name: String,
     },
-    /// The API server would not give the RabbitmqCluster.
+    /// The API server would not give the `RabbitmqCluster`.
     #[error("could not read the RabbitmqCluster {name:?}: {source}")]
     ClusterUnreadable {
         /// The cluster's name.
@@ -150,7 +150,7 @@ impl FetchError {
         matches!(self, Self::SecretNotFound { .. } | Self::NotAllowed { .. })
     }
 
-    /// Whether no broker runs that could be cleaned up: its RabbitmqCluster is gone,
+    /// Whether no broker runs that could be cleaned up: its `RabbitmqCluster` is gone,
     /// or has no nodes.
     #[must_use]
     pub fn is_cluster_gone(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Reading Secrets and RabbitmqClusters by name, one at a time (never list, never
+//! Reading Secrets and `RabbitmqClusters` by name, one at a time (never list, never
 //! watch), and whose they may be. What is read is kept for a moment only. What it
 //! means for a connection is `plan::connection`'s.
 
@@ -26,7 +26,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(10);
 /// What was read at a time; being read while it is locked.
 type Cached<T> = Arc<tokio::sync::Mutex<Option<(Instant, Arc<T>)>>>;
 
-/// Reads, and remembers for [`FRESH`].
+/// Reads, and remembers for ten seconds.
 pub struct Reader {
     client: Client,
     secrets: Cache<ReadSecret>,

@@ -1,4 +1,4 @@
-//! How a RabbitmqCluster of the RabbitMQ cluster operator is reached: what of the
+//! How a `RabbitmqCluster` of the RabbitMQ cluster operator is reached: what of the
 //! object matters, and the settings that follow from it and from its default user's
 //! Secret. Reading both is the operator's.
 
@@ -7,19 +7,19 @@ use serde_json::Value;
 
 use super::{RabbitmqSettings, SecretData, SettingsError};
 
-/// The annotation of a RabbitmqCluster or a Secret that names the namespaces, beside
+/// The annotation of a `RabbitmqCluster` or a Secret that names the namespaces, beside
 /// its own, whose resources may use it, separated by commas; `*` is all. It is that
 /// of RabbitMQ's messaging topology operator.
 pub const ALLOWED_NAMESPACES: &str = "rabbitmq.com/topology-allowed-namespaces";
 
-/// The annotation of a RabbitmqCluster that names the address of its management API,
+/// The annotation of a `RabbitmqCluster` that names the address of its management API,
 /// where that is not the one of its Service. Also the topology operator's.
 pub const CONNECTION_URI: &str = "rabbitmq.com/operator-connection-uri";
 
 /// Where a resource says that its broker is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerReference {
-    /// `name` is a RabbitmqCluster's, else a Secret's.
+    /// `name` is a `RabbitmqCluster`'s, else a Secret's.
     pub is_cluster: bool,
     /// Its name.
     pub name: String,
@@ -27,7 +27,7 @@ pub struct BrokerReference {
     pub namespace: Option<String>,
 }
 
-/// What of a RabbitmqCluster decides how it is reached.
+/// What of a `RabbitmqCluster` decides how it is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
     /// The name of its Service, with the namespace: its host name.
@@ -56,7 +56,7 @@ pub fn is_allowed(annotation: Option<&str>, namespace: &str) -> bool {
 }
 
 impl ClusterFacts {
-    /// From a RabbitmqCluster's spec and status; the annotations are left open.
+    /// From a `RabbitmqCluster`'s spec and status; the annotations are left open.
     #[must_use]
     pub fn read(namespace: &str, name: &str, object: &Value) -> Self {
         let text = |pointer: &str| {
@@ -91,7 +91,7 @@ impl ClusterFacts {
 }
 
 impl RabbitmqSettings {
-    /// Of a RabbitmqCluster, as its default user. `authorities` is the certificate, as
+    /// Of a `RabbitmqCluster`, as its default user. `authorities` is the certificate, as
     /// PEM, of who signed the cluster's; absent, the machine's authorities count.
     ///
     /// `vhost` is the resource's; absent, `/` is taken.

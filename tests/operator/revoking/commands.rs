@@ -1,9 +1,7 @@
 //! `lockkeeper revoke`, and who may: the chart's policies, by users with limited
 //! rights.
 
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use lockkeeper::api::{PressureQueue, REVOKE, Semaphore};
 use lockkeeper::semaphore::LostReason;
 use serde_json::json;
@@ -13,26 +11,14 @@ use super::{QUEUE, acquire, ids, lost, with_administrator};
 use crate::environment::variable;
 use crate::pressure_text::TextClient;
 use crate::queues::text;
+use crate::rights;
 use crate::world::{PATIENCE, World, in_a_world, kubectl};
 
 /// Gives users of this world rights to resources.
 async fn allow(world: &World, name: &str, users: &[&str], group: &str, resources: &[&str]) {
     let verbs = if name == "revoke" { vec!["create"] } else { vec!["*"] };
-    let rule = json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
-    let role = json!({"metadata": {"name": name}, "rules": [rule]});
-    let group = "rbac.authorization.k8s.io";
-    let users = users.iter().map(|user| json!({"apiGroup": group, "kind": "User", "name": user}));
-    let binding = json!({
-        "metadata": {"name": name},
-        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-        "subjects": users.collect::<Vec<_>>(),
-    });
-    let (role, binding): (Role, RoleBinding) =
-        (serde_json::from_value(role).unwrap(), serde_json::from_value(binding).unwrap());
-    let roles: Api<Role> = Api::namespaced(world.client.clone(), &world.namespace);
-    roles.create(&PostParams::default(), &role).await.unwrap();
-    let bindings: Api<RoleBinding> = Api::namespaced(world.client.clone(), &world.namespace);
-    bindings.create(&PostParams::default(), &binding).await.unwrap();
+    let rules = json!([{"apiGroups": [group], "resources": resources, "verbs": verbs}]);
+    rights::give(world, name, rules, users.iter().map(|user| rights::user(user)).collect()).await;
 }
 
 /// alice may do everything with our kinds, and bob may also revoke.
