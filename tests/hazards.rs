@@ -1,5 +1,5 @@
-//! docs/hazards.md against the tests: whatever it names exists, and every hazard of
-//! the locks and queues has a test or an answer. Reads files only.
+//! docs/hazards.md and docs/decisions.md against the tests: whatever they name exists,
+//! every hazard has a test or an answer, and every expectation a test. Reads files only.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +13,8 @@ use std::path::Path;
 
 /// The rows of the tables: id and state.
 fn rows() -> Vec<(String, String)> {
-    let text = std::fs::read_to_string("docs/hazards.md").unwrap();
+    let read = |file: &str| std::fs::read_to_string(format!("docs/{file}.md")).unwrap();
+    let text = read("hazards") + &read("decisions");
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()
     };
@@ -83,6 +84,19 @@ fn check_rows(letter: char, last: usize) {
 #[test]
 fn every_hazard_of_a_semaphore_has_a_test_or_an_answer() {
     check_rows('A', 31);
+}
+
+#[test]
+fn every_hazard_of_the_operator_has_a_test_or_an_answer() {
+    check_rows('K', 18);
+}
+
+#[test]
+fn every_expectation_has_a_test() {
+    check_rows('E', 40);
+    let rows = rows();
+    let mut expected = rows.iter().filter(|(id, _)| id.starts_with('E'));
+    assert!(expected.all(|(_, state)| !tests_named(state).is_empty()));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::{Connected, FetchError};
 use super::memory::Memory;
 use super::report::{Managed, Note, Outcome, Report, publish, report};
-use super::{pressure_queue, semaphore};
+use super::{owners, pressure_queue, semaphore};
 use crate::api::conditions::reason;
 use crate::api::pressure_queue::QueueGuard;
 use crate::api::semaphore::SemaphoreGuard;
@@ -88,8 +88,8 @@ async fn remove_slots(
     else {
         return without_connection(ctx, object, fetched.err(), was_connected).await;
     };
-    let (backend, broker) = (&connected.backend, &connected.handle);
-    if let Some(owner) = semaphore::older_twin(ctx, object, backend, valid.lock.as_str()) {
+    let broker = &connected.handle;
+    if let Some(owner) = owners::of_lock(ctx, object, connected, &valid.lock).await {
         return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
     }
     let known = object.status.as_ref().and_then(|status| status.highest_slot);
@@ -163,15 +163,11 @@ async fn remove_queue(
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
-    let (backend, store) = match (&fetched, &detail.store) {
-        (Ok(connected), _) | (Err(_), Some(connected)) => {
-            (&connected.backend, connected.handle.clone())
-        }
-        (Err(_), None) => {
-            return without_connection(ctx, object, fetched.err(), was_connected).await;
-        }
+    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, &detail.store) else {
+        return without_connection(ctx, object, fetched.err(), was_connected).await;
     };
-    if let Some(owner) = pressure_queue::older_twin(ctx, object, backend, valid.queue.as_str()) {
+    let store = connected.handle.clone();
+    if let Some(owner) = owners::of_queue(ctx, object, connected, &valid.queue).await {
         return Ok(Removal::NotOurs(format!("the queue belongs to {owner}")));
     }
     if let Some(kept) = kept {

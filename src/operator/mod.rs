@@ -11,6 +11,7 @@ pub mod fetch;
 pub mod leader;
 pub mod memory;
 pub mod metrics;
+mod owners;
 pub mod pressure_queue;
 pub mod report;
 pub mod semaphore;

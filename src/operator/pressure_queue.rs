@@ -20,11 +20,11 @@ use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
 use super::metrics::Asked;
+use super::owners;
 use super::report::{Managed, Note, Outcome, report};
 use crate::api::conditions::{READY, Say, find, reason};
 use crate::api::validate::{self, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::plan::naming::DEFAULT_PREFIX;
 use crate::plan::pressure_queue::doctor::{Doctor, Finding, needs_second_look};
 use crate::plan::pressure_queue::{
     Past, QueueEffect, QueuePlan, QueueSeen, Remark, WantedState, plan,
@@ -135,7 +135,7 @@ async fn steps(
     if memory.detail.store.as_ref().is_none_or(|last| last.backend != connected.backend) {
         memory.detail.doctor = None;
     }
-    if let Some(owner) = older_twin(ctx, queue, &connected.backend, valid.queue.as_str()) {
+    if let Some(owner) = owners::of_queue(ctx, queue, &connected, &valid.queue).await {
         let what = format!("the queue {} on {}", valid.queue, connected.backend);
         return Err(StepError::Conflict { owner, what });
     }
@@ -255,29 +255,4 @@ fn list(effects: &[QueueEffect]) -> String {
         QueueEffect::Close => "the queue will be closed".to_owned(),
     };
     effects.iter().map(one).collect::<Vec<_>>().join(" and ")
-}
-
-/// The older of two objects that stand for the same queue owns it (hazard K1).
-pub(super) fn older_twin(
-    ctx: &Context,
-    queue: &PressureQueue,
-    backend: &str,
-    name: &str,
-) -> Option<String> {
-    let age = |q: &PressureQueue| (q.creation_timestamp(), q.uid());
-    // As the keys have it: another prefix with another name can give the same ones.
-    let data = |q: &PressureQueue, name: &str| match &q.spec.redis_reference {
-        Some(reference) => format!("{}:{name}", reference.prefix),
-        None => format!("{DEFAULT_PREFIX}:{name}"),
-    };
-    let twin = ctx.all_pressure_queues.get()?.find(|other| {
-        other.uid() != queue.uid()
-            && age(other) < age(queue)
-            && other.status.as_ref().is_some_and(|status| {
-                status.backend.as_deref() == Some(backend)
-                    && status.queue_name.as_ref().map(|its| data(other, its))
-                        == Some(data(queue, name))
-            })
-    })?;
-    Some(format!("PressureQueue {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
 }

@@ -22,6 +22,7 @@ use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
 use super::memory::Memory;
 use super::metrics::Asked;
+use super::owners;
 use super::report::{Managed, Note, Outcome, ReportedStatus, now, report, write};
 use crate::api::conditions::{READY, RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
@@ -158,7 +159,7 @@ async fn steps(
     let connected =
         ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await?;
     found.backend = Some(connected.backend.clone());
-    if let Some(owner) = older_twin(ctx, semaphore, &connected.backend, valid.lock.as_str()) {
+    if let Some(owner) = owners::of_lock(ctx, semaphore, &connected, &valid.lock).await {
         let what = format!("the lock {} on {}", valid.lock, connected.backend);
         return Err(StepError::Conflict { owner, what });
     }
@@ -393,22 +394,4 @@ async fn announce(
     write(ctx, semaphore, memory, status)
         .await
         .map_err(|source| StepError::Announce(Box::new(source)))
-}
-
-/// The older of two Semaphores that stand for the same lock owns it (hazard K1).
-pub(super) fn older_twin(
-    ctx: &Context,
-    semaphore: &Semaphore,
-    backend: &str,
-    lock: &str,
-) -> Option<String> {
-    let age = |s: &Semaphore| (s.creation_timestamp(), s.uid());
-    // The names first: every reconcile passes by all objects here.
-    let twin = ctx.all_semaphores.get()?.find(|other| {
-        other.status.as_ref().is_some_and(|status| {
-            status.lock_name.as_deref() == Some(lock) && status.backend.as_deref() == Some(backend)
-        }) && other.uid() != semaphore.uid()
-            && age(other) < age(semaphore)
-    })?;
-    Some(format!("Semaphore {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()))
 }

@@ -105,6 +105,16 @@ impl Store {
         self.identity_of(None).await
     }
 
+    /// Whether both are the same database of the same server process, at whatever address;
+    /// where the ACL forbids `INFO`, it is not known to be. Cancel safe.
+    pub async fn is_same_as(&self, other: &Self) -> Result<bool, StoreError> {
+        if self.settings().database != other.settings().database {
+            return Ok(false);
+        }
+        let (ours, theirs) = futures::try_join!(self.identity(), other.identity())?;
+        Ok(ours.run_id.is_some() && ours.run_id == theirs.run_id)
+    }
+
     /// Which server has the queue; without a queue, any of a cluster.
     pub(super) async fn identity_of(
         &self,

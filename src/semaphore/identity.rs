@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use super::broker::Broker;
 use super::connect::Endpoint;
 use super::error::BrokerError;
 use crate::plan::clean_text;
@@ -42,6 +43,19 @@ impl BrokerIdentity {
             (Some(id), Some(others)) => id == others,
             _ => self.cluster_name == other.cluster_name,
         }
+    }
+}
+
+impl Broker {
+    /// Whether both are the same virtual host of the same cluster, at whatever address.
+    /// Connects to both, if need be. Cancel safe.
+    pub async fn is_same_as(&self, other: &Self) -> Result<bool, BrokerError> {
+        let [ours, theirs] = [self, other].map(|broker| &broker.inner().settings().vhost);
+        if ours != theirs {
+            return Ok(false);
+        }
+        let (ours, theirs) = futures::try_join!(self.identity(), other.identity())?;
+        Ok(ours.is_same_cluster(&theirs))
     }
 }
 

@@ -146,11 +146,11 @@ mod tests {
         let start = pace.counted;
         let at = |millis| start + Duration::from_millis(millis);
         assert!((0..BURST).all(|_| pace.take(at(100)).is_ok()));
-        assert_eq!(pace.take(at(100)), Err(Duration::from_millis(900)));
-        assert_eq!(pace.take(at(1_000)), Ok(()));
-        assert_eq!(pace.take(at(1_400)), Err(Duration::from_millis(600)));
+        assert_eq!(pace.take(at(200)), Err(Duration::from_millis(900)));
+        assert_eq!(pace.take(at(1_100)), Ok(()));
+        assert_eq!(pace.take(at(1_500)), Err(Duration::from_millis(600)));
         // Over ten seconds no more than ten, whenever they are asked for.
-        let made = (1_500..=11_000).step_by(50).filter(|millis| pace.take(at(*millis)).is_ok());
+        let made = (1_550..=11_100).step_by(50).filter(|millis| pace.take(at(*millis)).is_ok());
         assert_eq!(made.count(), 10);
         // After a rest a burst again, and not more.
         assert!((0..BURST).all(|_| pace.take(at(60_000)).is_ok()));

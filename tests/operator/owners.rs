@@ -160,6 +160,54 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
     .await;
 }
 
+/// The same URL with another name of this machine.
+fn by_name(url: &str) -> String {
+    assert!(url.contains("@127.0.0.1:"), "the servers listen there");
+    url.replace("@127.0.0.1:", "@localhost:")
+}
+
+#[tokio::test]
+async fn two_addresses_of_one_server_are_one() {
+    in_a_world("addresses", async |world| {
+        let _operator = world.operator().await;
+        let management = variable("RABBITMQ_MANAGEMENT_URL");
+        let rabbit = [("amqpUri", by_name(&world.amqp_url())), ("managementUri", management)];
+        world.secret("rabbit-by-name", &rabbit).await;
+        world.secret("redis-by-name", &[("uri", by_name(&world.redis_url()))]).await;
+        world.semaphore("older", "lockName: shared, slots: 2").await;
+        world.queue("older", "queueName: shared, bound: 2").await;
+        world.semaphore_ready("older").await;
+        world.queue_ready("older").await;
+        next_second::<Semaphore>(&world, "older").await;
+        next_second::<PressureQueue>(&world, "older").await;
+
+        let reference = "rabbitmqClusterReference: {connectionSecret: {name: rabbit-by-name}}";
+        let spec = |name: &str| format!("{{{reference}, lockName: {name}, slots: 5}}");
+        world.apply::<Semaphore>("younger", &spec("shared")).await.unwrap();
+        world.apply::<Semaphore>("other", &spec("other")).await.unwrap();
+        let reference = "redisReference: {connectionSecret: {name: redis-by-name}}";
+        let spec = |name: &str| format!("{{{reference}, queueName: {name}, bound: 5}}");
+        world.apply::<PressureQueue>("younger", &spec("shared")).await.unwrap();
+        world.apply::<PressureQueue>("other", &spec("other")).await.unwrap();
+        world
+            .until("younger", "Conflict", PATIENCE, |s: &Semaphore| {
+                has_reason(s, "Stalled", "Conflict")
+            })
+            .await;
+        world
+            .until("younger", "Conflict", PATIENCE, |q: &PressureQueue| {
+                has_reason(q, "Stalled", "Conflict")
+            })
+            .await;
+        // The address itself is no fault.
+        world.semaphore_ready("other").await;
+        world.queue_ready("other").await;
+        let queues = world.queues().await;
+        assert!(queues.contains("shared-2-A") && !queues.contains("shared-3-A"), "{queues:?}");
+    })
+    .await;
+}
+
 /// Deletes an object and waits until it is gone.
 async fn gone<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();

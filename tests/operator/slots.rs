@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use kube::ResourceExt;
 use kube::api::DeleteParams;
 use lockkeeper::api::Semaphore;
 
@@ -95,6 +96,24 @@ async fn a_semaphore_with_policy_retain_leaves_its_slots_when_deleted() {
         world.semaphore_ready("deploy").await;
         delete(&world, "deploy").await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_made_again_under_its_name_starts_afresh() {
+    in_a_world("again", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3, lockName: first").await;
+        let first = world.semaphore_ready("deploy").await;
+        delete(&world, "deploy").await;
+        world.semaphore("deploy", "slots: 2, lockName: second").await;
+        let second = world.semaphore_ready("deploy").await;
+        assert_ne!(first.uid(), second.uid());
+        let status = second.status.unwrap();
+        assert_eq!((status.lock_name.as_deref(), status.highest_slot), (Some("second"), Some(2)));
+        let queues = ["second-1-A", "second-2-A", "second-W"].map(str::to_owned);
+        assert_eq!(world.queues().await, queues.into());
     })
     .await;
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=dev/build.rs");
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = Command::new(rustc).arg("--version").output().ok();
     let version = version.and_then(|output| String::from_utf8(output.stdout).ok());
