@@ -13,7 +13,7 @@ use lockkeeper::api::{PressureQueue, Semaphore};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
-use crate::environment::{random, variable};
+use crate::environment::{memory, random, variable};
 use crate::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
 
 #[path = "../support/audit.rs"]
@@ -134,17 +134,6 @@ async fn versions(world: &World) -> BTreeMap<(String, String), String> {
         of::<Semaphore>(world).await.into_iter().chain(of::<PressureQueue>(world).await).collect();
     assert_eq!(all.len(), SEMAPHORES + QUEUES);
     all
-}
-
-/// What a process has in memory, as the kernel says it, in MiB: pages of its own,
-/// and those of its program file, of which a debug build has many.
-fn memory(pid: u32) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| -> u64 {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-    };
-    (field("RssAnon:"), field("RssFile:"))
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ async fn five_thousand_locks_at_rest_cost_little_memory_few_requests_and_few_met
         let busy = processor_time(operator.pid()).saturating_sub(busy);
         let a_second = |count: usize| f64::from(u32::try_from(count).unwrap()) / REST.as_secs_f64();
         let (requests, methods) = (a_second(requests.count()), a_second(methods));
-        let (own, program) = memory(operator.pid());
+        let (own, program) = environment::memory(operator.pid());
         println!(
             "{OBJECTS} semaphores, Ready in {took:.1?}; at rest: {own} MiB and {program} MiB of program, {requests:.2} API requests/s, {methods:.0} AMQP methods/s, {:.1} % of a core",
             100.0 * busy.as_secs_f64() / REST.as_secs_f64()
@@ -123,17 +123,6 @@ async fn at_rest(world: &World) {
     })
     .await;
     let _ = world;
-}
-
-/// What a process has in memory, as the kernel says it, in MiB: pages of its own,
-/// and those of its program file, of which a debug build has many.
-fn memory(pid: u32) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| -> u64 {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-    };
-    (field("RssAnon:"), field("RssFile:"))
 }
 
 /// What a process has used of processors.

@@ -1,4 +1,4 @@
-//! Where the real servers are, names that no other test has, and signals.
+//! Where the real servers are, names that no other test has, signals to processes and their memory.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
@@ -24,4 +24,15 @@ pub fn signal(pid: u32, name: &str) {
         .args([format!("-{name}"), pid.to_string()])
         .stderr(std::process::Stdio::null())
         .status();
+}
+
+/// What a process has in memory, as the kernel says it, in MiB: pages of its own,
+/// and those of its program file, of which a debug build has many.
+pub fn memory(pid: u32) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    };
+    (field("RssAnon:"), field("RssFile:"))
 }
