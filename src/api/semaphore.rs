@@ -228,7 +228,8 @@ pub struct SemaphoreSpec {
 #[serde(rename_all = "camelCase")]
 pub struct RabbitmqClusterReference {
     /// Name of a RabbitmqCluster of the RabbitMQ cluster operator, used as its default user. Its
-    /// certificate, its port and its Secret are found by it. Example: rabbit.
+    /// certificate, its port and its Secret are found by it. Absent: connectionSecret is given.
+    /// Example: rabbit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
@@ -244,7 +245,8 @@ pub struct RabbitmqClusterReference {
     /// in a RabbitmqCluster's default-user Secret, or amqpUri
     /// (amqp://user:password@host:5672/vhost); managementUri (http://host:15672) or uri name the
     /// management API, which tells who the holders are. For amqps:// and https:// (or tls: true
-    /// beside host): ca.crt, tls.crt and tls.key. Secrets need no label.
+    /// beside host): ca.crt, tls.crt and tls.key. Secrets need no label. Absent: name is given.
+    /// Example: {name: rabbit}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,
 }

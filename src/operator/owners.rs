@@ -31,12 +31,12 @@ pub(super) async fn of_lock(
         let backend = other.status.as_ref().and_then(|status| status.backend.as_deref());
         // One whose spec can't be acted on owns nothing.
         let Ok(valid) = validate::semaphore(&other, ctx.default_names) else { continue };
-        let asking = async {
+        let asking = Box::pin(async {
             let namespace = other.namespace().unwrap_or_default();
             let (broker, vhost) = (valid.broker.as_ref(), valid.vhost.as_deref());
             let theirs = ctx.connections.broker(&namespace, broker, vhost).await.ok()?;
             theirs.handle.is_same_as(&ours.handle).await.ok()
-        };
+        });
         if backend == Some(ours.backend.as_str()) || in_time(asking).await {
             return Some(called(&*other));
         }
@@ -62,12 +62,12 @@ pub(super) async fn of_queue(
     for other in older(ctx.all_pressure_queues.get()?, queue, named) {
         let backend = other.status.as_ref().and_then(|status| status.backend.as_deref());
         let Ok(valid) = validate::pressure_queue(&other, ctx.default_names) else { continue };
-        let asking = async {
+        let asking = Box::pin(async {
             let namespace = other.namespace().unwrap_or_default();
             let (secret, database) = (valid.secret.as_deref(), valid.database);
             let theirs = ctx.connections.store(&namespace, secret, database).await.ok()?;
             theirs.handle.is_same_as(&ours.handle).await.ok()
-        };
+        });
         if backend == Some(ours.backend.as_str()) || in_time(asking).await {
             return Some(called(&*other));
         }
