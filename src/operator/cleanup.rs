@@ -23,7 +23,7 @@ use crate::api::{
     DeletionPolicy, FORCE_FINALIZE, PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus,
     validate,
 };
-use crate::pressure::{Deletion, Holder};
+use crate::pressure::{Deletion, Holder, StoreError};
 use crate::semaphore::BrokerError;
 
 /// How far the removal from a server is, of a resource with status `S`.
@@ -34,6 +34,9 @@ enum Removal<S> {
     NotOurs(String),
     /// Something of it may be there, and stays; why.
     LeftBehind(String),
+    /// The same, because the server did not do it: at once where there is none, and
+    /// after some attempts where it was only slow.
+    Abandoned(String, StepError),
     /// It goes on; what it waits for, and when to look again.
     Waiting(String, Duration),
     /// It has not begun, because of the resource's guard; what was seen, and when to
@@ -43,6 +46,10 @@ enum Removal<S> {
 
 /// While a client is to give its role back, look this often.
 const SOON: Duration = Duration::from_millis(250);
+
+/// How often a server is asked that answers, but does not do it, where nobody will come
+/// to mend that: a thousand objects that go at once are much for a broker.
+const CLEANUP_TRIES: u32 = 5;
 
 /// While clients hold slots, look this often: each look takes the admin mutex.
 const HELD: Duration = Duration::from_secs(2);
@@ -277,9 +284,9 @@ async fn unreachable_server<K: Managed>(
     if fetch_error.is_some_and(|error| error.is_secret_gone())
         && namespace_is_terminating(ctx, object).await
     {
-        return Ok(Removal::LeftBehind(format!(
-            "its Secret went with the namespace, and over the last connection: {error}"
-        )));
+        let why =
+            format!("its Secret went with the namespace, and over the last connection: {error}");
+        return Ok(Removal::Abandoned(why, error));
     }
     Err(error)
 }
@@ -296,6 +303,15 @@ async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool
     }
 }
 
+/// Whether there is no server to clean up, rather than a slow one.
+fn is_absent(error: &StepError) -> bool {
+    matches!(
+        error,
+        StepError::Broker(BrokerError::Unreachable { .. })
+            | StepError::Store(StoreError::Unreachable { .. })
+    )
+}
+
 /// Lets the resource go, or says why not yet.
 async fn settle<K: Managed, D: Default>(
     ctx: &Context,
@@ -304,6 +320,16 @@ async fn settle<K: Managed, D: Default>(
     status: K::Status,
     removal: Result<Removal<K::Status>, StepError>,
 ) -> Result<(), ReconcileError> {
+    let removal = match removal {
+        Ok(Removal::Abandoned(why, error)) => {
+            if is_absent(&error) || memory.cleanups_failed + 1 >= CLEANUP_TRIES {
+                Ok(Removal::LeftBehind(why))
+            } else {
+                Err(error)
+            }
+        }
+        other => other,
+    };
     let (outcome, reason, after) = match removal {
         Ok(Removal::Gone) => {
             info!("nothing is left on the server");
@@ -313,7 +339,7 @@ async fn settle<K: Managed, D: Default>(
             info!(why, "the server is left as it is");
             return Ok(());
         }
-        Ok(Removal::LeftBehind(why)) => {
+        Ok(Removal::LeftBehind(why) | Removal::Abandoned(why, _)) => {
             warn!(why, "the object goes, and what is left of it on the server stays there");
             ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
@@ -338,7 +364,8 @@ async fn settle<K: Managed, D: Default>(
         }
         Err(error) => {
             memory.failures += 1;
-            let (reason, after) = (error.reason(), pause(error.class(), memory.failures));
+            memory.cleanups_failed += 1;
+            let (reason, after) = (error.reason(), pause(error.class(), memory.cleanups_failed));
             (Outcome::Failed(StepError::Cleanup(Box::new(error))), reason, after)
         }
     };

@@ -15,6 +15,8 @@ pub struct Memory<S, D> {
     quiet: Option<(Version, Instant)>,
     /// Failures in a row, for growing pauses.
     pub failures: u32,
+    /// Failures to clean up, since the object was deleted.
+    pub cleanups_failed: u32,
     /// The last status written by this process.
     written: Option<Written<S>>,
     /// The outcome that was last told by an event: Ready's status and reason.
@@ -40,7 +42,14 @@ struct Written<S> {
 
 impl<S: Clone, D: Default> Memory<S, D> {
     fn new() -> Self {
-        Self { quiet: None, failures: 0, written: None, told: None, detail: D::default() }
+        Self {
+            quiet: None,
+            failures: 0,
+            cleanups_failed: 0,
+            written: None,
+            told: None,
+            detail: D::default(),
+        }
     }
 
     /// How long nothing needs to be done about this object, if it is as the last
