@@ -154,14 +154,15 @@ async fn what_is_left_out_is_filled_in() {
             json!({
                 "slots": 1, "protocol": "ExclusiveQueue", "profile": "Guideline", "fencing": false, "lockDelay": "0s",
                 "resize": {"overshoot": 16, "order": "Descending"},
-                "deletionPolicy": "Delete", "suspend": false
+                "deletionPolicy": "Delete", "deletionGuard": "None", "suspend": false
             })
         );
         let queue: PressureQueue = world.apply("frames", "{redisReference: {}}").await.unwrap();
         assert_eq!(
             serde_json::to_value::<PressureQueueSpec>(queue.spec).unwrap(),
             json!({
-                "bound": 0, "state": "Open", "deletionPolicy": "Retain", "repairPolicy": "Report", "suspend": false,
+                "bound": 0, "state": "Open", "deletionPolicy": "Retain",
+                "deletionGuard": "None", "repairPolicy": "Report", "suspend": false,
                 "redisReference": {"prefix": "__pressure__"}
             })
         );
