@@ -6,6 +6,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use lockkeeper::api::{PressureQueue, Semaphore};
 
+use crate::owners::next_second;
 use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// The same world in another namespace, which [`leave`] deletes.
@@ -51,6 +52,7 @@ async fn one_operator_serves_several_namespaces_and_none_beside_them() {
         }
         // What comes later, too; and one object knows of another's in the other namespace.
         world.semaphore_ready("shared").await;
+        next_second::<Semaphore>(&world, "shared").await;
         second.apply::<Semaphore>("shared", &spec.replace("NAME", &shared)).await.unwrap();
         let younger = second
             .until("shared", "refused", PATIENCE, |s: &Semaphore| {

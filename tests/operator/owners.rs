@@ -90,7 +90,7 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
 
 /// Waits until an object that is created now is younger than all others: the API
 /// server's clock counts in seconds.
-async fn next_second<K: Kind>(world: &World, after: &str) {
+pub async fn next_second<K: Kind>(world: &World, after: &str) {
     let older = world.api::<K>().get(after).await.unwrap();
     let born = older.meta().creation_timestamp.clone().unwrap().0;
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
