@@ -41,6 +41,11 @@ pub enum SettingsError {
 /// A Secret's data as text: only the keys whose bytes are UTF-8.
 pub type SecretData = BTreeMap<String, SecretString>;
 
+/// As a person is shown them: an IPv6 address in brackets, so that the port is seen.
+fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 fn decode(text: &str) -> Option<String> {
     percent_encoding::percent_decode_str(text).decode_utf8().ok().map(Into::into)
 }

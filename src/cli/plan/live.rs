@@ -70,8 +70,8 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     let seen = broker.observe(&valid.lock, sweep, sweep).await.map_err(|error| failed(&error))?;
     let planned = plan_slots(valid.wish, &seen, None);
     shown.draining = draining(&valid, &seen, &planned);
-    shown.changes = differences(&broker, &valid, &seen, &planned).await?;
     let exists = exists(&broker, &valid, &seen).await?;
+    shown.changes = differences(&broker, &valid, &seen, &planned, exists).await?;
     shown.action = match (exists, shown.changes.is_empty()) {
         (false, false) => Action::Create,
         (true, false) => Action::Update,
@@ -103,11 +103,11 @@ async fn differences(
     valid: &ValidSemaphore,
     seen: &SlotsSeen,
     planned: &SlotPlan,
+    exists: bool,
 ) -> Result<Vec<Change>, Failure> {
     let (lock, wish) = (&valid.lock, valid.wish);
     let mut changes = Vec::new();
     let what = if lock.has_slots() { "slots" } else { "tokens" };
-    let exists = exists(broker, valid, seen).await?;
     let before = seen.slots.len();
     // One without slots is made only for what is beside them.
     if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || !lock.has_slots()) {

@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
 use super::tls::Names;
-use super::{SecretData, SettingsError, TlsSettings, decode};
+use super::{SecretData, SettingsError, TlsSettings, decode, host_and_port};
 
 const PLAIN_PORT: u16 = 5672;
 const TLS_PORT: u16 = 5671;
@@ -211,11 +211,7 @@ impl RabbitmqSettings {
     /// Host and port as a person is shown them.
     #[must_use]
     pub fn address(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+        host_and_port(&self.host, self.port)
     }
 
     /// The certificates count for whatever is encrypted of the two connections.

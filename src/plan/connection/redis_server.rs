@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
 use super::tls::Names;
-use super::{SecretData, SettingsError, TlsSettings, decode};
+use super::{SecretData, SettingsError, TlsSettings, decode, host_and_port};
 
 const PLAIN_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -194,12 +194,10 @@ impl RedisSettings {
     }
 
     fn hosts(&self) -> String {
-        let show = |(host, port): &(String, u16)| {
-            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-        };
+        let show = |(host, port): &(String, u16)| host_and_port(host, *port);
         match &self.sentinel {
             Some(sentinel) => sentinel.addresses.iter().map(show).collect::<Vec<_>>().join(","),
-            None => show(&(self.host.clone(), self.port)),
+            None => host_and_port(&self.host, self.port),
         }
     }
 
