@@ -27,6 +27,10 @@ const PAGE: usize = 500;
 /// Most pages read: 100,000 queues.
 const MAX_PAGES: usize = 200;
 
+/// How long a connection is kept for the next request: half of what the broker
+/// keeps one (60 s), which loses the request that crosses its end.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// A broker's management API, for one virtual host.
 pub(super) struct Management {
     /// Or why there is none.
@@ -171,6 +175,7 @@ impl Management {
         let tls = client_config(management.tls.as_ref());
         let client = tls.and_then(|tls| {
             let builder = reqwest::Client::builder().timeout(REQUEST_TIMEOUT);
+            let builder = builder.pool_idle_timeout(IDLE);
             let client = builder.tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
             client.map_err(|error| root_cause(&error))
         });

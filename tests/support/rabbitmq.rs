@@ -58,7 +58,8 @@ impl Management {
         // Without one, the first client panics.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
-            client: reqwest::Client::new(),
+            // A broker that is about to close a kept connection loses the request on it.
+            client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             url: management.url,
             username: management.username,
             password: management.password.expose_secret().to_owned(),

@@ -12,7 +12,7 @@ use crate::environment::variable;
 use crate::pressure_text::TextClient;
 use crate::queues::text;
 use crate::rights;
-use crate::world::{PATIENCE, World, in_a_world, kubectl};
+use crate::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 
 /// Gives users of this world rights to resources.
 async fn allow(world: &World, name: &str, users: &[&str], group: &str, resources: &[&str]) {
@@ -151,8 +151,12 @@ async fn a_guarded_object_that_is_used_is_not_deleted_but_for_who_says_how() {
         // Of a deletion of all, each is asked for.
         let said = as_user(&world, "alice", &["delete", "sem", "--all"]).await.unwrap_err();
         assert!(said.contains("\"deploy\" is forbidden"), "{said}");
-        let left = kubectl(&world, &["get", "sem", "-o", "name"]).await.unwrap();
-        assert_eq!(left.trim(), "semaphore.lockkeeper.dev/deploy");
+        // kubectl that was refused one doesn't wait for the others to go.
+        eventually("only what is guarded and used is left", PATIENCE, async || {
+            let left = kubectl(&world, &["get", "sem", "-o", "name"]).await.unwrap();
+            left.trim() == "semaphore.lockkeeper.dev/deploy"
+        })
+        .await;
         let none = json!({"spec": {"deletionGuard": "None"}});
         let api = world.api::<PressureQueue>();
         api.patch("frames", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
