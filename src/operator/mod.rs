@@ -34,6 +34,7 @@ use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, ResourceExt};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, field, info, info_span, warn};
 
@@ -358,13 +359,13 @@ async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
 async fn one<K, R, C>(
     object: Arc<K>,
     ctx: Arc<Context>,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send,
+    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send + Sync + 'static,
+    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send + Sync + 'static,
 ) -> Result<Action, ReconcileError>
 where
     K: Managed,
-    R: Future<Output = Result<Action, ReconcileError>> + Send,
-    C: Future<Output = Result<Action, ReconcileError>> + Send,
+    R: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+    C: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
 {
     let span = info_span!(
         "reconcile",
@@ -397,7 +398,16 @@ where
         }
         result
     };
-    controllers.counted::<K>(work).instrument(span).await
+    // A task of its own: the runtime polls all reconciles of a kind when one of them goes
+    // on, and only then looks at the watch. Aborted when this future is dropped.
+    let mut task = JoinSet::new();
+    task.spawn(async move { controllers.counted::<K>(work).await }.instrument(span));
+    match task.join_next().await {
+        Some(Ok(result)) => result,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The process ends.
+        _ => Ok(Action::await_change()),
+    }
 }
 
 /// When to try again after an error that could not become a condition.
