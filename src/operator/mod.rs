@@ -18,6 +18,7 @@ pub mod semaphore;
 pub mod server;
 mod turns;
 mod watches;
+mod work;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -29,14 +30,13 @@ use futures::StreamExt;
 use futures::future::join_all;
 use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, error, field, info, info_span, warn};
+use tracing::{error, info, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
@@ -48,7 +48,7 @@ use self::metrics::Metrics;
 use self::report::Managed;
 use self::server::Readiness;
 use crate::api::validate::DefaultNames;
-use crate::api::{FIELD_MANAGER, FINALIZER, PressureQueue, Semaphore};
+use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
 use crate::plan::MayAct;
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::pressure::StoreOptions;
@@ -324,7 +324,7 @@ async fn control<K, R, C>(
         }
     };
     let running = controller
-        .run(move |object, ctx| one(object, ctx, reconcile, cleanup), on_error, ctx)
+        .run(move |object, ctx| work::one(object, ctx, reconcile, cleanup), work::on_error, ctx)
         .for_each(|result| async move {
             // Reconcile errors were logged where they happened; an object that is
             // gone needs no word.
@@ -353,66 +353,5 @@ async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
             }
         }
         tokio::time::sleep(jitter(Duration::from_secs(2))).await;
-    }
-}
-
-/// One reconcile of one object, under its finalizer.
-async fn one<K, R, C>(
-    object: Arc<K>,
-    ctx: Arc<Context>,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send,
-) -> Result<Action, ReconcileError>
-where
-    K: Managed,
-    R: Future<Output = Result<Action, ReconcileError>> + Send,
-    C: Future<Output = Result<Action, ReconcileError>> + Send,
-{
-    // None of the work is there before: each that waits would be a large future.
-    let _turn = ctx.turns.take(object.connection()).await;
-    let span = info_span!(
-        "reconcile",
-        controller = K::kind(&()).to_lowercase(),
-        namespace = object.namespace(),
-        name = object.name_any(),
-        reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
-        otel.status_code = field::Empty,
-    );
-    let controllers = ctx.metrics.controllers.clone();
-    let work = async move {
-        if !ctx.goes_on() {
-            return Ok(Action::await_change());
-        }
-        let api = ctx.api_of(&*object);
-        let done = finalizer(&api, FINALIZER, object, async |event| match event {
-            Event::Apply(object) => reconcile(object, Arc::clone(&ctx)).await,
-            Event::Cleanup(object) => cleanup(object, Arc::clone(&ctx)).await,
-        })
-        .await;
-        let result = done.map_err(|error| match error {
-            FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
-            other => ReconcileError::Finalizer(Box::new(other)),
-        });
-        if matches!(result, Err(ReconcileError::Outdated)) {
-            debug!("the object was changed meanwhile, looking again");
-        } else if let Err(error) = &result {
-            let source = std::error::Error::source(error).map(ToString::to_string);
-            warn!(%error, source, "to be tried again");
-        }
-        result
-    };
-    Box::pin(controllers.counted::<K>(work).instrument(span)).await
-}
-
-/// When to try again after an error that could not become a condition.
-fn on_error<K>(_: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
-    match error {
-        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
-        // The change itself causes the next reconcile, unless it is only another's
-        // status.
-        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
-        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            Action::requeue(jitter(Duration::from_secs(2)))
-        }
     }
 }

@@ -8,6 +8,8 @@
     reason = "a test fails by panicking, in its helpers too"
 )]
 
+#[path = "../support/audit.rs"]
+mod audit;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
 #[path = "../support/redis.rs"]

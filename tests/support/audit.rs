@@ -4,7 +4,9 @@
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use std::io::{Read, Seek, SeekFrom};
+use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::Deserialize;
 
 use crate::environment::variable;
@@ -31,6 +33,8 @@ struct Entry {
     response_status: Answer,
     #[serde(default)]
     annotations: Annotations,
+    request_received_timestamp: MicroTime,
+    stage_timestamp: MicroTime,
 }
 
 #[derive(Deserialize)]
@@ -91,6 +95,12 @@ impl Request {
     /// Its API group; empty for the core.
     pub fn group(&self) -> &str {
         &self.entry.object_ref.api_group
+    }
+
+    /// How long after the request `from` came this one was answered.
+    pub fn answered_after(&self, from: &Self) -> Duration {
+        let from = from.entry.request_received_timestamp.0;
+        self.entry.stage_timestamp.0.duration_since(from).unsigned_abs()
     }
 
     /// The namespace, where there is one.
