@@ -49,7 +49,7 @@ use world::{PATIENCE, eventually, in_a_world};
 const WHOLE: &str = "LOCKKEEPER_WHOLE_RUN";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_the_whole_run_nothing_was_forbidden_unused_malformed_or_told_a_secret() {
+async fn in_the_whole_run_nothing_was_forbidden_malformed_or_told_a_password() {
     in_a_world("last", async |world| {
         let collector = Collector::start(Duration::ZERO).await;
         let operator = world.operator_in(&collector.environment(), &[]).await;
