@@ -175,22 +175,22 @@ async fn rights(client: &Client) -> BTreeSet<Right> {
         subjects.into_iter().flatten().any(|subject| OPERATOR.ends_with(&account(subject)))
     };
     let all = ListParams::default();
-    let mut rules: Vec<PolicyRule> = Vec::new();
+    let mut found: Vec<PolicyRule> = Vec::new();
     for binding in Api::<ClusterRoleBinding>::all(client.clone()).list(&all).await.unwrap() {
         if is_the_operator(binding.subjects) {
             let roles: Api<ClusterRole> = Api::all(client.clone());
-            rules.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
+            found.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
         }
     }
     let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
     for binding in bindings.list(&all).await.unwrap() {
         if is_the_operator(binding.subjects) {
             let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
-            rules.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
+            found.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
         }
     }
     let mut rights = BTreeSet::new();
-    for PolicyRule { verbs, api_groups, resources, .. } in rules {
+    for PolicyRule { verbs, api_groups, resources, .. } in found {
         for group in api_groups.unwrap_or_default() {
             for resource in resources.iter().flatten() {
                 for verb in &verbs {

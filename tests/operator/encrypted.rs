@@ -140,8 +140,8 @@ async fn nothing_secret_shows<K: Kind>(world: &World, operator: &Operator, colle
         assert!(!events.is_empty());
         canaries.not_in("an event", &format!("{events:?}"));
     }
-    let traced = async || collector.bodies().iter().any(|body| text(body).contains("reconcile"));
-    eventually("there are traces", PATIENCE, traced).await;
+    let came = async || collector.bodies().iter().any(|body| text(body).contains("reconcile"));
+    eventually("there are traces", PATIENCE, came).await;
     let traces: String = collector.bodies().iter().map(text).collect();
     let said = [
         ("the log", operator.logged()),
