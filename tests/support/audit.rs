@@ -49,6 +49,7 @@ struct Object {
     subresource: String,
     api_group: String,
     namespace: String,
+    name: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -106,6 +107,22 @@ impl Request {
     /// The namespace, where there is one.
     pub fn namespace(&self) -> &str {
         &self.entry.object_ref.namespace
+    }
+
+    /// The object's name, where there is one.
+    pub fn name(&self) -> &str {
+        &self.entry.object_ref.name
+    }
+
+    /// When it was answered, by the API server's clock, which is this machine's.
+    pub fn answered(&self) -> jiff::Timestamp {
+        self.entry.stage_timestamp.0
+    }
+
+    /// The object that was answered with, where bodies are kept.
+    pub fn object(&self) -> serde_json::Value {
+        let entry: serde_json::Value = serde_json::from_str(&self.line).unwrap();
+        entry["responseObject"].clone()
     }
 
     /// The HTTP status of the answer; 0 where there is none.
