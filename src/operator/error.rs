@@ -10,6 +10,7 @@ use crate::api::FORCE_FINALIZE;
 use crate::api::conditions::reason;
 use crate::api::validate::SpecError;
 use crate::plan::ErrorClass;
+use crate::plan::quota::OverLimit;
 use crate::pressure::StoreError;
 use crate::semaphore::BrokerError;
 
@@ -56,6 +57,9 @@ pub enum StepError {
         /// What both name.
         what: String,
     },
+    /// Its namespace may not have so much.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The status could not be written although a step depends on it.
     #[error("the status must be written before slots are added, and could not be: {0}")]
     Announce(#[source] Box<ReconcileError>),
@@ -80,6 +84,7 @@ impl StepError {
             Self::Spec(error) => error.reason(),
             Self::Fetch(error) => error.reason(),
             Self::Conflict { .. } => reason::CONFLICT,
+            Self::OverLimit(_) => reason::NAMESPACE_QUOTA_EXCEEDED,
             Self::Announce(_) => reason::STATUS_NOT_WRITTEN,
             Self::Broker(error) => error.reason(),
             Self::Store(error) => error.reason(),
@@ -91,7 +96,7 @@ impl StepError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Spec(_) | Self::Conflict { .. } => ErrorClass::Invalid,
+            Self::Spec(_) | Self::Conflict { .. } | Self::OverLimit(_) => ErrorClass::Invalid,
             Self::Announce(_) => ErrorClass::Transient,
             Self::Fetch(error) => error.class(),
             Self::Broker(error) => error.class(),

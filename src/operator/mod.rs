@@ -9,6 +9,7 @@ pub mod error;
 pub mod events;
 pub mod fetch;
 pub mod leader;
+mod limits;
 pub mod memory;
 pub mod metrics;
 mod owners;
@@ -50,6 +51,7 @@ use crate::api::validate::DefaultNames;
 use crate::api::{FIELD_MANAGER, FINALIZER, PressureQueue, Semaphore};
 use crate::plan::MayAct;
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
+use crate::plan::quota::Limits;
 use crate::pressure::StoreOptions;
 use crate::semaphore::BrokerOptions;
 
@@ -72,6 +74,8 @@ pub struct Options {
     pub rhythm: Rhythm,
     /// Which names are allowed on the default connections.
     pub default_names: DefaultNames,
+    /// How much each namespace may have.
+    pub limits: Limits,
     /// How one of several replicas is chosen to act; absent, this one acts at once.
     pub leader_election: Option<LeaderElection>,
     /// Whether `/metrics` has a series or more for each object.
@@ -257,6 +261,7 @@ fn context(
         metrics,
         started: Instant::now(),
         default_names: options.default_names,
+        limits: options.limits,
         stop,
         may_act,
         semaphores: memory::Memories::default(),
