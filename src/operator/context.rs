@@ -11,6 +11,7 @@ use super::events::Events;
 use super::fetch::Connections;
 use super::memory::Memories;
 use super::metrics::Metrics;
+use super::turns::Turns;
 use super::{pressure_queue, semaphore};
 use crate::api::validate::DefaultNames;
 use crate::api::{PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus};
@@ -46,6 +47,8 @@ pub struct Context {
     pub events: Events,
     /// Where brokers and stores come from.
     pub connections: Connections,
+    /// Whose reconcile may begin.
+    pub turns: Turns,
     /// How often to look.
     pub rhythm: Rhythm,
     /// What `/metrics` tells.

@@ -17,6 +17,7 @@ pub mod pressure_queue;
 pub mod report;
 pub mod semaphore;
 pub mod server;
+mod turns;
 mod watches;
 
 use std::collections::BTreeSet;
@@ -257,6 +258,7 @@ fn context(
             },
             StoreOptions::new(FIELD_MANAGER),
         ),
+        turns: turns::Turns::default(),
         rhythm: options.rhythm,
         metrics,
         started: Instant::now(),
@@ -371,6 +373,8 @@ where
     R: Future<Output = Result<Action, ReconcileError>> + Send,
     C: Future<Output = Result<Action, ReconcileError>> + Send,
 {
+    // None of the work is there before: each that waits would be a large future.
+    let _turn = ctx.turns.take(object.connection()).await;
     let span = info_span!(
         "reconcile",
         controller = K::kind(&()).to_lowercase(),
@@ -402,7 +406,7 @@ where
         }
         result
     };
-    controllers.counted::<K>(work).instrument(span).await
+    Box::pin(controllers.counted::<K>(work).instrument(span)).await
 }
 
 /// When to try again after an error that could not become a condition.

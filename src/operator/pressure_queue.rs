@@ -23,6 +23,7 @@ use super::memory::Memory;
 use super::metrics::Asked;
 use super::owners;
 use super::report::{Managed, Note, Outcome, report};
+use super::turns::Connection;
 use crate::api::conditions::{READY, Say, find, reason};
 use crate::api::validate::{self, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
@@ -53,7 +54,11 @@ type QueueMemory = Memory<PressureQueueStatus, Detail>;
 /// this often.
 const SOON: Duration = Duration::from_secs(1);
 
-impl Managed for PressureQueue {}
+impl Managed for PressureQueue {
+    fn connection(&self) -> Connection {
+        Connection::of_queue(self)
+    }
+}
 
 /// What the steps found out, as far as they came.
 #[derive(Default)]

@@ -20,6 +20,7 @@ use super::context::Context;
 use super::error::{ReconcileError, StepError};
 use super::memory::Memory;
 use super::metrics::controller::failed;
+use super::turns::Connection;
 use crate::api::FIELD_MANAGER;
 use crate::api::conditions::{
     BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge, reason,
@@ -38,6 +39,8 @@ pub trait Managed:
     + Sync
     + 'static
 {
+    /// Which connection it is reconciled over.
+    fn connection(&self) -> Connection;
 }
 
 /// What this file must know about a status.

@@ -25,6 +25,7 @@ use super::memory::Memory;
 use super::metrics::Asked;
 use super::owners;
 use super::report::{Managed, Note, Outcome, ReportedStatus, now, report, write};
+use super::turns::Connection;
 use crate::api::conditions::{READY, RECONCILING, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::{self, ValidSemaphore};
@@ -48,7 +49,11 @@ pub struct Detail {
 
 type SemaphoreMemory = Memory<SemaphoreStatus, Detail>;
 
-impl Managed for Semaphore {}
+impl Managed for Semaphore {
+    fn connection(&self) -> Connection {
+        Connection::of_semaphore(self)
+    }
+}
 
 impl ReportedStatus for SemaphoreStatus {
     fn conditions(&self) -> &Vec<Condition> {

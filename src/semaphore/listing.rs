@@ -37,15 +37,23 @@ impl Listing {
         let mut listed = self.0.lock().await;
         if listed.as_ref().is_none_or(|listed| listed.at.elapsed() >= interval) {
             let at = Instant::now();
-            let queues = management.queues_matching("-([0-9]+-A|A-[0-9]+)$").await;
-            let names = |queues: Vec<_>| {
-                queues.into_iter().map(|q: super::management::ListedQueue| q.name.into()).collect()
-            };
-            *listed = Some(Listed { at, queues: queues.ok().map(|q| Arc::new(names(q))) });
+            let queues = management.queue_names().await.ok();
+            let queues = queues.map(|names| {
+                let slots = names.into_iter().filter(|name| may_be_slot(name));
+                Arc::new(slots.map(String::into_boxed_str).collect())
+            });
+            *listed = Some(Listed { at, queues });
         }
         let listed = listed.as_ref()?;
         listed.queues.clone().filter(|_| since.is_none_or(|since| listed.at > since))
     }
+}
+
+/// Whether it ends as the names of slot queues do, in either order.
+fn may_be_slot(queue: &str) -> bool {
+    let numbered = |name: &str| name.ends_with(|c: char| c.is_ascii_digit());
+    queue.strip_suffix("-A").is_some_and(numbered)
+        || queue.trim_end_matches(|c: char| c.is_ascii_digit()).ends_with("-A-")
 }
 
 impl Inner {

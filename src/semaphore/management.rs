@@ -49,6 +49,11 @@ pub(super) struct ListedQueue {
 }
 
 #[derive(Deserialize)]
+struct NamedQueue {
+    name: String,
+}
+
+#[derive(Deserialize)]
 struct Page {
     #[serde(default)]
     page_count: usize,
@@ -203,6 +208,15 @@ impl Management {
             }
         }
         Ok(queues)
+    }
+
+    /// The names of all queues of the virtual host. A page of a list costs the broker as
+    /// much as all of it: it makes the list, and cuts the page out (3.10: 5,000 queues
+    /// in 10 pages took 8 times as long as in one answer).
+    pub async fn queue_names(&self) -> Result<Vec<String>, String> {
+        let path = format!("queues/{}?columns=name&disable_stats=true", self.vhost);
+        let queues: Option<Vec<NamedQueue>> = self.get(&path).await?;
+        Ok(queues.unwrap_or_default().into_iter().map(|queue| queue.name).collect())
     }
 
     /// How many messages a queue has; `None` if it is not there.
