@@ -41,7 +41,7 @@ use tracing::{Instrument, debug, error, field, info, info_span, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
-use self::error::{ReconcileError, jitter};
+use self::error::{ReconcileError, jitter, on_error};
 use self::events::Events;
 use self::fetch::Connections;
 use self::leader::{Candidate, LeaderElection};
@@ -407,17 +407,4 @@ where
         result
     };
     Box::pin(controllers.counted::<K>(work).instrument(span)).await
-}
-
-/// When to try again after an error that could not become a condition.
-fn on_error<K>(_: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
-    match error {
-        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
-        // The change itself causes the next reconcile, unless it is only another's
-        // status.
-        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
-        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            Action::requeue(jitter(Duration::from_secs(2)))
-        }
-    }
 }
