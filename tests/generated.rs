@@ -137,6 +137,31 @@ fn numbers_have_a_sign_and_a_size_that_other_languages_know() {
 }
 
 #[test]
+fn lists_of_objects_are_merged_by_a_key_that_each_has() {
+    let key_of = |path: &str| match path {
+        ".status.conditions" => "type",
+        ".status.holders" => "id",
+        _ => panic!("{path}: which field tells its elements apart?"),
+    };
+    for (kind, _, properties) in kinds() {
+        let lists = properties.iter().filter(|p| p.schema["items"]["type"] == "object");
+        let lists: Vec<_> = lists.collect();
+        assert!(!lists.is_empty(), "{kind}");
+        for Property { path, schema, .. } in lists {
+            assert_eq!(schema["x-kubernetes-list-type"], "map", "{kind}{path}");
+            let key = key_of(path);
+            assert_eq!(
+                schema["x-kubernetes-list-map-keys"],
+                serde_json::json!([key]),
+                "{kind}{path}"
+            );
+            let required = schema["items"]["required"].as_array().unwrap();
+            assert!(required.iter().any(|field| field == key), "{kind}{path}");
+        }
+    }
+}
+
+#[test]
 fn every_field_of_a_spec_tells_its_range_its_default_and_an_example() {
     for (kind, _, properties) in kinds() {
         let of_spec = |p: &&Property| p.path.starts_with(".spec.");

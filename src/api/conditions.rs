@@ -39,6 +39,8 @@ pub mod reason {
     pub const NAME_NOT_ALLOWED: &str = "NameNotAllowed";
     /// An older resource stands for the same lock or queue.
     pub const CONFLICT: &str = "Conflict";
+    /// The namespace may not have so many slots, or so many resources of this kind.
+    pub const NAMESPACE_QUOTA_EXCEEDED: &str = "NamespaceQuotaExceeded";
     /// The resource names no connection and the operator has no default one.
     pub const NO_CONNECTION: &str = "NoConnection";
     /// The connection's Secret does not exist.

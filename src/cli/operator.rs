@@ -13,6 +13,7 @@ use crate::operator::context::Rhythm;
 use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+use crate::plan::quota::Limits;
 
 /// Arguments of `lockkeeper operator`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +72,16 @@ pub struct Arguments {
     /// other)
     #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
     allow_any_name: bool,
+
+    /// Most slots that the Semaphores of a namespace may ask for together, the oldest first; absent,
+    /// there is no limit
+    #[arg(long, env = "LOCKKEEPER_MAX_SLOTS_PER_NAMESPACE", value_name = "NUMBER")]
+    max_slots_per_namespace: Option<u32>,
+
+    /// Most Semaphores that a namespace may have, and as many PressureQueues, the oldest first;
+    /// absent, there is no limit
+    #[arg(long, env = "LOCKKEEPER_MAX_OBJECTS_PER_NAMESPACE", value_name = "NUMBER")]
+    max_objects_per_namespace: Option<u32>,
 
     /// Act only while holding a Lease, so that several replicas can run and one of them acts
     #[arg(long, env = "LOCKKEEPER_LEADER_ELECT")]
@@ -204,6 +215,10 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             DefaultNames::Any
         } else {
             DefaultNames::OfTheNamespace
+        },
+        limits: Limits {
+            slots: arguments.max_slots_per_namespace,
+            objects: arguments.max_objects_per_namespace,
         },
         leader_election: arguments.leader_elect.then_some(election),
         metrics_per_object: arguments.metrics_per_object,

@@ -15,7 +15,7 @@ use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::FetchError;
 use super::memory::Memory;
 use super::report::{Managed, Note, Outcome, Report, publish, report};
-use super::{owners, pressure_queue, semaphore};
+use super::{limits, owners, pressure_queue, semaphore};
 use crate::api::conditions::reason;
 use crate::api::pressure_queue::QueueGuard;
 use crate::api::semaphore::SemaphoreGuard;
@@ -85,6 +85,9 @@ async fn remove_slots(
     };
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
+    if let (false, Err(over)) = (was_connected, limits::of_semaphore(ctx, object)) {
+        return Ok(Removal::NotOurs(over.to_string()));
+    }
     let fetched =
         ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
     let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
@@ -169,6 +172,9 @@ async fn remove_queue(
     let detail = &mut memory.detail;
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
+    if let (false, Err(over)) = (was_connected, limits::of_queue(ctx, object)) {
+        return Ok(Removal::NotOurs(over.to_string()));
+    }
     let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
     let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, &detail.store) else {
         return without_connection(ctx, object, fetched.err(), was_connected).await;

@@ -16,6 +16,7 @@ use super::{pressure_queue, semaphore};
 use crate::api::validate::DefaultNames;
 use crate::api::{PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus};
 use crate::plan::MayAct;
+use crate::plan::quota::Limits;
 
 /// How often the servers are looked at.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +57,8 @@ pub struct Context {
     pub started: Instant,
     /// Which names are allowed on the default connection.
     pub default_names: DefaultNames,
+    /// How much each namespace may have.
+    pub limits: Limits,
     /// Cancelled when the process was asked to stop: a running resize then stops
     /// between two effects.
     pub stop: CancellationToken,

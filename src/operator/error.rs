@@ -1,8 +1,10 @@
 //! What can go wrong in a reconcile, and what follows from it. One enum over the
 //! errors of the steps; each error of a room brings its own reason and class.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kube::runtime::controller::Action;
 use rand::RngExt;
 
 use super::fetch::FetchError;
@@ -10,6 +12,7 @@ use crate::api::FORCE_FINALIZE;
 use crate::api::conditions::reason;
 use crate::api::validate::SpecError;
 use crate::plan::ErrorClass;
+use crate::plan::quota::OverLimit;
 use crate::pressure::StoreError;
 use crate::semaphore::BrokerError;
 
@@ -56,6 +59,9 @@ pub enum StepError {
         /// What both name.
         what: String,
     },
+    /// Its namespace may not have so much.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The status could not be written although a step depends on it.
     #[error("the status must be written before slots are added, and could not be: {0}")]
     Announce(#[source] Box<ReconcileError>),
@@ -80,6 +86,7 @@ impl StepError {
             Self::Spec(error) => error.reason(),
             Self::Fetch(error) => error.reason(),
             Self::Conflict { .. } => reason::CONFLICT,
+            Self::OverLimit(_) => reason::NAMESPACE_QUOTA_EXCEEDED,
             Self::Announce(_) => reason::STATUS_NOT_WRITTEN,
             Self::Broker(error) => error.reason(),
             Self::Store(error) => error.reason(),
@@ -91,7 +98,7 @@ impl StepError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Spec(_) | Self::Conflict { .. } => ErrorClass::Invalid,
+            Self::Spec(_) | Self::Conflict { .. } | Self::OverLimit(_) => ErrorClass::Invalid,
             Self::Announce(_) => ErrorClass::Transient,
             Self::Fetch(error) => error.class(),
             Self::Broker(error) => error.class(),
@@ -132,6 +139,19 @@ pub fn pause(class: ErrorClass, failures: u32) -> Duration {
         }
     };
     jitter(pause)
+}
+
+/// When to try again after an error that could not become a condition.
+pub(super) fn on_error<K, C>(_: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
+    match error {
+        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
+        // The change itself causes the next reconcile, unless it is only another's
+        // status.
+        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
+        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
+            Action::requeue(jitter(Duration::from_secs(2)))
+        }
+    }
 }
 
 /// Between three quarters of a duration and the whole of it: never later than

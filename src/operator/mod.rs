@@ -9,6 +9,7 @@ pub mod error;
 pub mod events;
 pub mod fetch;
 pub mod leader;
+mod limits;
 pub mod memory;
 pub mod metrics;
 mod owners;
@@ -40,7 +41,7 @@ use tracing::{error, info, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
-use self::error::{ReconcileError, jitter};
+use self::error::{ReconcileError, jitter, on_error};
 use self::events::Events;
 use self::fetch::Connections;
 use self::leader::{Candidate, LeaderElection};
@@ -51,6 +52,7 @@ use crate::api::validate::DefaultNames;
 use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
 use crate::plan::MayAct;
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
+use crate::plan::quota::Limits;
 use crate::pressure::StoreOptions;
 use crate::semaphore::BrokerOptions;
 
@@ -73,6 +75,8 @@ pub struct Options {
     pub rhythm: Rhythm,
     /// Which names are allowed on the default connections.
     pub default_names: DefaultNames,
+    /// How much each namespace may have.
+    pub limits: Limits,
     /// How one of several replicas is chosen to act; absent, this one acts at once.
     pub leader_election: Option<LeaderElection>,
     /// Whether `/metrics` has a series or more for each object.
@@ -259,6 +263,7 @@ fn context(
         metrics,
         started: Instant::now(),
         default_names: options.default_names,
+        limits: options.limits,
         stop,
         may_act,
         semaphores: memory::Memories::default(),
@@ -324,7 +329,7 @@ async fn control<K, R, C>(
         }
     };
     let running = controller
-        .run(move |object, ctx| work::one(object, ctx, reconcile, cleanup), work::on_error, ctx)
+        .run(move |object, ctx| work::one(object, ctx, reconcile, cleanup), on_error, ctx)
         .for_each(|result| async move {
             // Reconcile errors were logged where they happened; an object that is
             // gone needs no word.

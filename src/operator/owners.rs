@@ -92,13 +92,17 @@ fn is_named<K: ResourceExt>(object: &K, given: Option<&str>, name: &str) -> bool
     }
 }
 
+/// What objects are compared by, the oldest being the least.
+pub(super) fn age<K: ResourceExt>(object: &K) -> impl Ord + use<K> {
+    (object.creation_timestamp(), object.uid())
+}
+
 /// All that are older than `object` and named alike, the order of ages being the same
 /// for everyone who looks.
 fn older<K>(cache: &Cache<K>, object: &K, is_named: impl Fn(&K) -> bool) -> Vec<Arc<K>>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    let age = |object: &K| (object.creation_timestamp(), object.uid());
     let mut found: Vec<Arc<K>> = Vec::new();
     while let Some(other) = cache.find(|other| {
         other.uid() != object.uid()

@@ -18,6 +18,7 @@ use self::status::{outcome, to_report, waits_for};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
+use super::limits;
 use super::memory::Memory;
 use super::metrics::Asked;
 use super::owners;
@@ -130,6 +131,7 @@ async fn steps(
 ) -> Result<Outcome, StepError> {
     // validate: pure.
     let valid = validate::pressure_queue(queue, ctx.default_names)?;
+    limits::of_queue(ctx, queue)?;
 
     // fetch: the API server only.
     let namespace = queue.namespace().unwrap_or_default();

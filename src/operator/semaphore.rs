@@ -20,6 +20,7 @@ use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
 use super::fetch::Connected;
+use super::limits;
 use super::memory::Memory;
 use super::metrics::Asked;
 use super::owners;
@@ -158,6 +159,7 @@ async fn steps(
     // validate: pure.
     let valid = validate::semaphore(semaphore, ctx.default_names)?;
     found.slots = valid.wish.slots;
+    limits::of_semaphore(ctx, semaphore)?;
 
     // fetch: the API server only.
     let namespace = semaphore.namespace().unwrap_or_default();

@@ -1,9 +1,8 @@
-//! One reconcile of one object, of whatever kind: its turn, its task, its finalizer,
-//! and when to try again. What is done is the kinds' own.
+//! One reconcile of one object, of whatever kind: its turn, its task, its finalizer.
+//! What is done is the kinds' own.
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
@@ -12,7 +11,7 @@ use tokio::task::JoinSet;
 use tracing::{Instrument, debug, field, info_span, warn};
 
 use super::context::Context;
-use super::error::{ReconcileError, jitter};
+use super::error::ReconcileError;
 use super::report::Managed;
 use crate::api::FINALIZER;
 
@@ -89,17 +88,4 @@ where
         result
     };
     controllers.counted::<K>(work).instrument(span).await
-}
-
-/// When to try again after an error that could not become a condition.
-pub fn on_error<K>(_: Arc<K>, error: &ReconcileError, _: Arc<Context>) -> Action {
-    match error {
-        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
-        // The change itself causes the next reconcile, unless it is only another's
-        // status.
-        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
-        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            Action::requeue(jitter(Duration::from_secs(2)))
-        }
-    }
 }

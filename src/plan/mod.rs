@@ -7,6 +7,7 @@
 pub mod connection;
 pub mod naming;
 pub mod pressure_queue;
+pub mod quota;
 pub mod record;
 pub mod semaphore;
 

@@ -106,6 +106,31 @@ fn the_pod_is_as_the_values_say() {
 }
 
 #[test]
+fn the_roles_for_people_are_added_to_the_clusters_own_where_that_is_wanted() {
+    let own = |values: &str| -> Vec<(String, Vec<String>)> {
+        let roles = rendered("lockkeeper-system", values).into_iter();
+        let roles = roles.filter(|role| role["kind"] == "ClusterRole");
+        let labels = |role: &Value| -> Vec<String> {
+            let labels = role["metadata"]["labels"].as_object().unwrap().keys();
+            let to = labels.filter_map(|label| label.split_once("aggregate-to-"));
+            to.map(|(_, role)| role.to_owned()).collect()
+        };
+        let roles = roles
+            .map(|role| (role["metadata"]["name"].as_str().unwrap().to_owned(), labels(&role)));
+        roles.filter(|(_, to)| !to.is_empty()).collect()
+    };
+    let [(view, to_view), (edit, to_edit)] = &own("")[..] else { panic!("{:?}", own("")) };
+    assert!(view.ends_with("-view") && edit.ends_with("-edit"), "{view} {edit}");
+    assert_eq!(
+        (&to_view[..], &to_edit[..]),
+        (&["view".to_owned()][..], &["admin".to_owned(), "edit".to_owned()][..])
+    );
+    let only_view = "rbac: {aggregateToEdit: false, aggregateToAdmin: false}";
+    assert_eq!(own(only_view), [(view.clone(), to_view.clone())]);
+    assert!(own("rbac: {userRoles: false}").is_empty());
+}
+
+#[test]
 fn openshift_chooses_the_user_id_itself() {
     let security = |values: &str, arguments: &[&str]| {
         let objects = rendered_as("other", "lockkeeper-system", values, arguments).unwrap();

@@ -285,6 +285,8 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
         stands_by(&second).await;
         until_told(&second, &[format!("{leads} 0")]).await;
         let text = operator.metrics().await;
+        let build = concat!("lockkeeper_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"");
+        assert!(text.contains(build), "{text}");
         second.kill().await;
         operator.kill().await;
         // Which takes away what is left.

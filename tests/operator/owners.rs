@@ -1,5 +1,7 @@
-//! Who may use which name on a connection that all namespaces share, and which
-//! of two resources for one lock or queue owns it.
+//! Who may use which name on a connection that all namespaces share, which of two
+//! resources for one lock or queue owns it, and what is beyond a namespace's limit.
+
+use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
@@ -204,6 +206,66 @@ async fn two_addresses_of_one_server_are_one() {
         world.queue_ready("other").await;
         let queues = world.queues().await;
         assert!(queues.contains("shared-2-A") && !queues.contains("shared-3-A"), "{queues:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_beyond_its_namespaces_limit_touches_nothing_until_it_fits_in() {
+    in_a_world("limits", async |world| {
+        let limits = ["--max-slots-per-namespace", "5", "--max-objects-per-namespace", "3"];
+        let rhythm = ["--observe-interval", "1s", "--drift-interval", "3s"];
+        let _operator = world.operator_with(&[limits, rhythm].concat()).await;
+        let refused = async |name: &str, says: &str| {
+            let object = world
+                .until(name, "refused", PATIENCE, |s: &Semaphore| {
+                    has_reason(s, "Stalled", "NamespaceQuotaExceeded")
+                })
+                .await;
+            let (.., message) = object.condition("Ready").unwrap();
+            assert!(message.contains(says), "{message}");
+        };
+        world.semaphore("oldest", "slots: 3").await;
+        world.semaphore_ready("oldest").await;
+        next_second::<Semaphore>(&world, "oldest").await;
+        world.semaphore("second", "slots: 3").await;
+        refused("second", "lower spec.slots here to 2").await;
+        // What is refused does not stop who is younger and fits in.
+        next_second::<Semaphore>(&world, "second").await;
+        world.semaphore("third", "slots: 2").await;
+        world.semaphore_ready("third").await;
+        next_second::<Semaphore>(&world, "third").await;
+        world.semaphore("fourth", "slots: 0").await;
+        refused("fourth", "may have 3 objects of this kind").await;
+        for queue in ["frames", "faces", "files"] {
+            world.queue(queue, "bound: 2").await;
+            world.queue_ready(queue).await;
+            next_second::<PressureQueue>(&world, queue).await;
+        }
+        world.queue("fourth", "bound: 2").await;
+        world
+            .until("fourth", "refused", PATIENCE, |q: &PressureQueue| {
+                has_reason(q, "Stalled", "NamespaceQuotaExceeded")
+            })
+            .await;
+        assert!(!keys(&world).await.iter().any(|key| key.contains("fourth")));
+
+        world.semaphore("third", "slots: 4").await;
+        refused("third", "lower spec.slots here to 2").await;
+        let made = |oldest: u32| -> BTreeSet<String> {
+            let third = world.lock_queues("third", 2).into_iter();
+            third.chain(world.lock_queues("oldest", oldest)).collect()
+        };
+        assert_eq!(world.queues().await, made(3), "it keeps what it has");
+        gone::<Semaphore>(&world, "fourth").await;
+        gone::<PressureQueue>(&world, "fourth").await;
+
+        world.semaphore("oldest", "slots: 1").await;
+        world.semaphore_ready("second").await;
+        let expected = made(1).into_iter().chain(world.lock_queues("second", 3)).collect();
+        assert_eq!(world.queues().await, expected);
+        world.semaphore("third", "slots: 1").await;
+        world.semaphore_ready("third").await;
     })
     .await;
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use kube::ResourceExt;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper::api::Semaphore;
 
 use crate::holders::client::Client;
@@ -103,17 +103,28 @@ async fn a_semaphore_with_policy_retain_leaves_its_slots_when_deleted() {
 #[tokio::test]
 async fn an_object_made_again_under_its_name_starts_afresh() {
     in_a_world("again", async |world| {
-        let _operator = world.operator().await;
+        // Whatever it remembered of the first it would believe for long.
+        let rhythm = ["--observe-interval", "1s", "--drift-interval", "10m"];
+        let operator = world.operator_with(&rhythm).await;
         world.semaphore("deploy", "slots: 3, lockName: first").await;
         let first = world.semaphore_ready("deploy").await;
+        // It sees neither the end of the first nor has it anything to clean up.
+        operator.signal("STOP");
+        let nobodys = serde_json::json!({"metadata": {"finalizers": null}});
+        let api = world.api::<Semaphore>();
+        api.patch("deploy", &PatchParams::default(), &Patch::Merge(nobodys)).await.unwrap();
         delete(&world, "deploy").await;
         world.semaphore("deploy", "slots: 2, lockName: second").await;
+        operator.signal("CONT");
         let second = world.semaphore_ready("deploy").await;
         assert_ne!(first.uid(), second.uid());
         let status = second.status.unwrap();
         assert_eq!((status.lock_name.as_deref(), status.highest_slot), (Some("second"), Some(2)));
-        let queues = ["second-1-A", "second-2-A", "second-W"].map(str::to_owned);
-        assert_eq!(world.queues().await, queues.into());
+        let queues = |name: &str, slots: u32| {
+            let slots = (1..=slots).map(|slot| format!("{name}-{slot}-A"));
+            slots.chain([format!("{name}-W")]).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(world.queues().await, &queues("first", 3) | &queues("second", 2));
     })
     .await;
 }

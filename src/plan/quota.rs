@@ -1,0 +1,121 @@
+//! How much one namespace may have, and which of its objects go beyond that: the
+//! oldest count first. Pure; whose objects these are is the operator's to say.
+
+/// The limits of each namespace; absent means none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Slots (or tokens) of all its Semaphores together.
+    pub slots: Option<u32>,
+    /// Semaphores, and as many `PressureQueue`s.
+    pub objects: Option<u32>,
+}
+
+/// What one object asks of the limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// The slots that it is to have; 0 for a queue.
+    pub slots: u32,
+    /// The slots that it may have already.
+    pub made: u32,
+}
+
+/// The limit that an object goes beyond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverLimit {
+    /// There are enough older ones.
+    #[error(
+        "a namespace may have {limit} objects of this kind, and {older} are older than this one: delete some, or have the operator's --max-objects-per-namespace raised. Until then nothing is done about it on the server"
+    )]
+    Objects {
+        /// How many there may be.
+        limit: u32,
+        /// How many are older.
+        older: u32,
+    },
+    /// The older ones leave too few slots.
+    #[error(
+        "a namespace may have {limit} slots in all; its older Semaphores count for {used}, and this one asks for {wanted}: lower spec.slots here to {} or there, or have the operator's --max-slots-per-namespace raised. Until then nothing is done about it on the broker",
+        .limit.saturating_sub(*.used)
+    )]
+    Slots {
+        /// How many there may be.
+        limit: u32,
+        /// What the older ones count for.
+        used: u32,
+        /// What this one asks for.
+        wanted: u32,
+    },
+}
+
+/// Whether an object fits in, beside `older` ones of its namespace and kind, the oldest
+/// first. One of these that does not fit in itself counts only for what it keeps: a
+/// mistake in one object must not stop all that are younger.
+pub fn fits(limits: Limits, older: &[Demand], own: Demand) -> Result<(), OverLimit> {
+    let count = u32::try_from(older.len()).unwrap_or(u32::MAX);
+    if let Some(limit) = limits.objects
+        && count >= limit
+    {
+        return Err(OverLimit::Objects { limit, older: count });
+    }
+    let Some(limit) = limits.slots else { return Ok(()) };
+    let mut used = 0_u32;
+    for Demand { slots, made } in older {
+        let all = used.saturating_add(*slots);
+        used = if all <= limit { all } else { used.saturating_add((*made).min(*slots)) };
+    }
+    let wanted = own.slots;
+    // Whoever asks for nothing is in nobody's way.
+    if wanted > 0 && used.saturating_add(wanted) > limit {
+        return Err(OverLimit::Slots { limit, used, wanted });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asks(slots: u32) -> Demand {
+        Demand { slots, made: 0 }
+    }
+
+    #[test]
+    fn without_limits_everything_fits_in() {
+        let many = vec![asks(10_000); 10_000];
+        assert_eq!(fits(Limits::default(), &many, asks(10_000)), Ok(()));
+    }
+
+    #[test]
+    fn the_oldest_objects_count_first() {
+        let limits = Limits { objects: Some(2), slots: None };
+        assert_eq!(fits(limits, &[asks(0)], asks(0)), Ok(()));
+        let refused = fits(limits, &[asks(0), asks(0)], asks(0));
+        assert_eq!(refused, Err(OverLimit::Objects { limit: 2, older: 2 }));
+        let none = Limits { objects: Some(0), slots: None };
+        assert_eq!(fits(none, &[], asks(0)), Err(OverLimit::Objects { limit: 0, older: 0 }));
+    }
+
+    #[test]
+    fn slots_are_counted_up_to_the_limit_exactly() {
+        let limits = Limits { slots: Some(10), objects: None };
+        assert_eq!(fits(limits, &[asks(4), asks(2)], asks(4)), Ok(()));
+        let refused = fits(limits, &[asks(4), asks(2)], asks(5)).unwrap_err();
+        assert_eq!(refused, OverLimit::Slots { limit: 10, used: 6, wanted: 5 });
+        assert!(refused.to_string().contains("lower spec.slots here to 4"), "{refused}");
+        assert_eq!(fits(limits, &[asks(10)], asks(0)), Ok(()));
+        let most = asks(u32::MAX);
+        fits(limits, &[most, most], most).unwrap_err();
+    }
+
+    #[test]
+    fn one_that_does_not_fit_in_counts_for_what_it_keeps() {
+        let limits = Limits { slots: Some(10), objects: None };
+        let grown = Demand { slots: 20, made: 3 };
+        assert_eq!(fits(limits, &[grown], asks(7)), Ok(()));
+        let refused = fits(limits, &[grown], asks(8));
+        assert_eq!(refused, Err(OverLimit::Slots { limit: 10, used: 3, wanted: 8 }));
+        // What is on the broker beyond its wish goes anyway.
+        let shrinks = Demand { slots: 2, made: 9 };
+        assert_eq!(fits(limits, &[shrinks], asks(8)), Ok(()));
+    }
+}
