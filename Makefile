@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-brokers soak scale up down lint generate bench foreign
+.PHONY: help demo test test-brokers soak up down lint generate bench foreign
 
 # Arguments for the script behind a target: make test ARGS='--test client'
 ARGS ?=
@@ -23,9 +23,6 @@ test-brokers: ## The locks' tests once more, on RabbitMQ 4 (fetched on the first
 
 soak: ## What takes too long for every run: locks fought over and lost, ten to twenty times as often
 	@LOCKKEEPER_SOAK=1 dev/test --test client --test exec -- processes:: losing::
-
-scale: ## What five thousand locks at rest cost, against the limits that are wanted (about 15 min)
-	@dev/test --test scale -- --nocapture
 
 up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
 	@dev/build
