@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::join_all;
-use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
@@ -37,11 +36,11 @@ use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
-use self::error::{ReconcileError, jitter, on_error};
+use self::error::{ReconcileError, on_error};
 use self::events::Events;
 use self::fetch::Connections;
 use self::leader::{Candidate, LeaderElection};
@@ -307,7 +306,7 @@ async fn control<K, R, C>(
     let stop = ctx.stop.clone();
     tokio::select! {
         () = stop.cancelled() => return,
-        _ = join_all(apis.iter().map(|api| until_installed(api, &config))) => {}
+        _ = join_all(apis.iter().map(|api| watches::until_installed(api, &config))) => {}
     }
     let (cache, writer) = reflector::store();
     let objects = watches::of(apis, &config, cache.clone())
@@ -338,25 +337,4 @@ async fn control<K, R, C>(
             }
         });
     tokio::join!(running, ready);
-}
-
-/// Waits until the API server knows a kind: the operator may well be installed
-/// before its resource definitions are.
-async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
-    let mut one = ListParams::default().limit(1);
-    one.label_selector.clone_from(&config.label_selector);
-    loop {
-        match api.list(&one).await {
-            Ok(_) => return,
-            Err(error) => {
-                error!(
-                    %error,
-                    namespace = api.namespace(),
-                    "{} can't be listed; if the API server does not know them, apply crds/",
-                    K::plural(&())
-                );
-            }
-        }
-        tokio::time::sleep(jitter(Duration::from_secs(2))).await;
-    }
 }

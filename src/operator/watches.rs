@@ -2,17 +2,41 @@
 //! controller and one cache serve them all. What an event leads to is not here.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
 
 use futures::future::ready;
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamFuture};
 use futures::{Stream, StreamExt};
+use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
-use tracing::warn;
+use tracing::{error, warn};
 
+use super::error::jitter;
 use super::report::Managed;
+
+/// Waits until the API server knows a kind: the operator may well be installed
+/// before its resource definitions are.
+pub async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
+    let mut one = ListParams::default().limit(1);
+    one.label_selector.clone_from(&config.label_selector);
+    loop {
+        match api.list(&one).await {
+            Ok(_) => return,
+            Err(error) => {
+                error!(
+                    %error,
+                    namespace = api.namespace(),
+                    "{} can't be listed; if the API server does not know them, apply crds/",
+                    K::plural(&())
+                );
+            }
+        }
+        tokio::time::sleep(jitter(Duration::from_secs(2))).await;
+    }
+}
 
 /// The events of all these watches. The first list is complete when every
 /// namespace was listed: whoever waits for the cache never decides by a part of it.

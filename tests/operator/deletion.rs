@@ -120,7 +120,11 @@ async fn a_thousand_go(name: &str, secret_first: bool) {
             all.items.iter().filter(|object| is_ready(*object)).count() == SEMAPHORES
         })
         .await;
-        assert_eq!(world.queues().await.len(), 2 * SEMAPHORES, "a slot and a wait queue each");
+        // And now and then an admin mutex, where a look had to be taken again.
+        eventually("there are a slot and a wait queue each", PATIENCE, async || {
+            world.queues().await.len() == 2 * SEMAPHORES
+        })
+        .await;
         if secret_first {
             delete_secret(&world, "rabbit").await;
             let missing = |s: &Semaphore| has_reason(s, "Ready", "SecretNotFound");
@@ -145,6 +149,14 @@ async fn a_thousand_go(name: &str, secret_first: bool) {
             *kinds.entry(what).or_default() += 1;
         }
         println!("a thousand: {took:?}, with their namespace {after:?}; requests: {kinds:?}");
+        // On a machine that other tests keep busy seconds tell nothing; requests do. Events
+        // have a pace of their own.
+        let of = |wanted: fn(&str) -> bool| {
+            kinds.iter().filter(|((_, what, _), _)| wanted(what)).map(|(_, n)| n).sum::<usize>()
+        };
+        assert!(of(|what| what != "events") <= 3 * SEMAPHORES, "{kinds:?}");
+        let reads = u64::try_from(of(|what| what == "secrets")).unwrap();
+        assert!(reads <= after.as_secs() + 10, "a missing Secret is read once a second: {kinds:?}");
     })
     .await;
 }
