@@ -1,8 +1,8 @@
 //! A look back over everything that the operators of this test run did, in the
-//! API server's audit log and in their own logs: never forbidden, nothing
-//! malformed, no password anywhere. Test binaries run in alphabetical order, so
-//! that this one is the last; so that it never judges nothing, it makes a little
-//! run of its own first.
+//! API server's audit log and in their own logs, metrics and traces: never
+//! forbidden, no right unused, nothing malformed, no password and no private key
+//! anywhere. Test binaries run in alphabetical order, so that this one is the last;
+//! so that it never judges nothing, it makes a little run of its own first.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,11 +11,15 @@
     reason = "a test fails by panicking, in its helpers too"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Event as CoreEvent;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::rbac::v1::{
+    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, Subject,
+};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use lockkeeper::api::{PressureQueue, Semaphore};
@@ -24,40 +28,56 @@ use serde::de::DeserializeOwned;
 
 #[path = "support/audit.rs"]
 mod audit;
+#[path = "support/authority.rs"]
+mod authority;
+#[path = "support/canaries.rs"]
+mod canaries;
+#[path = "support/collector.rs"]
+mod collector;
 #[path = "support/environment.rs"]
 mod environment;
 #[path = "support/world.rs"]
 mod world;
 
-use audit::{Reader, Request};
+use audit::{OPERATOR, Reader, Request};
+use canaries::Canaries;
+use collector::Collector;
 use environment::variable;
 use world::{PATIENCE, eventually, in_a_world};
 
-/// What every password of the test servers starts with.
-const CANARY: &str = "canary-";
+/// `dev/test` sets it where it runs every test.
+const WHOLE: &str = "LOCKKEEPER_WHOLE_RUN";
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn in_the_whole_run_nothing_was_forbidden_malformed_or_told_a_password() {
     in_a_world("last", async |world| {
-        let operator = world.operator().await;
+        let collector = Collector::start(Duration::ZERO).await;
+        let operator = world.operator_in(&collector.environment(), &[]).await;
+        operator.until_ready().await;
         world.semaphore("deploy", "slots: 2").await;
         world.queue("frames", "bound: 2").await;
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
         let told = async || !world.events("deploy").await.is_empty();
         eventually("an event tells of it", PATIENCE, told).await;
-        assert!(operator.logged().contains(&world.namespace), "the log tells of it");
-        let metrics = operator.metrics().await;
-        assert!(metrics.contains(&world.namespace), "the metrics tell of it");
-        assert!(!has_password(&metrics), "{}", hidden(&metrics));
+        collector.span("reconcile", |_| true).await;
+        operator.metrics().await;
 
+        let canaries = Canaries::now();
         let requests = Reader::from_the_start().read();
         nothing_was_forbidden(&requests);
         nothing_was_malformed(&requests);
-        no_request_has_a_password(&requests);
-        no_log_has_a_password(&world.namespace);
-        no_object_has_a_password(&world.client).await;
+        no_request_has_a_secret(&requests, &canaries);
+        nothing_said_has_a_secret(&world.namespace, &canaries);
+        no_object_has_a_secret(&world.client, &canaries).await;
         println!("{}", used_rights(&requests));
+        let unused = unused_rights(&requests, &rights(&world.client).await);
+        if std::env::var_os(WHOLE).is_some() {
+            assert!(canaries.keys() > 0, "no test made a private key");
+            assert!(unused.is_empty(), "the chart gives rights that nobody used: {unused:#?}");
+        } else {
+            println!("unused, as not every test has run: {unused:#?}");
+        }
     })
     .await;
 }
@@ -98,75 +118,99 @@ fn nothing_was_malformed(requests: &[Request]) {
 }
 
 /// Every status and event that was ever written, with all that it said. Whoever
-/// made the request: a password in a spec or a test's own event would also show.
-fn no_request_has_a_password(requests: &[Request]) {
+/// made the request: a secret in a spec or a test's own event would also show.
+fn no_request_has_a_secret(requests: &[Request], canaries: &Canaries) {
     let ours = |r: &&Request| r.group() == "lockkeeper.dev" || r.resource() == "events";
     let with_bodies: Vec<&Request> = requests.iter().filter(ours).collect();
     let events = with_bodies.iter().filter(|r| r.resource() == "events").count();
     assert!(events > 0, "the audit log knows of no event");
     for request in with_bodies {
-        assert!(!has_password(&request.line), "{}", hidden(&request.line));
+        canaries.not_in("a request", &request.line);
     }
 }
 
-fn no_log_has_a_password(namespace: &str) {
+/// What operators have logged, told Prometheus and sent as traces.
+fn nothing_said_has_a_secret(namespace: &str, canaries: &Canaries) {
     let folder = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
-    let mut seen_our_own = false;
+    let mut of_our_own = BTreeSet::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
-        seen_our_own |= text.contains(namespace);
-        for line in text.lines() {
-            assert!(!has_password(line), "{}: {}", path.display(), hidden(line));
+        if text.contains(namespace) {
+            of_our_own.insert(path.extension().unwrap().to_string_lossy().into_owned());
         }
+        canaries.not_in(&path.display().to_string(), &text);
     }
-    assert!(seen_our_own, "the logs of operators are not where they were looked for");
+    let expected = ["log", "metrics", "traces"].map(ToOwned::to_owned);
+    assert_eq!(of_our_own, expected.into(), "they are not where they were looked for");
 }
 
 /// What is in the cluster now, events of either API included.
-async fn no_object_has_a_password(client: &Client) {
-    async fn of<K>(client: &Client) -> usize
+async fn no_object_has_a_secret(client: &Client, canaries: &Canaries) {
+    async fn of<K>(client: &Client, canaries: &Canaries) -> usize
     where
         K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
     {
         let all = Api::<K>::all(client.clone()).list(&ListParams::default()).await.unwrap();
         for object in &all.items {
-            let text = serde_json::to_string(object).unwrap();
-            assert!(!has_password(&text), "{}", hidden(&text));
+            canaries.not_in("an object", &serde_json::to_string(object).unwrap());
         }
         all.items.len()
     }
-    assert!(of::<Semaphore>(client).await > 0);
-    assert!(of::<PressureQueue>(client).await > 0);
-    assert!(of::<Event>(client).await > 0);
-    assert!(of::<CoreEvent>(client).await > 0);
+    assert!(of::<Semaphore>(client, canaries).await > 0);
+    assert!(of::<PressureQueue>(client, canaries).await > 0);
+    assert!(of::<Event>(client, canaries).await > 0);
+    assert!(of::<CoreEvent>(client, canaries).await > 0);
 }
 
-/// A password as it is, or what all of them start with.
-fn has_password(text: &str) -> bool {
-    text.contains(CANARY) || passwords().iter().any(|password| text.contains(password))
+/// Verb, group and resource.
+type Right = [String; 3];
+
+/// What the chart's roles let the operator do; those that tests add in namespaces of
+/// their own are not among them.
+async fn rights(client: &Client) -> BTreeSet<Right> {
+    let namespace = OPERATOR.rsplit(':').nth(1).unwrap();
+    let is_the_operator = |subjects: Option<Vec<Subject>>| {
+        let account = |s: Subject| [s.namespace.unwrap_or_default(), s.name].join(":");
+        subjects.into_iter().flatten().any(|subject| OPERATOR.ends_with(&account(subject)))
+    };
+    let all = ListParams::default();
+    let mut found: Vec<PolicyRule> = Vec::new();
+    for binding in Api::<ClusterRoleBinding>::all(client.clone()).list(&all).await.unwrap() {
+        if is_the_operator(binding.subjects) {
+            let roles: Api<ClusterRole> = Api::all(client.clone());
+            found.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
+        }
+    }
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+    for binding in bindings.list(&all).await.unwrap() {
+        if is_the_operator(binding.subjects) {
+            let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
+            found.extend(roles.get(&binding.role_ref.name).await.unwrap().rules.unwrap());
+        }
+    }
+    let mut rights = BTreeSet::new();
+    for PolicyRule { verbs, api_groups, resources, .. } in found {
+        for group in api_groups.unwrap_or_default() {
+            for resource in resources.iter().flatten() {
+                for verb in &verbs {
+                    rights.insert([verb.clone(), group.clone(), resource.clone()]);
+                }
+            }
+        }
+    }
+    assert!(!rights.is_empty(), "the chart's roles were not found");
+    rights
 }
 
-/// The passwords of the test servers: what stands between user and host.
-fn passwords() -> &'static [String] {
-    static PASSWORDS: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
-    PASSWORDS.get_or_init(|| {
-        ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL", "REDIS_URL"]
-            .map(|name| {
-                let url = variable(name);
-                let password = url.split('@').next().unwrap().rsplit(':').next().unwrap();
-                assert!(password.starts_with(CANARY), "the password of {name} is no canary");
-                password.to_owned()
-            })
-            .into()
-    })
-}
-
-/// A line that leaks must not leak again into the output of the tests.
-fn hidden(text: &str) -> String {
-    let at = text.find(CANARY).unwrap_or_default();
-    let start = text[..at].char_indices().rev().nth(300).map_or(0, |(start, _)| start);
-    format!("a password after: …{}", &text[start..at])
+/// Those that no operator made any use of.
+fn unused_rights(requests: &[Request], given: &BTreeSet<Right>) -> Vec<String> {
+    let used: BTreeSet<Right> = by_operators(requests)
+        .into_iter()
+        .map(|r| [r.verb().to_owned(), r.group().to_owned(), r.resource()])
+        .collect();
+    assert!(given.intersection(&used).count() > 5, "even the little run here uses some");
+    given.difference(&used).map(|right| right.join(" ")).collect()
 }
 
 /// Which rights of the chart's the run used, for whoever wants to take one away.

@@ -145,9 +145,8 @@ impl<K> FoundObject<K> {
 
 fn unfetched(error: &FetchError) -> Failure {
     let code = match error {
-        FetchError::Unreadable { source: kube::Error::Api(answer), .. }
-        | FetchError::ClusterUnreadable { source: kube::Error::Api(answer), .. }
-            if answer.code == 403 =>
+        FetchError::Unreadable { source, .. } | FetchError::ClusterUnreadable { source, .. }
+            if matches!(&**source, kube::Error::Api(answer) if answer.code == 403) =>
         {
             Failure::NOT_PERMITTED
         }

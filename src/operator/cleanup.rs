@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::context::Context;
 use super::error::{ReconcileError, StepError, jitter, pause};
-use super::fetch::{Connected, FetchError};
+use super::fetch::FetchError;
 use super::memory::Memory;
 use super::report::{Managed, Note, Outcome, Report, publish, report};
 use super::{limits, owners, pressure_queue, semaphore};
@@ -34,9 +34,6 @@ enum Removal<S> {
     NotOurs(String),
     /// Something of it may be there, and stays; why.
     LeftBehind(String),
-    /// The same, because the server did not do it: at once where there is none, and
-    /// after some attempts where it was only slow.
-    Abandoned(String, StepError),
     /// It goes on; what it waits for, and when to look again.
     Waiting(String, Duration),
     /// It has not begun, because of the resource's guard; what was seen, and when to
@@ -67,7 +64,7 @@ pub async fn semaphore(
     let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
     let removal = match kept {
         Some(removal) if !guarded => Ok(removal),
-        kept => remove_slots(&object, &ctx, memory.detail.broker.as_ref(), guarded, kept).await,
+        kept => remove_slots(&object, &ctx, &memory, guarded, kept).await,
     };
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
@@ -78,7 +75,7 @@ pub async fn semaphore(
 async fn remove_slots(
     object: &Semaphore,
     ctx: &Context,
-    last: Option<&Connected<crate::semaphore::Broker>>,
+    memory: &Memory<SemaphoreStatus, semaphore::Detail>,
     guarded: bool,
     kept: Option<Removal<SemaphoreStatus>>,
 ) -> Result<Removal<SemaphoreStatus>, StepError> {
@@ -94,8 +91,8 @@ async fn remove_slots(
     let fetched =
         ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
     let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
-    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, last.filter(|_| !may_not))
-    else {
+    let last = memory.detail.broker.as_ref().filter(|_| !may_not);
+    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, last) else {
         return without_connection(ctx, object, fetched.err(), was_connected).await;
     };
     let broker = &connected.handle;
@@ -125,7 +122,8 @@ async fn remove_slots(
         )),
         Ok(done) => Ok(Removal::Waiting(still_held(done.left, valid.lock.has_slots()), HELD)),
         Err(error) => {
-            unreachable_server(ctx, object, fetched.err(), StepError::Broker(error)).await
+            let tries = memory.cleanups_failed + 1;
+            unreachable_server(ctx, object, fetched.err(), error.into(), tries).await
         }
     }
 }
@@ -151,7 +149,7 @@ pub async fn pressure_queue(
     let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
     let removal = match kept {
         Some(removal) if !guarded => Ok(removal),
-        kept => remove_queue(&object, &ctx, &mut memory.detail, guarded, kept).await,
+        kept => remove_queue(&object, &ctx, &mut memory, guarded, kept).await,
     };
     let status = object.status.clone().unwrap_or_default();
     settle(&ctx, &*object, &mut memory, status, removal).await?;
@@ -162,7 +160,7 @@ pub async fn pressure_queue(
 async fn remove_queue(
     object: &PressureQueue,
     ctx: &Context,
-    detail: &mut pressure_queue::Detail,
+    memory: &mut Memory<PressureQueueStatus, pressure_queue::Detail>,
     guarded: bool,
     kept: Option<Removal<PressureQueueStatus>>,
 ) -> Result<Removal<PressureQueueStatus>, StepError> {
@@ -170,6 +168,8 @@ async fn remove_queue(
         Ok(valid) => valid,
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
     };
+    let tries = memory.cleanups_failed + 1;
+    let detail = &mut memory.detail;
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
     if let (false, Err(over)) = (was_connected, limits::of_queue(ctx, object)) {
@@ -218,7 +218,7 @@ async fn remove_queue(
             Ok(Removal::Waiting(message, SOON))
         }
         Ok(Deletion::NotEmpty { length }) => Ok(not_empty(ctx, object, length)),
-        Err(error) => unreachable_server(ctx, object, fetched.err(), StepError::Store(error)).await,
+        Err(error) => unreachable_server(ctx, object, fetched.err(), error.into(), tries).await,
     }
 }
 
@@ -276,25 +276,27 @@ async fn without_connection<K: Managed>(
     Err(error.into())
 }
 
-/// The server can't be cleaned. Where the Secret is gone too and the namespace is
-/// going, nobody could ever mend that: let go.
+/// The server can't be cleaned. Where its cluster is gone, or the Secret, and the
+/// namespace is going too, nobody could ever mend that: let go.
 async fn unreachable_server<K: Managed>(
     ctx: &Context,
     object: &K,
     fetch_error: Option<FetchError>,
     error: StepError,
+    tries: u32,
 ) -> Result<Removal<K::Status>, StepError> {
-    if let Some(gone) = fetch_error.as_ref().filter(|error| error.is_cluster_gone()) {
-        return Ok(Removal::LeftBehind(format!("{gone}; and over the last connection: {error}")));
-    }
-    if fetch_error.is_some_and(|error| error.is_secret_gone())
-        && namespace_is_terminating(ctx, object).await
-    {
-        let why =
-            format!("its Secret went with the namespace, and over the last connection: {error}");
-        return Ok(Removal::Abandoned(why, error));
-    }
-    Err(error)
+    let gone = match fetch_error {
+        Some(gone) if is_hopeless(&error, tries) => gone,
+        _ => return Err(error),
+    };
+    let why = if gone.is_cluster_gone() {
+        gone.to_string()
+    } else if gone.is_secret_gone() && namespace_is_terminating(ctx, object).await {
+        "its Secret went with the namespace".to_owned()
+    } else {
+        return Err(error);
+    };
+    Ok(Removal::LeftBehind(format!("{why}; and over the last connection: {error}")))
 }
 
 async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool {
@@ -309,13 +311,16 @@ async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool
     }
 }
 
-/// Whether there is no server to clean up, rather than a slow one.
-fn is_absent(error: &StepError) -> bool {
-    matches!(
-        error,
+/// Whether a server that nobody will mend is given up: at once where there is none, and
+/// after some attempts where it is only slow.
+fn is_hopeless(error: &StepError, tries: u32) -> bool {
+    match error {
+        // The server was not even asked to the end: the process is stopping.
+        StepError::Broker(BrokerError::Interrupted) => false,
         StepError::Broker(BrokerError::Unreachable { .. })
-            | StepError::Store(StoreError::Unreachable { .. })
-    )
+        | StepError::Store(StoreError::Unreachable { .. }) => true,
+        _ => tries >= CLEANUP_TRIES,
+    }
 }
 
 /// Lets the resource go, or says why not yet.
@@ -326,16 +331,6 @@ async fn settle<K: Managed, D: Default>(
     status: K::Status,
     removal: Result<Removal<K::Status>, StepError>,
 ) -> Result<(), ReconcileError> {
-    let removal = match removal {
-        Ok(Removal::Abandoned(why, error)) => {
-            if is_absent(&error) || memory.cleanups_failed + 1 >= CLEANUP_TRIES {
-                Ok(Removal::LeftBehind(why))
-            } else {
-                Err(error)
-            }
-        }
-        other => other,
-    };
     let (outcome, reason, after) = match removal {
         Ok(Removal::Gone) => {
             info!("nothing is left on the server");
@@ -345,7 +340,7 @@ async fn settle<K: Managed, D: Default>(
             info!(why, "the server is left as it is");
             return Ok(());
         }
-        Ok(Removal::LeftBehind(why) | Removal::Abandoned(why, _)) => {
+        Ok(Removal::LeftBehind(why)) => {
             warn!(why, "the object goes, and what is left of it on the server stays there");
             ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
@@ -378,4 +373,18 @@ async fn settle<K: Managed, D: Default>(
     let said = Report { status, reached: false, outcome, said: Vec::new(), notes: Vec::new() };
     report(ctx, object, memory, said).await?;
     Err(ReconcileError::CleanupPending { reason, after })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_server_is_given_up_after_some_attempts_an_absent_one_at_once() {
+        let slow = StepError::Broker(BrokerError::Timeout { what: "probes", after: HELD });
+        assert!(!is_hopeless(&slow, 1) && !is_hopeless(&slow, CLEANUP_TRIES - 1));
+        assert!(is_hopeless(&slow, CLEANUP_TRIES));
+        let stopping = StepError::Broker(BrokerError::Interrupted);
+        assert!(!is_hopeless(&stopping, CLEANUP_TRIES));
+    }
 }

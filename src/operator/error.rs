@@ -1,10 +1,8 @@
 //! What can go wrong in a reconcile, and what follows from it. One enum over the
 //! errors of the steps; each error of a room brings its own reason and class.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kube::runtime::controller::Action;
 use rand::RngExt;
 
 use super::fetch::FetchError;
@@ -139,19 +137,6 @@ pub fn pause(class: ErrorClass, failures: u32) -> Duration {
         }
     };
     jitter(pause)
-}
-
-/// When to try again after an error that could not become a condition.
-pub(super) fn on_error<K, C>(_: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
-    match error {
-        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
-        // The change itself causes the next reconcile, unless it is only another's
-        // status.
-        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
-        ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            Action::requeue(jitter(Duration::from_secs(2)))
-        }
-    }
 }
 
 /// Between three quarters of a duration and the whole of it: never later than

@@ -19,6 +19,7 @@ pub mod semaphore;
 pub mod server;
 mod turns;
 mod watches;
+mod work;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -30,18 +31,17 @@ use futures::StreamExt;
 use futures::future::join_all;
 use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, error, field, info, info_span, warn};
+use tracing::{error, info, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
-use self::error::{ReconcileError, jitter, on_error};
+use self::error::{ReconcileError, jitter};
 use self::events::Events;
 use self::fetch::Connections;
 use self::leader::{Candidate, LeaderElection};
@@ -49,7 +49,7 @@ use self::metrics::Metrics;
 use self::report::Managed;
 use self::server::Readiness;
 use crate::api::validate::DefaultNames;
-use crate::api::{FIELD_MANAGER, FINALIZER, PressureQueue, Semaphore};
+use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
 use crate::plan::MayAct;
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::plan::quota::Limits;
@@ -329,7 +329,7 @@ async fn control<K, R, C>(
         }
     };
     let running = controller
-        .run(move |object, ctx| one(object, ctx, reconcile, cleanup), on_error, ctx)
+        .run(move |object, ctx| work::one(object, ctx, reconcile, cleanup), work::on_error, ctx)
         .for_each(|result| async move {
             // Reconcile errors were logged where they happened; an object that is
             // gone needs no word.
@@ -359,52 +359,4 @@ async fn until_installed<K: Managed>(api: &Api<K>, config: &watcher::Config) {
         }
         tokio::time::sleep(jitter(Duration::from_secs(2))).await;
     }
-}
-
-/// One reconcile of one object, under its finalizer.
-async fn one<K, R, C>(
-    object: Arc<K>,
-    ctx: Arc<Context>,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send,
-) -> Result<Action, ReconcileError>
-where
-    K: Managed,
-    R: Future<Output = Result<Action, ReconcileError>> + Send,
-    C: Future<Output = Result<Action, ReconcileError>> + Send,
-{
-    // None of the work is there before: each that waits would be a large future.
-    let _turn = ctx.turns.take(object.connection()).await;
-    let span = info_span!(
-        "reconcile",
-        controller = K::kind(&()).to_lowercase(),
-        namespace = object.namespace(),
-        name = object.name_any(),
-        reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
-        otel.status_code = field::Empty,
-    );
-    let controllers = ctx.metrics.controllers.clone();
-    let work = async move {
-        if !ctx.goes_on() {
-            return Ok(Action::await_change());
-        }
-        let api = ctx.api_of(&*object);
-        let done = finalizer(&api, FINALIZER, object, async |event| match event {
-            Event::Apply(object) => reconcile(object, Arc::clone(&ctx)).await,
-            Event::Cleanup(object) => cleanup(object, Arc::clone(&ctx)).await,
-        })
-        .await;
-        let result = done.map_err(|error| match error {
-            FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
-            other => ReconcileError::Finalizer(Box::new(other)),
-        });
-        if matches!(result, Err(ReconcileError::Outdated)) {
-            debug!("the object was changed meanwhile, looking again");
-        } else if let Err(error) = &result {
-            let source = std::error::Error::source(error).map(ToString::to_string);
-            warn!(%error, source, "to be tried again");
-        }
-        result
-    };
-    Box::pin(controllers.counted::<K>(work).instrument(span)).await
 }

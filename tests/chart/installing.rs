@@ -144,7 +144,10 @@ impl Place {
         let account = pod["serviceAccountName"].as_str().unwrap();
         let container = &pod["containers"][0];
         let arguments = container["args"].as_array().unwrap();
-        let log = self.cluster.directory().join(format!("operator-{}.log", random()));
+        // Where the look back over the whole run finds it.
+        let logs = PathBuf::from(variable("LOCKKEEPER_DEV_DIR")).join("operator-logs");
+        std::fs::create_dir_all(&logs).unwrap();
+        let log = logs.join(format!("installed-{}.log", random()));
         let mut operator = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         operator
             .args(arguments.iter().map(|argument| argument.as_str().unwrap()))

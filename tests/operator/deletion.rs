@@ -1,7 +1,7 @@
 //! Deleting resources and namespaces: what goes, what stays, and that nothing
 //! hangs. The table of docs/deletion.md, row by row.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -12,6 +12,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 
+use crate::audit;
 use crate::own_server::OwnServer;
 use crate::pressure_text::{TextClient, Worker};
 use crate::queues::{data, keys, send, text, until_blocked};
@@ -125,12 +126,25 @@ async fn a_thousand_go(name: &str, secret_first: bool) {
             let missing = |s: &Semaphore| has_reason(s, "Ready", "SecretNotFound");
             world.until("lock-0", "without Secret", PATIENCE, missing).await;
         }
-        let start = Instant::now();
+        let (mut audit, start) = (audit::Reader::from_here(), Instant::now());
         delete_namespace_and_wait(&world).await;
         let after = start.elapsed();
-        // Under a minute where these tests have the machine to themselves.
-        println!("a thousand semaphores and their namespace are gone after {after:?}");
         assert_eq!(world.queues().await, BTreeSet::new());
+
+        let mut requests = audit.read();
+        requests.retain(|request| request.namespace() == world.namespace);
+        let deletes = |request: &&audit::Request| request.verb() == "deletecollection";
+        let is_ours = |request: &&audit::Request| request.resource() == "semaphores";
+        let begun = requests.iter().filter(is_ours).find(deletes).unwrap();
+        let by_the_operator = || requests.iter().filter(|request| request.is_by_an_operator());
+        let ended = by_the_operator().filter(is_ours).rfind(|r| r.verb() == "patch").unwrap();
+        let took = ended.answered_after(begun);
+        let mut kinds = BTreeMap::<_, usize>::new();
+        for request in by_the_operator() {
+            let what = (request.verb().to_owned(), request.resource(), request.code());
+            *kinds.entry(what).or_default() += 1;
+        }
+        println!("a thousand: {took:?}, with their namespace {after:?}; requests: {kinds:?}");
     })
     .await;
 }

@@ -1,14 +1,20 @@
 //! A Redis and a RabbitMQ that are reached over TLS, as a Secret says it: with the
 //! authority and the client's certificate in the Secret, which may change.
 
+use std::time::Duration;
+
+use axum::body::Bytes;
+use kube::api::ListParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
 use crate::authority::Authority;
+use crate::canaries::Canaries;
+use crate::collector::Collector;
 use crate::own_server::OwnServer;
 use crate::redis_support::connect;
 use crate::redis_tls::TlsServer;
-use crate::settings::{CORRECTED, no_password_shows};
-use crate::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
+use crate::settings::CORRECTED;
+use crate::world::{Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 #[tokio::test]
 async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_said() {
@@ -29,7 +35,7 @@ async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_said
         },
     );
     in_a_world("encrypted", async move |world| {
-        let _operator = world.operator().await;
+        let (operator, collector) = traced(&world).await;
         for (name, data) in &secrets {
             world.secret(&format!("redis-{name}"), data).await;
             let reference = format!("redisReference: {{connectionSecret: {{name: redis-{name}}}}}");
@@ -41,6 +47,7 @@ async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_said
             has_reason(queue, "BackendReachable", "StoreCertificateRefused")
         };
         world.until("bad", "refused", PATIENCE, refused).await;
+        nothing_secret_shows::<PressureQueue>(&world, &operator, &collector).await;
     })
     .await;
     // A queue stays when its object goes, and nothing else was made.
@@ -68,7 +75,7 @@ async fn certificates_of_a_broker_are_exchanged_in_the_secret_without_a_restart(
     stranger.sign("first", "DNS:client");
     let server = OwnServer::rabbitmq_over_tls(&authority).await;
     in_a_world("exchanged", async move |world| {
-        let operator = world.operator().await;
+        let (operator, collector) = traced(&world).await;
         let (amqp, management) =
             (server.variable("AMQPS_URL"), server.variable("RABBITMQ_MANAGEMENT_TLS_URL"));
         let put = async |name: &str, signer: &Authority, of: &Authority, client: &str| {
@@ -108,24 +115,46 @@ async fn certificates_of_a_broker_are_exchanged_in_the_secret_without_a_restart(
             world.until(name, "Ready", CORRECTED, is_ready::<Semaphore>).await;
         }
 
-        no_password_shows(&world, &operator.logged()).await;
-        no_key_shows(&world, &operator.logged(), &[&authority, &stranger]).await;
+        nothing_secret_shows::<Semaphore>(&world, &operator, &collector).await;
     })
     .await;
 }
 
-/// Neither a log, an object nor an event has a line of a private key.
-async fn no_key_shows(world: &World, log: &str, authorities: &[&Authority]) {
-    let mut shown = log.to_owned();
-    for name in ["good", "distrusted", "unknown"] {
-        let object = world.api::<Semaphore>().get(name).await.unwrap();
-        shown += &serde_json::to_string(&object).unwrap();
-        shown.extend(world.events(name).await.into_iter().map(|(_, note, _)| note));
+/// An operator and who gets its traces.
+async fn traced(world: &World) -> (Operator, Collector) {
+    let collector = Collector::start(Duration::ZERO).await;
+    let rhythm = ["--observe-interval", "1s", "--drift-interval", "3s"];
+    let operator = world.operator_in(&collector.environment(), &rhythm).await;
+    operator.until_ready().await;
+    (operator, collector)
+}
+
+/// Neither a password nor a private key, of the servers' or of a client's, is in an object,
+/// an event, the log, the metrics or a trace; each of which tells of this world.
+async fn nothing_secret_shows<K: Kind>(world: &World, operator: &Operator, collector: &Collector) {
+    let canaries = Canaries::now();
+    assert!(canaries.keys() > 2, "the keys of this test are looked for");
+    for object in world.api::<K>().list(&ListParams::default()).await.unwrap() {
+        canaries.not_in("an object", &serde_json::to_string(&object).unwrap());
+        let events = world.events(object.meta().name.as_ref().unwrap()).await;
+        assert!(!events.is_empty());
+        canaries.not_in("an event", &format!("{events:?}"));
     }
-    for authority in authorities {
-        let key = authority.text("first.key");
-        let lines: Vec<&str> = key.lines().filter(|line| !line.starts_with('-')).collect();
-        assert!(!lines.is_empty() && !lines.iter().any(|line| shown.contains(line)), "a key shows");
+    let came = async || collector.bodies().iter().any(|body| text(body).contains("reconcile"));
+    eventually("there are traces", PATIENCE, came).await;
+    let traces: String = collector.bodies().iter().map(text).collect();
+    let said = [
+        ("the log", operator.logged()),
+        ("a metric", operator.metrics().await),
+        ("a trace", traces),
+    ];
+    for (place, text) in said {
+        assert!(text.contains(&world.namespace), "{place} tells of the world");
+        canaries.not_in(place, &text);
     }
-    assert!(!shown.contains("PRIVATE KEY"), "a key shows");
+}
+
+/// Text is as it is in a trace, among what is none.
+fn text(body: &Bytes) -> String {
+    String::from_utf8_lossy(body).into_owned()
 }

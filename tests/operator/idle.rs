@@ -13,13 +13,9 @@ use lockkeeper::api::{PressureQueue, Semaphore};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
+use crate::audit::Reader;
 use crate::environment::{memory, random, variable};
 use crate::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
-
-#[path = "../support/audit.rs"]
-mod audit;
-
-use audit::Reader;
 
 const SEMAPHORES: usize = 150;
 const QUEUES: usize = 50;

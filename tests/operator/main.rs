@@ -8,6 +8,12 @@
     reason = "a test fails by panicking, in its helpers too"
 )]
 
+#[path = "../support/audit.rs"]
+mod audit;
+#[path = "../support/canaries.rs"]
+mod canaries;
+#[path = "../support/collector.rs"]
+mod collector;
 #[path = "../support/pressure_text.rs"]
 mod pressure_text;
 #[path = "../support/redis.rs"]

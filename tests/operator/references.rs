@@ -6,6 +6,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
 use lockkeeper::api::Semaphore;
 use serde_json::{Value, json};
 
@@ -156,9 +158,27 @@ async fn a_broker_is_found_by_its_rabbitmq_cluster_in_whatever_state_that_is() {
         cluster(&world, "rabbit", &json!({}), json!({"replicas": 3}), running(&world, "rabbit"))
             .await;
         world.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
-        // Nor for one that is gone for good; over what is left of its connection its slots go.
+        // Nor for one that is gone for good; over what is left of its connection its slots
+        // go, also if that takes more than one attempt.
+        let connection = world.amqp().await;
+        let mutex = format!("{}.deploy", world.namespace);
+        let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+        eventually("the test has the lock's admin mutex", PATIENCE, async || {
+            let (name, arguments) = (mutex.as_str().into(), FieldTable::default());
+            let channel = connection.create_channel().await.unwrap();
+            channel.queue_declare(name, exclusive, arguments).await.is_ok()
+        })
+        .await;
         clusters(&world).delete("rabbit", &DeleteParams::default()).await.unwrap();
+        eventually("the operator has seen it", PATIENCE, async || {
+            let object = api.get("deploy").await.unwrap();
+            has_reason(&object, "Ready", "ClusterNotFound")
+        })
+        .await;
         api.delete("deploy", &DeleteParams::default()).await.unwrap();
+        let busy = |object: &Semaphore| has_reason(object, "Ready", "AdminMutexBusy");
+        world.until("deploy", "there after an attempt", PATIENCE, busy).await;
+        connection.close(200, "done".into()).await.unwrap();
         eventually("it goes", PATIENCE, async || api.get_opt("deploy").await.unwrap().is_none())
             .await;
         assert!(world.queues().await.is_empty(), "its slots went over the open connection");

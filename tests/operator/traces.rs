@@ -2,84 +2,23 @@
 //! and from `lockkeeper exec`, and that one that does not answer delays nobody.
 
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::http::StatusCode;
-use axum::routing::post;
 use lockkeeper::api::Semaphore;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message;
-use tokio::net::TcpListener;
 use tokio::process::Command;
 
+use crate::canaries::Canaries;
+use crate::collector::{Collector, attribute, text};
 use crate::world::{PATIENCE, World, eventually, has, in_a_world};
 
-/// What all passwords of test servers start with.
-const CANARY: &[u8] = b"canary-";
-
-/// A collector on a port of its own, with all that it got.
-struct Collector {
-    address: String,
-    got: Arc<Mutex<Vec<Bytes>>>,
-}
-
-impl Collector {
-    /// One that answers after this long.
-    async fn start(delay: Duration) -> Self {
-        let got: Arc<Mutex<Vec<Bytes>>> = Arc::default();
-        let keep = Arc::clone(&got);
-        let take = post(move |body: Bytes| async move {
-            keep.lock().unwrap().push(body);
-            tokio::time::sleep(delay).await;
-            StatusCode::OK
-        });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let app = Router::new().route("/v1/traces", take);
-        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { address, got }
-    }
-
-    fn requests(&self) -> Vec<ExportTraceServiceRequest> {
-        let got = self.got.lock().unwrap();
-        got.iter().map(|body| ExportTraceServiceRequest::decode(body.clone()).unwrap()).collect()
-    }
-
-    fn spans(&self) -> Vec<Span> {
-        let of_resources = self.requests().into_iter().flat_map(|r| r.resource_spans);
-        of_resources.flat_map(|r| r.scope_spans).flat_map(|s| s.spans).collect()
-    }
-
-    /// The first span of this name that is as `is` says.
-    async fn span(&self, name: &str, is: impl Fn(&Span) -> bool) -> Span {
-        let found = || self.spans().into_iter().find(|span| span.name == name && is(span));
-        eventually(&format!("a span {name}"), PATIENCE, async || found().is_some()).await;
-        found().unwrap()
-    }
-
-    /// A password is in a body as it is: strings are not compressed in it.
-    fn got_no_password(&self) {
-        let got = self.got.lock().unwrap();
-        assert!(!got.is_empty());
-        let leaks = |body: &&Bytes| body.windows(CANARY.len()).any(|part| part == CANARY);
-        assert_eq!(got.iter().filter(leaks).count(), 0, "requests have a password");
-    }
-}
-
-fn attribute(span: &Span, key: &str) -> Option<Value> {
-    let attribute = span.attributes.iter().find(|attribute| attribute.key == key)?;
-    attribute.value.clone()?.value
-}
-
-fn text(span: &Span, key: &str) -> Option<String> {
-    match attribute(span, key)? {
-        Value::StringValue(text) => Some(text),
-        other => panic!("{key}: {other:?}"),
+/// Neither a password nor a key is in what a collector got, which is something.
+fn nothing_secret_in(collector: &Collector) {
+    let got = collector.bodies();
+    assert!(!got.is_empty());
+    for body in got {
+        Canaries::now().not_in("a trace", &String::from_utf8_lossy(&body));
     }
 }
 
@@ -140,7 +79,7 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
 
         // The last spans come when it stops, or never.
         assert!(operator.stop().await.success());
-        collector.got_no_password();
+        nothing_secret_in(&collector);
         // Which takes away what is left.
         world.operator().await;
     })
@@ -196,7 +135,7 @@ async fn exec_continues_a_trace_and_hands_it_on_to_its_command() {
         assert_eq!(text(&hold, "lock.name"), Some(format!("{}.deploy", world.namespace)));
         assert!(acquire.end_time_unix_nano <= hold.start_time_unix_nano);
         assert!(hold.end_time_unix_nano <= release.start_time_unix_nano);
-        collector.got_no_password();
+        nothing_secret_in(&collector);
     })
     .await;
 }
@@ -215,7 +154,7 @@ async fn a_collector_that_does_not_answer_delays_neither_an_operator_nor_a_comma
         operator.until_ready().await;
         world.semaphore("deploy", "slots: 1").await;
         world.semaphore_ready("deploy").await;
-        let asked = async || !collector.got.lock().unwrap().is_empty();
+        let asked = async || !collector.bodies().is_empty();
         eventually("the collector is asked", PATIENCE, asked).await;
         world.semaphore("deploy", "slots: 2").await;
         world.semaphore_ready("deploy").await;
@@ -248,7 +187,7 @@ async fn traces_that_cannot_be_sent_are_named_and_those_that_are_off_are_off() {
         let logged = operator.logged();
         assert!(logged.contains("only http/protobuf is built in"), "{logged}");
         operator.stop().await;
-        assert_eq!(collector.got.lock().unwrap().len(), 0, "nothing was sent");
+        assert_eq!(collector.bodies().len(), 0, "nothing was sent");
     })
     .await;
 }

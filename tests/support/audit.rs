@@ -4,7 +4,9 @@
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use std::io::{Read, Seek, SeekFrom};
+use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::Deserialize;
 
 use crate::environment::variable;
@@ -31,6 +33,8 @@ struct Entry {
     response_status: Answer,
     #[serde(default)]
     annotations: Annotations,
+    request_received_timestamp: MicroTime,
+    stage_timestamp: MicroTime,
 }
 
 #[derive(Deserialize)]
@@ -45,6 +49,7 @@ struct Object {
     subresource: String,
     api_group: String,
     namespace: String,
+    name: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -93,9 +98,31 @@ impl Request {
         &self.entry.object_ref.api_group
     }
 
+    /// How long after the request `from` came this one was answered.
+    pub fn answered_after(&self, from: &Self) -> Duration {
+        let from = from.entry.request_received_timestamp.0;
+        self.entry.stage_timestamp.0.duration_since(from).unsigned_abs()
+    }
+
     /// The namespace, where there is one.
     pub fn namespace(&self) -> &str {
         &self.entry.object_ref.namespace
+    }
+
+    /// The object's name, where there is one.
+    pub fn name(&self) -> &str {
+        &self.entry.object_ref.name
+    }
+
+    /// When it was answered, by the API server's clock, which is this machine's.
+    pub fn answered(&self) -> jiff::Timestamp {
+        self.entry.stage_timestamp.0
+    }
+
+    /// The object that was answered with, where bodies are kept.
+    pub fn object(&self) -> serde_json::Value {
+        let entry: serde_json::Value = serde_json::from_str(&self.line).unwrap();
+        entry["responseObject"].clone()
     }
 
     /// The HTTP status of the answer; 0 where there is none.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test binary uses its own part
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,6 +25,7 @@ impl Authority {
              -subj /CN=authority-{} -keyout ca.key -out ca.crt",
             random()
         ));
+        authority.remember("ca.key");
         authority
     }
 
@@ -36,6 +39,13 @@ impl Authority {
             "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
              -copy_extensions copy -out {name}.crt",
         ));
+        self.remember(&format!("{name}.key"));
+    }
+
+    /// For the look back over the whole run: this key must have been shown nowhere.
+    fn remember(&self, name: &str) {
+        let file = File::options().create(true).append(true).open(keys_file());
+        file.unwrap().write_all(self.text(name).as_bytes()).unwrap();
     }
 
     fn openssl(&self, arguments: &str) {
@@ -58,4 +68,15 @@ impl Drop for Authority {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Every private key that tests have made on these servers, as PEM.
+pub fn private_keys() -> Vec<String> {
+    let all = std::fs::read_to_string(keys_file()).unwrap_or_default();
+    all.split_inclusive("-----END PRIVATE KEY-----\n").map(ToOwned::to_owned).collect()
+}
+
+fn keys_file() -> PathBuf {
+    let directory = std::env::var("LOCKKEEPER_DEV_DIR").expect("`. target/test/env`");
+    Path::new(&directory).join("private-keys-of-tests")
 }

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::fs::File;
 use std::future::Future;
+use std::io::Write;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -336,7 +338,7 @@ impl World {
             .env_remove("REDIS_URL")
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
-            .stderr(std::fs::File::create(&log).unwrap())
+            .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
         self.operators.lock().await.push(child.id().unwrap());
@@ -375,11 +377,15 @@ impl Operator {
         format!("http://{}", at.split_whitespace().next().unwrap())
     }
 
-    /// What it tells Prometheus.
+    /// What it tells Prometheus; kept beside its log, for the look back over the whole run.
     pub async fn metrics(&self) -> String {
         let answer = reqwest::get(format!("{}/metrics", self.http())).await.unwrap();
         assert!(answer.status().is_success());
-        answer.text().await.unwrap()
+        let text = answer.text().await.unwrap();
+        let log = self.log.trim_end_matches(".log");
+        let kept = File::options().create(true).append(true).open(format!("{log}.metrics"));
+        kept.unwrap().write_all(text.as_bytes()).unwrap();
+        text
     }
 
     /// What it has logged.
@@ -480,9 +486,7 @@ impl Operator {
     pub fn pid(&self) -> u32 {
         self.child.id().unwrap()
     }
-}
 
-impl Operator {
     /// Sends it a signal: `STOP` puts it to sleep, `CONT` wakes it.
     pub fn signal(&self, name: &str) {
         signal(self.child.id().unwrap(), name);

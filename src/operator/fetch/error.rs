@@ -1,5 +1,6 @@
 //! Why there is no connection to try, as values. Finding out is `reading`'s.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::reading::FRESH;
@@ -12,7 +13,7 @@ use crate::plan::connection::{ALLOWED_NAMESPACES, SettingsError};
 const STOPPED: Duration = Duration::from_secs(30);
 
 /// Why there is no connection to try. No value of a Secret is ever in it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum FetchError {
     /// Neither the resource nor the operator names a server.
     #[error(
@@ -48,7 +49,7 @@ pub enum FetchError {
         /// The Secret's name.
         name: String,
         /// What the API server said.
-        source: kube::Error,
+        source: Arc<kube::Error>,
     },
     /// The `RabbitmqCluster` does not exist.
     #[error(
@@ -87,7 +88,7 @@ pub enum FetchError {
         /// The cluster's name.
         name: String,
         /// What the API server said.
-        source: kube::Error,
+        source: Arc<kube::Error>,
     },
     /// What is named lies in another namespace, whose owners did not allow that.
     #[error(

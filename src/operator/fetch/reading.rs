@@ -23,8 +23,12 @@ use crate::plan::connection::{
 /// long.
 pub(super) const FRESH: Duration = Duration::from_secs(10);
 
+/// How long all take it that something could not be read: a thousand objects ask for
+/// the same Secret when it is gone, and whoever makes it is not waited for much longer.
+const FAILED: Duration = Duration::from_secs(1);
+
 /// What was read at a time; being read while it is locked.
-type Cached<T> = Arc<tokio::sync::Mutex<Option<(Instant, Arc<T>)>>>;
+type Cached<T> = Arc<tokio::sync::Mutex<Option<(Instant, Result<Arc<T>, FetchError>)>>>;
 
 /// Reads, and remembers for ten seconds.
 pub struct Reader {
@@ -55,14 +59,14 @@ impl<T> Cache<T> {
         // Held across the read: a thousand objects of one Secret cause one read.
         let mut cached = cached.lock().await;
         if let Some((at, known)) = cached.as_ref()
-            && at.elapsed() < FRESH
+            && at.elapsed() < if known.is_ok() { FRESH } else { FAILED }
         {
-            return Ok(Arc::clone(known));
+            return known.clone();
         }
         *cached = None;
-        let found = Arc::new(read().await?);
-        *cached = Some((Instant::now(), Arc::clone(&found)));
-        Ok(found)
+        let found = read().await.map(Arc::new);
+        *cached = Some((Instant::now(), found.clone()));
+        found
     }
 }
 
@@ -135,10 +139,10 @@ impl Reader {
     ) -> Result<Arc<ReadSecret>, FetchError> {
         let read = async || {
             let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-            let secret = api
-                .get_opt(name)
-                .await
-                .map_err(|source| FetchError::Unreadable { name: name.to_owned(), source })?;
+            let secret = api.get_opt(name).await.map_err(|error| FetchError::Unreadable {
+                name: name.to_owned(),
+                source: error.into(),
+            })?;
             let secret = secret.ok_or_else(|| FetchError::SecretNotFound {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
@@ -156,7 +160,7 @@ impl Reader {
         let kind = GroupVersionKind::gvk("rabbitmq.com", "v1beta1", "RabbitmqCluster");
         let kind = ApiResource::from_gvk(&kind);
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &kind);
-        let cluster = api.get(name).await.map_err(|source| match &source {
+        let cluster = api.get(name).await.map_err(|error| match &error {
             // Of a kind that is not there the API server knows no names either.
             kube::Error::Api(status) if status.code == 404 => {
                 let is_known =
@@ -168,7 +172,7 @@ impl Reader {
                     FetchError::ClusterKindMissing
                 }
             }
-            _ => FetchError::ClusterUnreadable { name: name.to_owned(), source },
+            _ => FetchError::ClusterUnreadable { name: name.to_owned(), source: error.into() },
         })?;
         let annotation = |name: &str| cluster.annotations().get(name).cloned();
         Ok(ClusterFacts {

@@ -1,0 +1,92 @@
+//! A collector of OTLP over HTTP, as small as a test needs it: it keeps the spans that it
+//! gets. What is in them is the test's business.
+
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+use tokio::net::TcpListener;
+
+use crate::environment::{random, variable};
+use crate::world::{PATIENCE, eventually};
+
+/// A collector on a port of its own, with all that it got.
+pub struct Collector {
+    pub address: String,
+    got: Arc<Mutex<Vec<Bytes>>>,
+}
+
+impl Collector {
+    /// One that answers after this long. What it gets is kept beside the operators' logs
+    /// too, for the look back over the whole run.
+    pub async fn start(delay: Duration) -> Self {
+        let got: Arc<Mutex<Vec<Bytes>>> = Arc::default();
+        let keep = Arc::clone(&got);
+        let folder = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = std::fs::File::create(format!("{folder}/{}.traces", random())).unwrap();
+        let file = Arc::new(file);
+        let take = post(move |body: Bytes| async move {
+            (&*file).write_all(&body).unwrap();
+            keep.lock().unwrap().push(body);
+            tokio::time::sleep(delay).await;
+            StatusCode::OK
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let app = Router::new().route("/v1/traces", take);
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { address, got }
+    }
+
+    /// The variables with which a program sends its spans here at once.
+    pub fn environment(&self) -> [(&str, &str); 2] {
+        [("OTEL_EXPORTER_OTLP_ENDPOINT", &self.address), ("OTEL_BSP_SCHEDULE_DELAY", "100")]
+    }
+
+    /// What was sent, as it was: text is not compressed in it.
+    pub fn bodies(&self) -> Vec<Bytes> {
+        self.got.lock().unwrap().clone()
+    }
+
+    pub fn requests(&self) -> Vec<ExportTraceServiceRequest> {
+        let decoded = |body| ExportTraceServiceRequest::decode(body).unwrap();
+        self.bodies().into_iter().map(decoded).collect()
+    }
+
+    pub fn spans(&self) -> Vec<Span> {
+        let of_resources = self.requests().into_iter().flat_map(|r| r.resource_spans);
+        of_resources.flat_map(|r| r.scope_spans).flat_map(|s| s.spans).collect()
+    }
+
+    /// The first span of this name that is as `is` says.
+    pub async fn span(&self, name: &str, is: impl Fn(&Span) -> bool) -> Span {
+        let found = || self.spans().into_iter().find(|span| span.name == name && is(span));
+        eventually(&format!("a span {name}"), PATIENCE, async || found().is_some()).await;
+        found().unwrap()
+    }
+}
+
+/// An attribute of a span.
+pub fn attribute(span: &Span, key: &str) -> Option<Value> {
+    let attribute = span.attributes.iter().find(|attribute| attribute.key == key)?;
+    attribute.value.clone()?.value
+}
+
+/// An attribute that is a text.
+pub fn text(span: &Span, key: &str) -> Option<String> {
+    match attribute(span, key)? {
+        Value::StringValue(text) => Some(text),
+        other => panic!("{key}: {other:?}"),
+    }
+}
