@@ -105,8 +105,9 @@ where
 {
     let mut found: Vec<Arc<K>> = Vec::new();
     while let Some(other) = cache.find(|other| {
-        other.uid() != object.uid()
-            && is_named(other)
+        // Hardly ever true, so first: the rest copies.
+        is_named(other)
+            && other.uid() != object.uid()
             && age(other) < age(object)
             && !found.iter().any(|found| found.uid() == other.uid())
     }) {

@@ -10,10 +10,6 @@ use tokio::sync::oneshot;
 use super::management::Management;
 use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
 
-/// Longest pattern asked for, in bytes before it is percent-encoded, which may
-/// triple it: the API takes about 8,000 in a line.
-const MAX_PATTERN: usize = 2000;
-
 /// Puts the questions of many callers together: while one is answered, the next
 /// ones pile up.
 pub(super) struct Marks {
@@ -54,24 +50,11 @@ impl Marks {
     }
 }
 
-/// Those who waited longest, as many as one pattern may name.
+/// All who wait now.
 fn next(asked: &Mutex<Asked>) -> Option<Vec<(LockName, oneshot::Sender<Option<u32>>)>> {
     let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut length = 0;
-    let fit = asked
-        .waiting
-        .iter()
-        .take_while(|(lock, _)| {
-            length += escaped(lock.as_str()).len() + 1;
-            length <= MAX_PATTERN
-        })
-        .count();
-    if asked.waiting.is_empty() {
-        asked.asking = false;
-        return None;
-    }
-    // A name has 200 bytes at most, so at least one fits.
-    Some(asked.waiting.drain(..fit.max(1)).collect())
+    asked.asking = !asked.waiting.is_empty();
+    asked.asking.then(|| std::mem::take(&mut asked.waiting))
 }
 
 async fn ask(
@@ -79,20 +62,16 @@ async fn ask(
     batch: Vec<(LockName, oneshot::Sender<Option<u32>>)>,
     asked: &Mutex<Asked>,
 ) {
-    let names: Vec<String> = batch.iter().map(|(lock, _)| escaped(lock.as_str())).collect();
-    let pattern = format!("^({})-([0-9]+-[ABCF]|[AB]-[0-9]+)$", names.join("|"));
     // Nobody waits any more for those that are dropped here.
-    let Ok(queues) = management.queues_matching(&pattern).await else {
+    let Ok(queues) = management.queue_names().await else {
         // It would most likely fail for the others too, after as long a wait.
         asked.lock().unwrap_or_else(PoisonError::into_inner).waiting.clear();
         return;
     };
     let mut highest: HashMap<(&str, Profile), u32> = HashMap::new();
-    for queue in &queues {
-        if let Some((lock, profile, slot)) = parse(&queue.name) {
-            let highest = highest.entry((lock, profile)).or_default();
-            *highest = slot.max(*highest);
-        }
+    for (lock, profile, slot) in queues.iter().filter_map(|queue| parse(queue)) {
+        let highest = highest.entry((lock, profile)).or_default();
+        *highest = slot.max(*highest);
     }
     for (lock, answer) in batch {
         let of = highest.get(&(lock.as_str(), lock.profile()));
