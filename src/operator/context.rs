@@ -1,6 +1,6 @@
 //! What every reconcile may use.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::Store as Cache;
@@ -11,6 +11,7 @@ use super::events::Events;
 use super::fetch::Connections;
 use super::memory::Memories;
 use super::metrics::Metrics;
+use super::names::Names;
 use super::turns::Turns;
 use super::{pressure_queue, semaphore};
 use crate::api::validate::DefaultNames;
@@ -72,6 +73,10 @@ pub struct Context {
     pub all_semaphores: OnceLock<Cache<Semaphore>>,
     /// Every `PressureQueue` that is watched.
     pub all_pressure_queues: OnceLock<Cache<PressureQueue>>,
+    /// The watched Semaphores by the names of their locks.
+    pub semaphore_names: Arc<Names>,
+    /// The watched `PressureQueue`s by their keys.
+    pub pressure_queue_names: Arc<Names>,
 }
 
 impl Context {

@@ -12,6 +12,7 @@ pub mod leader;
 mod limits;
 pub mod memory;
 pub mod metrics;
+mod names;
 mod owners;
 pub mod pressure_queue;
 pub mod report;
@@ -27,8 +28,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use futures::future::join_all;
+use futures::{StreamExt, TryStreamExt};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher;
@@ -45,6 +46,7 @@ use self::events::Events;
 use self::fetch::Connections;
 use self::leader::{Candidate, LeaderElection};
 use self::metrics::Metrics;
+use self::names::Names;
 use self::report::Managed;
 use self::server::Readiness;
 use crate::api::validate::DefaultNames;
@@ -174,6 +176,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
+        Arc::clone(&ctx.semaphore_names),
         |cache| {
             ctx.metrics.read_semaphores(cache.clone());
             let _ = ctx.all_semaphores.set(cache);
@@ -185,6 +188,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Arc::clone(&ctx),
         &options,
         &readiness,
+        Arc::clone(&ctx.pressure_queue_names),
         |cache| {
             ctx.metrics.read_queues(cache.clone());
             let _ = ctx.all_pressure_queues.set(cache);
@@ -269,6 +273,8 @@ fn context(
         pressure_queues: memory::Memories::default(),
         all_semaphores: OnceLock::new(),
         all_pressure_queues: OnceLock::new(),
+        semaphore_names: Arc::default(),
+        pressure_queue_names: Arc::default(),
     }
 }
 
@@ -286,6 +292,7 @@ async fn control<K, R, C>(
     ctx: Arc<Context>,
     options: &Options,
     readiness: &Readiness,
+    names: Arc<Names>,
     share: impl FnOnce(Cache<K>),
     reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Copy + Send + Sync + 'static,
     cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Copy + Send + Sync + 'static,
@@ -312,6 +319,7 @@ async fn control<K, R, C>(
     let objects = watches::of(apis, &config, cache.clone())
         // Nobody asks who wrote which field, and it is most of an object's weight.
         .modify(|object: &mut K| object.meta_mut().managed_fields = None)
+        .inspect_ok(move |event| names.see(event))
         .reflect(writer)
         .applied_objects();
     let controller = Controller::for_stream(objects, cache.clone())

@@ -10,8 +10,10 @@ use kube::{Resource, ResourceExt};
 
 use super::context::Context;
 use super::fetch::Connected;
+use super::names::Names;
+use super::report::Managed;
 use crate::api::{PressureQueue, Semaphore, validate};
-use crate::plan::naming::{DEFAULT_PREFIX, LockName, QueueName};
+use crate::plan::naming::{LockName, QueueName};
 use crate::pressure::Store;
 use crate::semaphore::Broker;
 
@@ -26,8 +28,8 @@ pub(super) async fn of_lock(
     ours: &Connected<Broker>,
     lock: &LockName,
 ) -> Option<String> {
-    let named = |other: &Semaphore| is_named(other, other.spec.lock_name.as_deref(), lock.as_str());
-    for other in older(ctx.all_semaphores.get()?, semaphore, named) {
+    let all = ctx.all_semaphores.get()?;
+    for other in older(all, &ctx.semaphore_names, semaphore, lock.as_str()) {
         let backend = other.status.as_ref().and_then(|status| status.backend.as_deref());
         // One whose spec can't be acted on owns nothing.
         let Ok(valid) = validate::semaphore(&other, ctx.default_names) else { continue };
@@ -51,15 +53,8 @@ pub(super) async fn of_queue(
     ours: &Connected<Store>,
     name: &QueueName,
 ) -> Option<String> {
-    // As the keys have it: another prefix with another name can give the same ones.
-    let data = name.data();
-    let named = |other: &PressureQueue| {
-        let reference = other.spec.redis_reference.as_ref();
-        let rest = data.strip_prefix(reference.map_or(DEFAULT_PREFIX, |r| r.prefix.as_str()));
-        let rest = rest.and_then(|rest| rest.strip_prefix(':'));
-        rest.is_some_and(|name| is_named(other, other.spec.queue_name.as_deref(), name))
-    };
-    for other in older(ctx.all_pressure_queues.get()?, queue, named) {
+    let all = ctx.all_pressure_queues.get()?;
+    for other in older(all, &ctx.pressure_queue_names, queue, &name.data()) {
         let backend = other.status.as_ref().and_then(|status| status.backend.as_deref());
         let Ok(valid) = validate::pressure_queue(&other, ctx.default_names) else { continue };
         let asking = Box::pin(async {
@@ -79,19 +74,6 @@ async fn in_time(asking: impl Future<Output = Option<bool>>) -> bool {
     matches!(tokio::time::timeout(PATIENCE, asking).await, Ok(Some(true)))
 }
 
-/// Whether it has this name, without making one: every reconcile passes by all objects.
-fn is_named<K: ResourceExt>(object: &K, given: Option<&str>, name: &str) -> bool {
-    match given {
-        Some(given) => given == name,
-        None => {
-            let meta = object.meta();
-            let namespace = meta.namespace.as_deref().unwrap_or_default();
-            let rest = name.strip_prefix(namespace).and_then(|rest| rest.strip_prefix('.'));
-            rest.is_some() && rest == meta.name.as_deref()
-        }
-    }
-}
-
 /// What objects are compared by, the oldest being the least.
 pub(super) fn age<K: ResourceExt>(object: &K) -> impl Ord + use<K> {
     (object.creation_timestamp(), object.uid())
@@ -99,21 +81,13 @@ pub(super) fn age<K: ResourceExt>(object: &K) -> impl Ord + use<K> {
 
 /// All that are older than `object` and named alike, the order of ages being the same
 /// for everyone who looks.
-fn older<K>(cache: &Cache<K>, object: &K, is_named: impl Fn(&K) -> bool) -> Vec<Arc<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    let mut found: Vec<Arc<K>> = Vec::new();
-    while let Some(other) = cache.find(|other| {
-        // Hardly ever true, so first: the rest copies.
-        is_named(other)
-            && other.uid() != object.uid()
-            && age(other) < age(object)
-            && !found.iter().any(|found| found.uid() == other.uid())
-    }) {
-        found.push(other);
-    }
-    found
+fn older<K: Managed>(cache: &Cache<K>, names: &Names, object: &K, name: &str) -> Vec<Arc<K>> {
+    let alike = names.of::<K>(name).into_iter().filter_map(|at| cache.get(&at));
+    alike
+        .filter(|other| other.uid() != object.uid() && age(&**other) < age(object))
+        // Another one of that name may have come meanwhile.
+        .filter(|other| other.server_name() == name)
+        .collect()
 }
 
 fn called<K: Resource<DynamicType = ()>>(object: &K) -> String {

@@ -27,6 +27,7 @@ use super::turns::Connection;
 use crate::api::conditions::{READY, Say, find, reason};
 use crate::api::validate::{self, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
+use crate::plan::naming::DEFAULT_PREFIX;
 use crate::plan::pressure_queue::doctor::{Doctor, Finding, needs_second_look};
 use crate::plan::pressure_queue::{
     Past, QueueEffect, QueuePlan, QueueSeen, Remark, WantedState, plan,
@@ -57,6 +58,12 @@ const SOON: Duration = Duration::from_secs(1);
 impl Managed for PressureQueue {
     fn connection(&self) -> Connection {
         Connection::of_queue(self)
+    }
+    /// As the keys have it: another prefix with another name can give the same ones.
+    fn server_name(&self) -> String {
+        let reference = self.spec.redis_reference.as_ref();
+        let prefix = reference.map_or(DEFAULT_PREFIX, |reference| &reference.prefix);
+        format!("{prefix}:{}", validate::queue_name(self))
     }
 }
 

@@ -41,6 +41,9 @@ pub trait Managed:
 {
     /// Which connection it is reconciled over.
     fn connection(&self) -> Connection;
+    /// What its server knows it by, as far as the spec says it: two of one kind that have
+    /// it in common may stand for the same.
+    fn server_name(&self) -> String;
 }
 
 /// What this file must know about a status.

@@ -53,6 +53,9 @@ impl Managed for Semaphore {
     fn connection(&self) -> Connection {
         Connection::of_semaphore(self)
     }
+    fn server_name(&self) -> String {
+        validate::lock_name(self)
+    }
 }
 
 impl ReportedStatus for SemaphoreStatus {

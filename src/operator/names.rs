@@ -1,0 +1,74 @@
+//! Which objects are named alike, so that no reconcile passes by all of them. Whether
+//! they stand for the same lock, and which of them owns it, is `owners`'s.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{PoisonError, RwLock};
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher::Event;
+
+use super::report::Managed;
+
+/// The objects of one kind by the names that they have on their servers.
+#[derive(Default)]
+pub struct Names(RwLock<HashMap<String, BTreeSet<Place>>>);
+
+/// Namespace and name.
+type Place = (String, String);
+
+impl Names {
+    /// Takes notice of what is watched. An object that went unseen stays: whoever asks
+    /// looks whether it is there.
+    pub fn see<K: Managed>(&self, event: &Event<K>) {
+        let (Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) = event
+        else {
+            return;
+        };
+        let place = (object.namespace().unwrap_or_default(), object.name_any());
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let alike = all.entry(object.server_name()).or_default();
+        if !matches!(event, Event::Delete(_)) {
+            alike.insert(place);
+            return;
+        }
+        alike.remove(&place);
+        if alike.is_empty() {
+            all.remove(&object.server_name());
+        }
+    }
+
+    /// Where the objects of this name are or were.
+    pub fn of<K: Managed>(&self, name: &str) -> Vec<ObjectRef<K>> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let alike = all.get(name).into_iter().flatten();
+        alike.map(|(namespace, name)| ObjectRef::new(name).within(namespace)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Semaphore;
+
+    fn semaphore(name: &str, spec: &str) -> Semaphore {
+        let text = format!("{{metadata: {{name: {name}, namespace: ns}}, spec: {{{spec}}}}}");
+        serde_yaml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn objects_are_found_by_the_name_that_the_server_knows() {
+        let names = Names::default();
+        let found = |name: &str| names.of::<Semaphore>(name).into_iter().map(|at| at.name);
+        let (a, b) = (semaphore("a", ""), semaphore("b", "lockName: ns.a"));
+        names.see(&Event::InitApply(a.clone()));
+        names.see(&Event::Apply(b.clone()));
+        names.see(&Event::Apply(a.clone()));
+        assert!(found("ns.a").eq(["a", "b"]));
+        assert_eq!(found("ns.b").count(), 0);
+        names.see(&Event::Delete(a));
+        assert!(found("ns.a").eq(["b"]));
+        names.see(&Event::Delete(b));
+        assert_eq!(found("ns.a").count(), 0);
+    }
+}
