@@ -161,6 +161,13 @@ pub fn jitter(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.75..=1.0))
 }
 
+/// Between nine tenths of a duration and the whole of it, for what is done again and
+/// again: never later than stated, hardly more often, and soon not all at once.
+#[must_use]
+pub fn rhythmic(duration: Duration) -> Duration {
+    duration.mul_f64(rand::rng().random_range(0.9..=1.0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ use kube::{Resource, ResourceExt};
 pub(super) use self::doctor::finish_deletion;
 use self::status::{outcome, to_report, waits_for};
 use super::context::Context;
-use super::error::{ReconcileError, StepError, jitter, pause};
+use super::error::{ReconcileError, StepError, pause, rhythmic};
 use super::fetch::Connected;
 use super::limits;
 use super::memory::Memory;
@@ -120,7 +120,7 @@ pub async fn reconcile(
             memory.failures = 0;
             let soon =
                 !found.unconfirmed.is_empty() || found.is_unsure || waits_for(&found).is_some();
-            jitter(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
+            rhythmic(if soon { SOON.min(ctx.rhythm.observe) } else { ctx.rhythm.observe })
         }
     };
     let again = report(&ctx, &*queue, &mut memory, to_report(&found, outcome)).await?;

@@ -18,7 +18,7 @@ use kube::{Resource, ResourceExt};
 pub(super) use self::guard::in_use;
 use self::status::{hold_limit, in_sync_message, slots, to_i32, to_report};
 use super::context::Context;
-use super::error::{ReconcileError, StepError, jitter, pause};
+use super::error::{ReconcileError, StepError, pause, rhythmic};
 use super::fetch::Connected;
 use super::limits;
 use super::memory::Memory;
@@ -133,7 +133,7 @@ pub async fn reconcile(
         _ => {
             memory.failures = 0;
             let incomplete = findings.holders.as_ref().is_some_and(|h| h.incomplete);
-            jitter(if incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe })
+            rhythmic(if incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe })
         }
     };
     let report_now = to_report(&findings, outcome);

@@ -4,11 +4,15 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
 use super::management::Management;
 use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
+
+/// After a list, none for so many times as long as it took: meanwhile questions pile up.
+const REST: u32 = 3;
 
 /// Puts the questions of many callers together: while one is answered, the next
 /// ones pile up.
@@ -42,7 +46,10 @@ impl Marks {
             let (management, asked) = (Arc::clone(&self.management), Arc::clone(&self.asked));
             tokio::spawn(async move {
                 while let Some(batch) = next(&asked) {
+                    let start = Instant::now();
                     ask(&management, batch, &asked).await;
+                    // A list of thousands keeps a core of the broker's busy.
+                    tokio::time::sleep(start.elapsed() * REST).await;
                 }
             });
         }

@@ -7,8 +7,10 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Confirmation};
+use lockkeeper::semaphore::{Broker, BrokerOptions};
 use serde_json::json;
 
+use crate::support::proxy::Proxy;
 use crate::support::rabbitmq::Vhost;
 use crate::{broker, lock, resize};
 
@@ -25,6 +27,26 @@ async fn no_probe_of_a_batch_is_given_anothers_verdict() {
         let seen = broker.observe(&lock(), 200, 0).await.unwrap();
         assert_eq!(seen.slots, expected, "round {round}");
     }
+}
+
+/// What a broker counts of a channel's probes it keeps until that is closed, and goes
+/// through when any queue is deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_channel_probes_so_many_names_that_the_broker_gets_slow() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let settings = proxy.settings(vhost.settings_without_management());
+    let broker = Broker::new(settings, BrokerOptions::default());
+    let mut seen = BTreeSet::new();
+    for _ in 0..10 {
+        seen.extend(broker.observe(&lock(), 300, 300).await.unwrap().slots);
+    }
+    assert_eq!(seen, BTreeSet::new());
+    let probes = proxy.count("basic.publish");
+    assert!(probes >= 6000, "{probes}");
+    let closed = proxy.count("channel.close");
+    // A batch may have as many as a channel, of which there are two.
+    assert!(closed >= probes / 2000 - 2, "{closed} channels were closed after {probes} probes");
 }
 
 /// The negative control: what would go wrong if each future's own answer were

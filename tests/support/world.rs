@@ -345,7 +345,8 @@ impl World {
         Operator { child, log }
     }
 
-    async fn kill_operators(&self) {
+    /// Ends what runs: what is left is let go without them.
+    pub async fn kill_operators(&self) {
         for pid in self.operators.lock().await.drain(..) {
             signal(pid, "KILL");
         }
