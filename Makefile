@@ -4,28 +4,30 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-brokers soak up down lint generate bench foreign
 
-# Arguments for the script behind a target: make test ARGS='--test client'
+# Arguments for the script behind a target: make test ARGS='client::waiting::'
 ARGS ?=
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Show Lockkeeper at work on real servers (needs nothing running)
-	@dev/build
+	@dev/build --demo
 	@dev/up
 	@dev/demo $(ARGS)
 
-test: ## Lint, build, start fresh servers, run every test (ARGS go to cargo test)
+test: ## Lint, build, start fresh servers, run every test (ARGS are filters)
 	@dev/test $(ARGS)
 
 test-brokers: ## The locks' tests once more, on RabbitMQ 4 (fetched on the first run)
 	@dev/test --brokers $(ARGS)
 
-soak: ## What takes too long for every run: locks fought over and lost, ten to twenty times as often
-	@LOCKKEEPER_SOAK=1 dev/test --test client --test exec -- processes:: losing::
+soak: ## What takes too long for every run: locks fought over and lost more often, thousands of objects
+	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \
+		operator::deletion::a_namespace_with_many
+	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::
 
 up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
-	@dev/build
+	@dev/build --demo
 	@dev/up $(ARGS)
 
 down: ## Stop what make up started
@@ -35,6 +37,7 @@ lint: ## Check format, clippy, documentation and scripts
 	@dev/lint
 
 generate: ## Write all that is generated: crds/, the chart's definitions and README, charts/install/
+	@dev/build-servers
 	@dev/generate
 
 bench: ## Measure, with the optimised program

@@ -33,7 +33,7 @@ def start(command, stdin=None):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True)
     started.append(process)
-    # Read and written by a thread, so that no pipe can fill up.
+    # A thread reads and writes, so that no pipe can fill up.
     process.out = ""
 
     def talk():
@@ -255,7 +255,7 @@ def at_hand(queue):
     def put(element, length):
         process.stdin.write(element + "\n")
         process.stdin.flush()
-        # Put, or waiting for room.
+        # The element was put, or the producer waits for capacity.
         deadline = time.time() + 2
         while time.time() < deadline and not (
                 SERVER.llen(key(queue)) >= length and SERVER.llen(key(queue, ":producer_free"))):

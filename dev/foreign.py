@@ -19,7 +19,7 @@ import urllib.parse
 import urllib.request
 
 for name in ("Callable", "Mapping", "MutableMapping", "Iterable", "Sequence"):
-    # pika 0.13 looks for them where Python had them before 3.10.
+    # pika 0.13 looks for these names where Python had them before 3.10.
     setattr(collections, name, getattr(collections.abc, name))
 
 import pika
@@ -46,7 +46,7 @@ def exec_under_lock(arguments, line, **options):
 def their_rounds(register, results):
     counts = collections.Counter()
 
-    def said(*words):  # it prints each lost race
+    def said(*words):  # the library prints each lost race
         counts["races lost"] += "Race condition victim!" in words
 
     rabbitlock.semaphore.print = said
@@ -54,7 +54,7 @@ def their_rounds(register, results):
     while rounds < ROUNDS:
         try:
             slot = lock.ensure_semaphore_held()
-        except Exception as error:  # whatever it throws is for the report
+        except Exception as error:  # any error of the library belongs in the report
             counts[f"{type(error).__name__}: {error}"] += 1
             lock = semaphore()
             continue

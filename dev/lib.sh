@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What every script of dev/ shares: where things live, ports, processes, waiting.
-# Sourced, never run.
+# Shared functions of the scripts in dev/: directories, ports, processes, waiting. Source this file;
+# do not run it.
 
 set -euo pipefail
 
@@ -12,7 +12,7 @@ pid=
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/lockkeeper
 
-# Everything written here may hold a password or a key.
+# All files written here may contain a password or a key.
 umask 077
 
 say() { printf '%s\n' "$*" >&2; }
@@ -23,22 +23,23 @@ die() {
 
 # ---------------------------------------------------------------- instances
 
-# The absolute path of an instance directory, which it makes. A set of servers keeps all
-# its state under one such directory, so several sets run side by side.
+# Creates an instance directory and prints its absolute path. A set of servers keeps all
+# its state in one such directory, so that several sets can run in parallel.
 instance_dir() {
     mkdir -p "$1" || die "cannot create $1"
     (cd "$1" && pwd -P)
 }
 
-# Serialises commands on one server of one instance. The descriptor stays open until the
-# script ends; spawn closes it for the servers, which would else hold the lock for ever.
+# Serializes commands on one server of one instance. The descriptor stays open until the
+# script ends. spawn closes it for the servers, which would otherwise hold the lock
+# indefinitely.
 lock() {
     exec 8>"$1"
     flock -w 180 8 || die "another dev/ command has held $1 for 3 minutes: wait for it or end it, then try again"
 }
 
-# A fresh password for this instance, kept in a file. Its fixed beginning is a canary:
-# wherever it turns up in a log or an event, a password has leaked.
+# Generates a password for this instance and keeps it in a file. Its fixed prefix is a
+# canary: wherever it appears in a log or an event, a password has leaked.
 password() {
     if [ ! -s "$1" ]; then
         printf 'canary-%s' "$(openssl rand -hex 16)" >"$1.new"
@@ -47,11 +48,11 @@ password() {
     cat "$1"
 }
 
-# A short word that differs between directories and is the same every time for one.
+# Prints a short hash of a directory's path.
 digest() { printf '%s' "$1" | sha256sum | cut -c1-"${2:-10}"; }
 
-# DIR/env is made of parts, one per server, because servers start in parallel and alone.
-# write_env DIR PART: takes the part from stdin.
+# DIR/env consists of parts, one per server, because servers start in parallel and separately.
+# write_env DIR PART: reads the part from stdin.
 write_env() {
     local dir=$1 part=$2
     mkdir -p "$dir/env.d"
@@ -64,21 +65,22 @@ write_env() {
     ) 9>"$dir/.env.lock"
 }
 
-# ---------------------------------------------------------------- programs built by us
+# ---------------------------------------------------------------- built programs
 
-# Where dev/build-servers puts them. Named by what decides their contents, so a checkout
-# with other versions has a folder of its own.
+# The directory of dev/build-servers' programs. Named by a hash of the module files, so
+# that a checkout with other versions has its own directory.
 servers_dir() {
     printf '%s/servers/%s' "$CACHE" \
         "$(cd "$ROOT/dev/go" && cat {etcd,helm,kubernetes}/go.mod {etcd,helm,kubernetes}/go.sum | sha256sum | cut -c1-12)"
 }
 
-# The same for evaluate, whose source is ours: a change of it must not build the servers anew.
+# The directory of evaluate. Its source is in this repository, so it is separate: a change
+# must not rebuild the servers.
 evaluator_dir() {
     printf '%s/evaluators/%s' "$CACHE" "$(cat "$ROOT"/dev/go/gitops/* | sha256sum | cut -c1-12)"
 }
 
-# The path of kube-apiserver, etcd, kubectl, … whether it exists or not.
+# The path of kube-apiserver, etcd, kubectl, …, whether it exists or not.
 server_program() {
     if [ "$1" = evaluate ]; then
         printf '%s/evaluate' "$(evaluator_dir)"
@@ -89,17 +91,17 @@ server_program() {
     fi
 }
 
-# The path of valkey-server: the machine's, else where dev/valkey puts it.
+# The path of valkey-server: the installed one, otherwise that of dev/valkey.
 valkey_server() {
     command -v valkey-server || printf '%s/valkey/root/usr/bin/valkey-server' "$CACHE"
 }
 
-# The path of promtool: the machine's, else where dev/promtool puts it.
+# The path of promtool: the installed one, otherwise that of dev/promtool.
 promtool_program() {
     command -v promtool || printf '%s/promtool/root/usr/bin/promtool' "$CACHE"
 }
 
-# The address of the Debian mirror that this machine uses already.
+# The URL of the Debian mirror that this machine already uses.
 debian_mirror() {
     local codename mirror
     codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
@@ -110,8 +112,9 @@ debian_mirror() {
 }
 
 # unpack_debian NAME PROGRAM BY_HAND MORE PACKAGE...: unpacks the packages of this Debian
-# that have PROGRAM, or of its suite MORE as well (backports), into $CACHE/NAME/root,
-# without installing them. BY_HAND says what to do instead.
+# release that contain PROGRAM, or also of its suite MORE (backports), into
+# $CACHE/NAME/root, without installing them. BY_HAND describes the alternative for the
+# user.
 unpack_debian() {
     local name=$1 program=$2 by_hand=$3 more=$4 home=$CACHE/$1 codename mirror work suite package
     local keyring=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -124,7 +127,7 @@ unpack_debian() {
     mkdir -p "$home"
     exec 8>"$home/.lock"
     flock -w 300 8 || die "another dev/$name has held $home/.lock for 5 minutes: wait for it or end it"
-    # Somebody else was faster.
+    # Another process was faster.
     ! "$home/root/usr/bin/$program" --version >/dev/null 2>&1 || return 0
 
     say "fetching $name into $home (once)"
@@ -136,7 +139,8 @@ unpack_debian() {
     for suite in "$codename" ${more:+"$codename-$more"}; do
         printf 'deb [signed-by=%s] %s %s main\n' "$keyring" "$mirror" "$suite"
     done >"$work/sources.list"
-    # Its own lists and archives, so that any user may; the system's say what is installed.
+    # Separate lists and archives, so that any user may run this. The system's status
+    # shows which packages are installed.
     private() {
         local command=$1
         shift
@@ -157,17 +161,17 @@ unpack_debian() {
 
 # ---------------------------------------------------------------- ports
 
-# Whether something listens on the port, on any address.
+# Returns whether a process listens on the port, on any address.
 listening() {
     local hex
     printf -v hex '%04X' "$1"
     grep -hqs "^ *[0-9]*: [0-9A-F]*:$hex [0-9A-F]*:[0-9A-F]* 0A " /proc/net/tcp /proc/net/tcp6
 }
 
-# claim_ports FILE NAME...: sets port[NAME] for each name and remembers the numbers in
-# FILE, so a restart answers where it answered before. Numbers come from below the
-# ephemeral range: a port above its start can be taken by any passing client connection.
-# A register in the user's cache keeps the claims of stopped sets from being handed out.
+# claim_ports FILE NAME...: sets port[NAME] for each name and saves the numbers in FILE,
+# so that a restarted server listens on the same port. Numbers are below the ephemeral
+# range, because any client connection can occupy a port above its start. A register in
+# the user's cache keeps the claims of stopped sets from being reused.
 claim_ports() {
     local file=$1 name number owner tries line registry=$CACHE/ports
     shift
@@ -178,7 +182,7 @@ claim_ports() {
     local -A taken=()
     local kept=()
     while read -r number owner; do
-        # A claim lasts as long as the file that remembers it.
+        # A claim lasts as long as the file that contains it.
         if [ "$owner" != "$file" ] && grep -qs "=$number\$" "$owner"; then
             taken[$number]=1
             kept+=("$number $owner")
@@ -208,7 +212,7 @@ claim_ports() {
     exec 7>&-
 }
 
-# read_ports FILE: sets port[NAME] for every remembered port, claims nothing.
+# read_ports FILE: sets port[NAME] for every saved port, without claiming any.
 read_ports() {
     local name number
     while IFS='=' read -r name number; do
@@ -218,14 +222,14 @@ read_ports() {
 
 # ---------------------------------------------------------------- processes
 
-# When a process started, in ticks since this boot: with the boot's id it tells our
-# process from a later one that got the same number.
+# The start time of a process, in ticks since this boot. Together with the boot's id it
+# distinguishes a process from a later one with the same id.
 birth() {
     local stat boot
-    # The process may end between the two reads; then it has no birth.
+    # The process may end between the two reads. Then there is no start time.
     { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
     read -r boot </proc/sys/kernel/random/boot_id
-    # The second field, the program's name, may hold spaces and parentheses.
+    # The second field, the program's name, may contain spaces and parentheses.
     stat=${stat##*) }
     # shellcheck disable=SC2086 # split on purpose: the fields of stat
     set -- $stat
@@ -234,7 +238,7 @@ birth() {
     printf '%s %s' "${20}" "$boot"
 }
 
-# running PIDFILE: whether the process that spawn wrote there still lives; sets pid.
+# running PIDFILE: returns whether the process that spawn wrote there is alive; sets pid.
 running() {
     local was
     pid=
@@ -244,9 +248,9 @@ running() {
     [ "$(birth "$pid")" = "$was" ]
 }
 
-# spawn PIDFILE LOG COMMAND...: starts a server that outlives this shell and its
-# terminal. It gets no descriptor of ours: an inherited lock would never be released, and
-# an inherited pipe would keep whoever reads our output waiting for the end of it.
+# spawn PIDFILE LOG COMMAND...: starts a server that outlives this shell and its terminal.
+# The server inherits no descriptor: an inherited lock would never be released, and
+# readers of this script's output would wait for the end of an inherited pipe.
 spawn() {
     local pidfile=$1 log=$2
     shift 2
@@ -267,8 +271,8 @@ spawn() {
     printf '%s\n' "$child" >"$pidfile"
 }
 
-# end PIDFILE SIGNAL SECONDS NAME: signals our process and waits until it is gone; after
-# the deadline it is killed.
+# end PIDFILE SIGNAL SECONDS NAME: sends the signal to a spawned process and waits until
+# it has ended. Kills it after the deadline.
 end() {
     local pidfile=$1 signal=$2 seconds=$3 name=$4 pid
     if running "$pidfile"; then
@@ -286,7 +290,7 @@ gone() { ! running "$1"; }
 
 # ---------------------------------------------------------------- waiting
 
-# poll SECONDS COMMAND...: until the command succeeds, or fails at the deadline.
+# poll SECONDS COMMAND...: waits until the command succeeds. Fails at the deadline.
 poll() {
     local deadline=$((${EPOCHREALTIME/[.,]/} + $1 * 1000000))
     shift
@@ -296,8 +300,8 @@ poll() {
     done
 }
 
-# await_server NAME PIDFILE LOG SECONDS COMMAND...: until the server answers. If it dies
-# or stays silent, the end of its log and what to do go to the user.
+# await_server NAME PIDFILE LOG SECONDS COMMAND...: waits until the server responds. If it
+# ends or does not respond, prints the end of its log and the next step.
 await_server() {
     local name=$1 pidfile=$2 log=$3 seconds=$4 state=0
     shift 4
@@ -321,7 +325,7 @@ await_server() {
     esac
 }
 
-# need PROGRAM...: fails before the first step instead of in the middle.
+# need PROGRAM...: fails before the first step if a program is missing.
 need() {
     local program
     for program in "$@"; do

@@ -1,19 +1,7 @@
-//! An API server in trouble: the operator waits it out, doesn't flood it, and then does
-//! what was asked for meanwhile.
+//! An API server with faults: the operator waits until it recovers, does not flood it,
+//! and then applies the changes that were requested in the meantime.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
-)]
-
-#[path = "support/api_server.rs"]
-mod api_server;
-#[path = "support/environment.rs"]
-mod environment;
-#[path = "support/world.rs"]
-mod world;
+use crate::{api_server, world};
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +9,11 @@ use api_server::{ApiServer, Fault};
 use lockkeeper::api::Semaphore;
 use world::{PATIENCE, World, eventually, in_a_world};
 
-/// How long each trouble lasts.
+/// Duration of each fault.
 const TROUBLE: Duration = Duration::from_secs(4);
 
-/// Suffers the fault while the slots are changed to a new number, and sees to it that they
-/// are that many afterwards, said in the status too.
+/// Injects the fault while the number of slots is changed. Checks that the slots and the
+/// status have the new number afterwards.
 async fn outlives(world: &World, server: &ApiServer, fault: Fault, slots: u32) {
     server.suffer(fault);
     let began = Instant::now();
@@ -34,7 +22,7 @@ async fn outlives(world: &World, server: &ApiServer, fault: Fault, slots: u32) {
     tokio::time::sleep(TROUBLE.saturating_sub(began.elapsed())).await;
     let (met, took) = (server.met(), began.elapsed());
     println!("{fault:?}: {met} requests in {took:?}");
-    // Ten a second at most.
+    // At most ten per second.
     let enough = usize::try_from(took.as_millis()).unwrap() / 100;
     assert!(met <= enough, "{fault:?}: {met} requests in {took:?}");
     server.suffer(Fault::None);
@@ -42,7 +30,7 @@ async fn outlives(world: &World, server: &ApiServer, fault: Fault, slots: u32) {
         let said = object.status.as_ref().and_then(|status| status.slots);
         world::is_ready(object) && said == i32::try_from(slots).ok()
     };
-    world.until("deploy", &format!("as wanted after {fault:?}"), PATIENCE, ready).await;
+    world.until("deploy", &format!("as desired after {fault:?}"), PATIENCE, ready).await;
     assert_eq!(world.queues().await, world.lock_queues("deploy", slots), "{fault:?}");
 }
 

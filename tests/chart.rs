@@ -1,13 +1,8 @@
-//! The chart: what helm makes of it is accepted by a real API server, gives the
-//! operator exactly the rights that it needs, and runs where the Pod Security
-//! level is "restricted".
+//! The chart: a real API server accepts its rendered objects, the operator gets exactly
+//! the permissions that it needs, and its pod runs at the Pod Security level
+//! "restricted".
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
-)]
+use crate::{environment, own_server};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -16,56 +11,45 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-#[path = "support/authority.rs"]
-mod authority;
-#[path = "support/environment.rs"]
-mod environment;
-#[path = "chart/files.rs"]
 mod files;
-#[path = "chart/installing.rs"]
 mod installing;
-#[path = "support/own_server.rs"]
-mod own_server;
-#[path = "chart/policies.rs"]
 mod policies;
-#[path = "chart/rendering.rs"]
 mod rendering;
-#[path = "chart/values.rs"]
 mod values;
 
 use environment::{random, variable};
 
-/// Every right of the operator (group, resource, verb), and what for.
+/// Every permission of the operator (group, resource, verb), and its purpose.
 const RIGHTS: &[(&str, &str, &str, &str)] = &[
-    ("lockkeeper.dev", "semaphores", "list", "to learn what is wanted"),
-    ("lockkeeper.dev", "semaphores", "watch", "to learn what is wanted now"),
+    ("lockkeeper.dev", "semaphores", "list", "to read the desired state"),
+    ("lockkeeper.dev", "semaphores", "watch", "to follow the desired state"),
     ("lockkeeper.dev", "semaphores", "patch", "its finalizer"),
     ("lockkeeper.dev", "semaphores/status", "patch", "to report, by server-side apply"),
-    ("lockkeeper.dev", "pressurequeues", "list", "to learn what is wanted"),
-    ("lockkeeper.dev", "pressurequeues", "watch", "to learn what is wanted now"),
+    ("lockkeeper.dev", "pressurequeues", "list", "to read the desired state"),
+    ("lockkeeper.dev", "pressurequeues", "watch", "to follow the desired state"),
     ("lockkeeper.dev", "pressurequeues", "patch", "its finalizer"),
     ("lockkeeper.dev", "pressurequeues/status", "patch", "to report, by server-side apply"),
     ("", "secrets", "get", "the connection that an object names; no Secret is ever listed"),
     ("rabbitmq.com", "rabbitmqclusters", "get", "the broker that a Semaphore names"),
     ("", "namespaces", "get", "whether it is being deleted, where a Secret went first"),
-    ("events.k8s.io", "events", "create", "to tell what happened"),
+    ("events.k8s.io", "events", "create", "to record what happened"),
     ("events.k8s.io", "events", "patch", "to count what happens again"),
 ];
 
-/// Values under which the chart is tried: none, and as many as go together.
+/// Values that the chart is tested with: none, and as many as can be combined.
 const VALUES: [&str; 2] = ["", FULL];
 const FULL: &str = include_str!("chart/full.yaml");
-/// The values that leave things out.
+/// The values that leave out optional parts.
 const WITHOUT: &str = include_str!("chart/without.yaml");
 
-/// The chart's objects under a release name that is not the chart's, so that the
-/// installation which all tests use is left alone.
+/// Renders the chart's objects with a release name other than the chart's, so that the
+/// installation shared by all tests stays unchanged.
 fn rendered(namespace: &str, values: &str) -> Vec<Value> {
     rendered_as("other", namespace, values, &[]).unwrap()
 }
 
-/// The same with another release name and more arguments, or what helm has
-/// against it. Values are YAML.
+/// Renders with another release name and more arguments, or returns helm's error. Values
+/// are YAML.
 fn rendered_as(
     release: &str,
     namespace: &str,
@@ -80,7 +64,7 @@ fn rendered_as(
     given(&mut helm, values).map(|text| documents(&text))
 }
 
-/// The objects of a text with several.
+/// Parses a text with several objects.
 fn documents(text: &str) -> Vec<Value> {
     serde_yaml::Deserializer::from_str(text)
         .map(|document| Value::deserialize(document).unwrap())
@@ -88,8 +72,8 @@ fn documents(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Runs a command with this on its standard input. What it has said; its errors,
-/// if it failed.
+/// Runs a command with this standard input. Returns its output, or its errors if it
+/// failed.
 fn given(command: &mut Command, input: &str) -> Result<String, String> {
     let mut child = command
         .stdin(Stdio::piped())
@@ -104,7 +88,7 @@ fn given(command: &mut Command, input: &str) -> Result<String, String> {
     let _ = writing.join().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
-        // Warnings too: the API server warns of what it will refuse one day.
+        // Including warnings, because the API server warns of future rejections.
         Ok(text(&output.stdout) + &text(&output.stderr))
     } else {
         Err(text(&output.stderr))
@@ -124,7 +108,7 @@ fn kubectl(arguments: &[&str], objects: Option<&[Value]>) -> Result<String, Stri
     given(Command::new("kubectl").args(arguments), &list.to_string())
 }
 
-/// A namespace that takes only pods of the level "restricted"; gone with this.
+/// A namespace that only accepts pods of the level "restricted". Deleted when dropped.
 struct Restricted(String);
 
 impl Restricted {
@@ -147,7 +131,7 @@ impl Drop for Restricted {
     }
 }
 
-/// The one object of a kind.
+/// Returns the only object of a kind.
 fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     let mut found = objects.iter().filter(|object| object["kind"] == kind);
     let object = found.next().unwrap_or_else(|| panic!("the chart has no {kind}"));
@@ -158,7 +142,8 @@ fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 const DRY_RUN: [&str; 6] =
     ["apply", "--server-side", "--dry-run=server", "--field-manager=chart-test", "-f", "-"];
 
-/// Definitions of these are the Prometheus operator's, and may be missing.
+/// Returns whether the definition belongs to the Prometheus operator, and so may be
+/// missing.
 fn is_foreign(object: &Value) -> bool {
     object["apiVersion"].as_str().unwrap().starts_with("monitoring.coreos.com/")
 }
@@ -191,7 +176,7 @@ fn the_operators_pod_runs_where_only_restricted_pods_may() {
         pod["kind"] = "Pod".into();
         pod["metadata"]["name"] = "operator".into();
         pod["metadata"]["namespace"] = namespace.0.as_str().into();
-        // The API server itself judges, not a list of fields.
+        // Validated by the API server itself, not by a list of fields.
         kubectl(&DRY_RUN, Some(&[pod.clone()])).unwrap();
 
         let container = &pod["spec"]["containers"][0]["securityContext"];
@@ -199,14 +184,14 @@ fn the_operators_pod_runs_where_only_restricted_pods_may() {
             container["readOnlyRootFilesystem"], true,
             "beyond the level: nothing is written"
         );
-        // That it judges at all: one setting less, and the pod is refused.
+        // The validation is effective: with one setting less, the pod is rejected.
         pod["spec"]["containers"][0]["securityContext"]["capabilities"] = Value::Null;
         let refused = kubectl(&DRY_RUN, Some(&[pod])).unwrap_err();
         assert!(refused.contains("violates PodSecurity"), "{refused}");
     }
 }
 
-/// What a role allows, and the names to which that is limited.
+/// Returns the permissions of a role, and the names that they are limited to.
 fn rights_of(role: &Value) -> (BTreeSet<(String, String, String)>, BTreeSet<String>) {
     let texts = |value: &Value| -> Vec<String> {
         let all = value.as_array().into_iter().flatten();
@@ -235,7 +220,7 @@ fn expected_rights() -> BTreeSet<(String, String, String)> {
         .collect()
 }
 
-/// The role that a binding gives.
+/// Returns the role that a binding grants.
 fn bound<'a>(objects: &'a [Value], binding: &Value) -> &'a Value {
     let role = &binding["roleRef"];
     let same = |object: &&Value| {
@@ -298,7 +283,7 @@ fn an_operator_of_some_namespaces_has_roles_there_and_no_cluster_role() {
         assert_eq!(role["kind"], "Role");
         assert_eq!(rights_of(role).0, expected_rights());
     }
-    // What is left of cluster roles is for people; nobody has it by this chart.
+    // The remaining cluster roles are for users, and the chart binds none of them.
     let roles: Vec<&str> = objects
         .iter()
         .filter(|object| object["kind"] == "ClusterRole")
@@ -310,26 +295,34 @@ fn an_operator_of_some_namespaces_has_roles_there_and_no_cluster_role() {
 }
 
 #[test]
-fn the_default_connections_come_from_a_secret_and_only_where_one_is_named() {
-    let environment = |values: &str| -> BTreeMap<String, Value> {
+fn the_default_connections_are_a_mounted_secret_and_only_where_one_is_named() {
+    let pod = |values: &str| {
         let objects = rendered("lockkeeper-system", values);
-        let container =
-            &of_kind(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0];
-        let variables = container["env"].as_array().unwrap().iter();
-        variables.map(|v| (v["name"].as_str().unwrap().to_owned(), v.clone())).collect()
+        of_kind(&objects, "Deployment")["spec"]["template"]["spec"].clone()
     };
-    let connections = ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL", "REDIS_URL"];
-    let without = environment(VALUES[0]);
-    let with = environment(VALUES[1]);
-    for name in connections {
-        assert!(!without.contains_key(name), "{name}");
-        assert_eq!(with[name]["valueFrom"]["secretKeyRef"]["name"], "connections");
-        assert!(with[name]["value"].is_null(), "no credential in the Deployment");
-    }
+    let without = pod(VALUES[0]);
+    assert!(!without.to_string().contains("LOCKKEEPER_CONNECTIONS_DIR"), "{without}");
+    assert!(without["volumes"].is_null());
+
+    let with = pod(VALUES[1]);
+    let named = |list: &Value, name: &str| {
+        let found = list.as_array().unwrap().iter().find(|entry| entry["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {list}")).clone()
+    };
+    let secret = &named(&with["volumes"], "connections")["secret"];
+    assert_eq!(secret["secretName"], "connections");
+    assert_eq!(secret["optional"], true, "it may be created after the pod");
+    let container = &with["containers"][0];
+    let mount = named(&container["volumeMounts"], "connections");
+    let directory = named(&container["env"], "LOCKKEEPER_CONNECTIONS_DIR");
+    assert_eq!(directory["value"], mount["mountPath"]);
+    let variables = container["env"].as_array().unwrap().iter();
+    let from_secrets = variables.filter(|variable| !variable["valueFrom"].is_null());
+    assert_eq!(from_secrets.count(), 0, "no credential in the environment");
 }
 
-/// The chart sets the operator up by environment and arguments; each must be one
-/// that the program knows.
+/// The chart configures the operator by environment and arguments. The program must
+/// support each of them.
 #[test]
 fn the_program_knows_every_setting_that_the_chart_makes() {
     let help = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
@@ -349,10 +342,10 @@ fn the_program_knows_every_setting_that_the_chart_makes() {
     let [arguments, variables] = settings;
     for variable in variables {
         let name = variable["name"].as_str().unwrap();
-        // Of those with credentials the help does not show the value.
+        // For variables with credentials, the help does not show the value.
         let known = ["=", "]"].iter().any(|end| help.contains(&format!("[env: {name}{end}")))
             || name.contains("_TLS_") && help.contains(name);
-        // The log filter is read before the arguments are.
+        // The log filter is read before the arguments.
         assert!(known || ["LOCKKEEPER_LOG", "TZ"].contains(&name), "{name}");
     }
     assert_eq!(arguments[0], "operator");

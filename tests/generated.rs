@@ -1,13 +1,6 @@
-//! What is generated from the types: that the committed files are what the types
-//! give now, and that the resource definitions are a manual (`kubectl explain`)
-//! and a table (`kubectl get`) worth reading. No server.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
-)]
+//! Generated files: the committed files match the current types, and the resource
+//! definitions have complete texts for `kubectl explain` and useful columns for `kubectl
+//! get`. No server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -58,7 +51,7 @@ fn the_definitions_are_printed_as_they_are_written() {
     assert_eq!(documents, expected);
 }
 
-/// One property of a schema: where it is, and what is said of it.
+/// One property of a schema: its path and description.
 struct Property {
     path: String,
     schema: Value,
@@ -71,7 +64,7 @@ impl Property {
     }
 }
 
-/// Every property at every depth.
+/// Returns every property at every depth.
 fn properties(schema: &Value) -> Vec<Property> {
     fn walk(path: &str, schema: &Value, found: &mut Vec<Property>) {
         let required: Vec<&str> =
@@ -96,7 +89,7 @@ fn properties(schema: &Value) -> Vec<Property> {
     found
 }
 
-/// Kind, version and all properties of each definition.
+/// Returns kind, version and all properties of each definition.
 fn kinds() -> Vec<(String, Value, Vec<Property>)> {
     let read = |crd| {
         let crd = serde_json::to_value(crd).unwrap();
@@ -141,7 +134,7 @@ fn lists_of_objects_are_merged_by_a_key_that_each_has() {
     let key_of = |path: &str| match path {
         ".status.conditions" => "type",
         ".status.holders" => "id",
-        _ => panic!("{path}: which field tells its elements apart?"),
+        _ => panic!("{path}: which field identifies its elements?"),
     };
     for (kind, _, properties) in kinds() {
         let lists = properties.iter().filter(|p| p.schema["items"]["type"] == "object");
@@ -162,7 +155,7 @@ fn lists_of_objects_are_merged_by_a_key_that_each_has() {
 }
 
 #[test]
-fn every_field_of_a_spec_tells_its_range_its_default_and_an_example() {
+fn every_field_of_a_spec_documents_its_range_its_default_and_an_example() {
     for (kind, _, properties) in kinds() {
         let of_spec = |p: &&Property| p.path.starts_with(".spec.");
         for property in properties.iter().filter(of_spec) {
@@ -170,13 +163,14 @@ fn every_field_of_a_spec_tells_its_range_its_default_and_an_example() {
             let schema = &property.schema;
             match &schema["default"] {
                 Value::Null => assert!(
-                    property.required || text.contains("Default: ") || text.contains("Absent: "),
+                    property.required || text.contains("Defaults to ") || text.contains("Unset: "),
                     "{path} does not say what happens without it: {text}"
                 ),
                 Value::Object(_) => {}
                 default => {
                     let default = default.as_str().map_or(default.to_string(), ToOwned::to_owned);
-                    assert!(text.contains(&format!("Default {default}")), "{path}: {text}");
+                    let says = text.replace('`', "").contains(&format!("Defaults to {default}"));
+                    assert!(says, "{path}: {text}");
                 }
             }
             if schema["type"] == "integer" {
@@ -186,7 +180,7 @@ fn every_field_of_a_spec_tells_its_range_its_default_and_an_example() {
                 assert!(text.contains(&range), "{path} does not say {range}: {text}");
             }
             for value in schema["enum"].as_array().into_iter().flatten() {
-                assert!(text.contains(value.as_str().unwrap()), "{path} tells not of {value}");
+                assert!(text.contains(value.as_str().unwrap()), "{path} does not mention {value}");
             }
             let is_text_or_number = matches!(schema["type"].as_str(), Some("integer" | "string"));
             if is_text_or_number && schema["enum"].is_null() {
@@ -211,16 +205,17 @@ fn a_field_that_can_not_be_changed_says_so() {
             found += 1;
             let path = format!(".spec{}", rule["fieldPath"].as_str().unwrap());
             let property = properties.iter().find(|p| p.path == path).unwrap();
-            assert!(property.description().contains("Can't be changed."), "{kind}{path}");
+            assert!(property.description().contains("Immutable."), "{kind}{path}");
         }
         assert!(found >= 2, "{kind}: {found}");
     }
 }
 
-/// What `kubectl get` shows of each kind, and, after the bar, what `-o wide` adds.
+/// The columns of `kubectl get` for each kind, and, after the bar, those that `-o wide`
+/// adds.
 const COLUMNS: [(&str, &str); 2] = [
-    ("Semaphore", "Slots Held Free Ready Age | Draining Waiting Holders Lock Status"),
-    ("PressureQueue", "Length Bound Closed Ready Age | Produced Consumed Producer Consumer Status"),
+    ("Semaphore", "Slots Held Free Waiting Ready Age Holders | Draining Lock Status"),
+    ("PressureQueue", "Length Bound Closed Ready Age Producer Consumer | Produced Consumed Status"),
 ];
 
 #[test]
@@ -237,7 +232,7 @@ fn every_column_shows_something_that_exists() {
         for column in printed {
             assert!(!column["description"].as_str().unwrap_or_default().is_empty(), "{column}");
             let path = column["jsonPath"].as_str().unwrap();
-            // `[?(…)]` chooses from a list.
+            // `[?(…)]` selects from a list.
             let path = match (path.find('['), path.rfind(']')) {
                 (Some(from), Some(to)) => format!("{}[]{}", &path[..from], &path[to + 1..]),
                 _ => path.to_owned(),
@@ -279,7 +274,7 @@ fn the_kinds_have_their_short_names_categories_and_scale() {
 fn the_full_examples_have_every_field_of_the_spec() {
     for ((_, _, properties), folder) in kinds().into_iter().zip(["semaphore", "pressure-queue"]) {
         let file = format!("{}/examples/{folder}/full.yaml", env!("CARGO_MANIFEST_DIR"));
-        // Not all fields go together in one object.
+        // Some fields cannot be combined in one object.
         let text = std::fs::read_to_string(&file).unwrap();
         let objects: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
             .map(|object| Value::deserialize(object).unwrap())
@@ -292,7 +287,7 @@ fn the_full_examples_have_every_field_of_the_spec() {
     }
 }
 
-/// Given a broker that isn't there, a command that was understood says so.
+/// With a missing broker, a command that was parsed reports a connection error.
 #[test]
 fn the_examples_run_commands_that_this_program_understands() {
     let mut understood = 0;

@@ -1,12 +1,5 @@
-//! The alerts: that Prometheus' own tool reads them, that each fires when it should,
-//! and that each says what to do. Which metrics there are is the operator's tests'.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
-)]
+//! The alerts: Prometheus' own tool accepts them, each fires when it should, and each
+//! describes the next step. See the operator's tests for the metrics.
 
 use std::process::Command;
 
@@ -41,7 +34,7 @@ fn every_alert_fires_when_it_should_and_not_before() {
     std::fs::create_dir_all(&place).unwrap();
     let (tests, bare) = (place.join("rules.test.yaml"), place.join("rules.yaml"));
     std::fs::copy("tests/observability/rules.test.yaml", &tests).unwrap();
-    // promtool wants each text repeated in the tests, word by word.
+    // promtool requires each text to be repeated in the tests literally.
     let mut rules = rules();
     for alert in alerts(&mut rules) {
         alert.as_mapping_mut().unwrap().remove("annotations");
@@ -53,7 +46,7 @@ fn every_alert_fires_when_it_should_and_not_before() {
 }
 
 #[test]
-fn every_alert_has_a_test_and_says_what_is_wrong_and_what_to_do() {
+fn every_alert_has_a_test_a_summary_a_description_and_a_runbook() {
     promtool(&["check", "rules"], std::path::Path::new("charts/lockkeeper/files/rules.yaml"));
     let (tests, docs) =
         (file("tests/observability/rules.test.yaml"), file("docs/observability.md"));

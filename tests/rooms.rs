@@ -1,40 +1,42 @@
-//! What may lean on what: which room imports which, which crates each room may
-//! name, what the lock client alone pulls in, and that every file says what it
-//! is for. Reads the sources and cargo's own list of dependencies; no server.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
-)]
+//! The layers of the sources: which module imports which, which crates each may use, and
+//! the dependencies of the lock client alone. Also checks that every file has a header.
+//! Reads the sources and cargo's own list of dependencies; no server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A room, the rooms that it may import, and the crates that are none of its
-/// business.
+/// A module, the modules that it may import, and the crates that it must not use.
 const ROOMS: &[(&str, &[&str], &[&str])] = &[
     ("plan", &[], &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"]),
-    ("semaphore", &["plan"], &["redis", "axum", "clap"]),
-    ("pressure", &["plan"], &["lapin", "reqwest", "axum", "clap"]),
+    ("tls", &["plan"], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
+    ("clock", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
+    ("semaphore", &["clock", "plan", "tls"], &["redis", "axum", "clap"]),
+    ("pressure", &["plan", "tls"], &["lapin", "reqwest", "axum", "clap"]),
     (
         "api",
         &["plan"],
         &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"],
     ),
-    ("operator", &["api", "plan", "semaphore", "pressure"], &["lapin", "redis", "reqwest", "clap"]),
-    ("cli", &["operator", "api", "plan", "semaphore", "pressure"], &["lapin", "redis", "axum"]),
+    (
+        "operator",
+        &["api", "clock", "plan", "semaphore", "pressure"],
+        &["lapin", "redis", "reqwest", "clap"],
+    ),
+    (
+        "cli",
+        &["operator", "api", "clock", "plan", "semaphore", "pressure"],
+        &["lapin", "redis", "axum"],
+    ),
 ];
 
-/// The crates that know Kubernetes; only these rooms may name them.
+/// The crates for Kubernetes, and the only modules that may use them.
 const KUBERNETES: [&str; 3] = ["kube", "k8s_openapi", "schemars"];
 const MAY_NAME_KUBERNETES: [&str; 3] = ["api", "operator", "cli"];
 
-/// A longer file has two subjects.
+/// Maximum length of a file. A longer file has two subjects.
 const MAX_LINES: usize = 420;
-/// Longer all the same, and may grow so far: what each test's world has to offer.
+/// Exceptions with their own maximum: the shared environment of tests.
 const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 500)];
 
 #[test]
@@ -50,6 +52,28 @@ fn a_room_imports_only_the_rooms_below_it() {
         for imported in file.rooms_imported() {
             if imported != room && !below.contains(&imported.as_str()) {
                 wrong.push(format!("{}: {room} must not import {imported}", file.path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The kinds: the file and folder in `src/operator` of each, and its type.
+const KINDS: [(&str, &str); 2] = [("semaphore", "Semaphore"), ("pressure_queue", "PressureQueue")];
+
+#[test]
+fn only_the_folder_of_a_kind_names_it_in_the_operator() {
+    let mut wrong = Vec::new();
+    for file in sources("src") {
+        let Ok(inside) = file.path.strip_prefix("src/operator") else { continue };
+        let own = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        // It registers the kinds.
+        if own == "mod" {
+            continue;
+        }
+        for (folder, kind) in KINDS.into_iter().filter(|(folder, _)| *folder != own) {
+            if file.names_kind(folder, kind) {
+                wrong.push(format!("{} names {kind}", file.path.display()));
             }
         }
     }
@@ -75,7 +99,7 @@ fn a_room_names_no_crate_that_is_none_of_its_business() {
 }
 
 #[test]
-fn what_decides_has_neither_clock_nor_async() {
+fn the_decisions_have_neither_clock_nor_async() {
     let mut wrong = Vec::new();
     for file in sources("src") {
         if file.room().as_deref() != Some("plan") {
@@ -91,12 +115,12 @@ fn what_decides_has_neither_clock_nor_async() {
 }
 
 #[test]
-fn every_file_says_first_what_it_is_for_and_has_one_subject() {
+fn every_file_starts_with_its_purpose_and_has_one_subject() {
     let mut wrong = Vec::new();
     for file in ["src", "tests", "benches"].into_iter().flat_map(sources) {
         let path = file.path.display();
         if !file.text.starts_with("//! ") {
-            wrong.push(format!("{path}: must open with //! and what lives there"));
+            wrong.push(format!("{path}: must start with //! and its purpose"));
         }
         let lines = file.text.lines().count();
         let exception = LONGER.iter().find(|(longer, _)| file.path.as_path() == Path::new(longer));
@@ -108,8 +132,8 @@ fn every_file_says_first_what_it_is_for_and_has_one_subject() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Two TLS providers in one process panic, and OpenSSL would have to be installed
-/// wherever the program runs.
+/// Two TLS providers in one process cause a panic, and OpenSSL would have to be installed
+/// on every machine that runs the program.
 #[test]
 fn tls_is_done_with_ring_alone() {
     let all = dependencies(&["--all-features"]);
@@ -118,8 +142,8 @@ fn tls_is_done_with_ring_alone() {
         name.starts_with("aws-lc") || name.starts_with("openssl-sys") || *name == "native-tls"
     };
     let found: Vec<&String> = all.iter().filter(foreign).collect();
-    assert!(found.is_empty(), "cargo tree -i tells who pulls in {found:?}");
-    assert!(!all.contains("openssl"), "cargo tree -i openssl tells who pulls it in");
+    assert!(found.is_empty(), "cargo tree -i shows which crate requires {found:?}");
+    assert!(!all.contains("openssl"), "cargo tree -i openssl shows which crate requires it");
 }
 
 #[test]
@@ -141,7 +165,7 @@ struct Source {
 }
 
 impl Source {
-    /// The room that the file belongs to, if it is in one.
+    /// Returns the module that the file belongs to, if any.
     fn room(&self) -> Option<String> {
         let mut parts = self.path.strip_prefix("src").ok()?.components();
         let first = parts.next()?.as_os_str().to_str()?.to_owned();
@@ -151,7 +175,7 @@ impl Source {
         Some(first.trim_end_matches(".rs").to_owned())
     }
 
-    /// The first segment of every path in the code: crates, and much else.
+    /// Returns the first segment of every path in the code: crates, among others.
     fn first_segments(&self) -> BTreeSet<String> {
         let word = |c: char| c.is_alphanumeric() || c == '_';
         let mut found = BTreeSet::new();
@@ -171,14 +195,27 @@ impl Source {
         found
     }
 
-    /// The rooms whose names follow `crate::`, also in braces, and those reached
-    /// upwards.
+    /// Whether the code, except its tests, uses the type of a kind or its module in the
+    /// operator.
+    fn names_kind(&self, folder: &str, kind: &str) -> bool {
+        let code = self.code.split("#[cfg(test)]").next().unwrap();
+        let after = |path: &str| -> Vec<String> {
+            let found = code.match_indices(path);
+            found.flat_map(|(at, start)| heads(&code[at + start.len()..])).collect()
+        };
+        after("crate::api::").iter().any(|name| name.starts_with(kind) || name == folder)
+            || after("super::").iter().any(|name| name == folder)
+            || after("crate::operator::").iter().any(|name| name == folder)
+    }
+
+    /// Returns the modules whose names follow `crate::`, also in braces, and those
+    /// reached through `super`.
     fn rooms_imported(&self) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         for (at, start) in self.code.match_indices("crate::") {
             found.extend(heads(&self.code[at + start.len()..]));
         }
-        // From a room's mod.rs one step up is the crate, from its files two.
+        // From a module's mod.rs the crate is one step up, from its other files two.
         let up = if self.path.ends_with("mod.rs") { "super::" } else { "super::super::" };
         for (at, start) in self.code.match_indices(up) {
             let rest = &self.code[at + start.len()..];
@@ -193,7 +230,7 @@ fn is_room(name: &str) -> bool {
     ROOMS.iter().any(|(room, ..)| *room == name)
 }
 
-/// The names that a path goes on with: one, or those of a group in braces.
+/// Returns the names that continue a path: one, or those of a group in braces.
 fn heads(rest: &str) -> Vec<String> {
     let word = |text: &str| -> String {
         text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
@@ -213,7 +250,7 @@ fn heads(rest: &str) -> Vec<String> {
     names
 }
 
-/// Every Rust file under a folder of this crate.
+/// Returns every Rust file below a directory of this crate.
 fn sources(folder: &str) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -237,7 +274,7 @@ fn sources(folder: &str) -> Vec<Source> {
     found
 }
 
-/// The names of all crates that are built with these features, this one aside.
+/// Returns the names of all crates that are built with these features, except this one.
 fn dependencies(features: &[&str]) -> BTreeSet<String> {
     let output = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
         .args(["tree", "--locked", "--prefix", "none", "--edges", "normal,build"])
@@ -251,7 +288,7 @@ fn dependencies(features: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_reading_of_imports_finds_what_it_should() {
+fn the_imports_of_a_file_are_recognized() {
     let source = |path: &str, code: &str| Source {
         path: path.into(),
         text: code.to_owned(),
@@ -266,6 +303,10 @@ fn the_reading_of_imports_finds_what_it_should() {
     assert_eq!(rooms("src/plan/mod.rs", "use super::pressure;"), "pressure");
     assert_eq!(rooms("src/operator/x.rs", "use super::semaphore;"), "", "its own file");
     assert_eq!(rooms("src/operator/x.rs", "use super::super::cli;"), "cli");
+    let names = |code| source("src/operator/x.rs", code).names_kind("semaphore", "Semaphore");
+    assert!(names("use crate::api::{FIELD, Semaphore};") && names("use super::semaphore::State;"));
+    assert!(names("use crate::api::SemaphoreStatus;") && names("use super::{owners, semaphore};"));
+    assert!(!names("use crate::semaphore::Broker;\n#[cfg(test)]\nuse crate::api::Semaphore;"));
     let crates =
         source("src/plan/x.rs", "use kube;\nlet a: b::redis::C = tokio::d(\"redis://e\");");
     let found: BTreeMap<&str, bool> = ["kube", "redis", "tokio", "b"]

@@ -1,5 +1,5 @@
-//! The bare server operations, by lapin alone: what anybody who did only the
-//! necessary would send, with nothing looked at and nothing checked.
+//! The bare server operations with lapin alone: the minimum that any implementation would
+//! have to send, without observations or checks.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +15,14 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection};
 use crate::Result;
 use crate::place::Place;
 
-/// What a slot queue of the guideline is declared with.
+/// Arguments of a slot queue of the guideline.
 fn slot_arguments() -> FieldTable {
     let mut arguments = mutex_arguments();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
     arguments
 }
 
-/// What an admin mutex is declared with.
+/// Arguments of an admin mutex.
 fn mutex_arguments() -> FieldTable {
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
@@ -44,8 +44,8 @@ pub async fn make_under_mutex(channel: &Channel, lock: &str, slot: &str) -> Resu
     Ok(())
 }
 
-/// Declares all queues, over as many channels as given, each waiting for its
-/// answer before the next declare.
+/// Declares all queues on the given number of channels. Each channel waits for the answer
+/// before its next declare.
 pub async fn declare_all(channels: &[Channel], names: &[String]) -> Result<Duration> {
     let next = AtomicUsize::new(0);
     let start = Instant::now();
@@ -68,13 +68,13 @@ pub async fn delete_all(channel: &Channel, names: &[String]) -> Result<Duration>
     Ok(start.elapsed())
 }
 
-/// Probes which queues are missing, in batches on one channel; the names must
-/// have been made before, so that only the wire is measured.
+/// Probes for missing queues, in batches on one channel. The names must be prepared
+/// before, so that only the protocol is measured.
 pub async fn probe_all(
     connection: &Connection,
     names: Vec<ShortString>,
 ) -> Result<(Duration, usize)> {
-    /// As many as keep the channel busy; larger batches are no faster.
+    /// Enough to keep the channel busy; larger batches are no faster.
     const BATCH: usize = 1000;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
@@ -96,17 +96,17 @@ pub async fn probe_all(
     Ok((start.elapsed(), missing.len()))
 }
 
-/// A client that takes a lock by declaring one exclusive queue and gives it back by
-/// deleting it: less than any protocol can do.
+/// A client that acquires a lock by declaring one exclusive queue and releases it by
+/// deleting that queue: less than any protocol requires.
 pub struct Holder {
     queue: String,
     channel: Channel,
-    // Open as long as this.
+    // Kept open for the lifetime of this value.
     _connection: Connection,
 }
 
 impl Holder {
-    /// Several, with a connection and a queue each.
+    /// Creates several, each with its own connection and queue.
     pub async fn several(place: &Place, name: &str, count: usize) -> Result<Vec<Self>> {
         try_join_all((0..count).map(async |number| {
             let connection = place.amqp().await?;
@@ -125,7 +125,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Declares and deletes it.
+    /// Declares and deletes the queue.
     pub async fn take_and_give_back(&self) -> Result<()> {
         self.take().await?;
         let options = QueueDeleteOptions::default();
@@ -133,7 +133,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Looks at it and at another queue, both asked at once.
+    /// Probes its queue and another queue concurrently.
     pub async fn look_twice(&self, other: &str) -> Result<()> {
         let look = |queue: &str| {
             let passive = QueueDeclareOptions::default().passive();

@@ -1,5 +1,5 @@
-//! The lock client: acquire and release, verify, and how fast a slot goes from one
-//! holder to the next, beside the bare operations that each can't do without.
+//! Benchmarks the lock client: acquire and release, verify, and the hand-over of a slot
+//! to the next holder, compared with the bare operations that each requires.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ use crate::place::Place;
 use crate::table::{ACQUIRE, Goal, HAND_OVER_MS, Pair, Table, VERIFY, median};
 use crate::{Options, Result, bare};
 
-/// Clients at once; each acquires and releases, or verifies, so often a round.
+/// Number of concurrent clients, and of the operations of each in a round.
 const CLIENTS: [(usize, u32); 2] = [(1, 200), (64, 8)];
 
-/// Slots, and how many of a hundred are held by others all the time.
+/// Number of slots, and the percentage that other clients hold permanently.
 const LOCKS: [(u32, u32); 6] = [(1, 0), (10, 0), (10, 50), (100, 0), (100, 50), (100, 99)];
 
-/// Hand-overs in a round.
+/// Hand-overs per round.
 const HAND_OVERS: usize = 20;
 
 /// Measures everything in several rounds.
@@ -37,7 +37,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
             let taken = slots * held / 100;
             let others = hold_first(&settings(place)?, &lock, taken).await?;
             let pairs = acquire(place, options, &lock, clients, times).await?;
-            // With fewer free slots than clients it is waiting that is measured.
+            // With fewer free slots than clients, this would measure waiting.
             let enough = (slots - taken) as usize >= clients;
             let goal = enough.then_some(ACQUIRE);
             let what = format!("acquire + release: {clients} × {slots} slots, {held} % held");
@@ -59,9 +59,9 @@ fn settings(place: &Place) -> Result<RabbitmqSettings> {
     Ok(RabbitmqSettings::from_urls(&place.amqp_url, None)?)
 }
 
-/// The lock, by a client of its own.
+/// The lock, with a separate client.
 fn client(settings: &RabbitmqSettings, lock: &LockName) -> Lock {
-    let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+    let options = ClientOptions::default().with_warm(0);
     Client::new(settings.clone(), options).semaphore(lock.clone())
 }
 
@@ -77,7 +77,7 @@ async fn destroy(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
     Ok(())
 }
 
-/// Holds the first slots, which a search from 1 then passes.
+/// Holds the first slots, so that a search from 1 has to pass them.
 async fn hold_first(
     settings: &RabbitmqSettings,
     lock: &LockName,
@@ -86,13 +86,13 @@ async fn hold_first(
     let client = client(settings, lock);
     let mut permits = Vec::new();
     for slot in 1..=slots {
-        let options = AcquireOptions { start: Start::At(slot), ..AcquireOptions::default() };
+        let options = AcquireOptions::default().with_start(Start::At(slot));
         permits.push(client.try_acquire(&options).await?);
     }
     Ok(permits)
 }
 
-/// Runs `one` for each of the clients at once, `times` times each.
+/// Runs `one` for all clients concurrently, `times` times each.
 pub async fn all<T>(
     clients: &[T],
     times: u32,
@@ -109,7 +109,7 @@ pub async fn all<T>(
     Ok(start.elapsed())
 }
 
-/// Bare before and after ours, in each round but the first, which opens
+/// Runs the bare operation before and after ours, except in the first round, which opens
 /// connections and channels.
 pub async fn rounds(
     rounds: usize,
@@ -179,7 +179,7 @@ async fn verify(
     Ok(pairs)
 }
 
-/// From the beginning of a release to the return of the acquire that waits.
+/// Measures the time from the start of a release until the waiting acquire returns.
 async fn hand_over(
     place: &Place,
     options: &Options,
@@ -208,7 +208,7 @@ async fn hand_over(
         while waiting().await? == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // It looks once more after it has joined.
+        // The client observes once more after it has joined.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let start = Instant::now();
         permit.release().await?;

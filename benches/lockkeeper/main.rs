@@ -1,6 +1,6 @@
-//! What Lockkeeper costs over the bare operations of the servers beneath it, as
-//! one table; ends with an error if a goal is missed. Needs fresh servers, which
-//! `dev/bench` starts.
+//! Measures the cost of Lockkeeper relative to the bare operations of the servers, and
+//! prints one table. Fails if a goal is missed. Requires fresh servers, which `dev/bench`
+//! starts.
 
 mod bare;
 mod client;
@@ -22,11 +22,11 @@ use lockkeeper::api::Semaphore;
 use crate::place::Place;
 use crate::table::Table;
 
-/// Whatever goes wrong ends the run.
+/// Every error ends the run.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Objects written at the same time, by the bare run and by whoever creates the
-/// objects for the operator: enough to keep two cores of servers busy.
+/// Number of objects written concurrently, by the bare run and by the process that
+/// creates the objects for the operator. Enough to keep two cores of servers busy.
 const CONCURRENCY: usize = 32;
 
 /// Sizes; goals are judged only at the default ones.
@@ -41,7 +41,7 @@ struct Options {
     /// Objects to create
     #[arg(long, default_value_t = 1000)]
     objects: usize,
-    /// Rounds of a resize; of what is over sooner, three times as many
+    /// Rounds of a resize; three times as many of shorter measurements
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Rounds of objects
@@ -53,7 +53,7 @@ struct Options {
     /// Measure this alone
     #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "queue", "objects"])]
     only: Option<String>,
-    /// Where to draw the protocols beside each other
+    /// Where to draw the protocols side by side
     #[arg(long, default_value = "target/bench/protocols.svg")]
     plot: PathBuf,
     /// Be the other process of a measurement
@@ -111,7 +111,7 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Whether Ready is true for the newest spec.
+/// Returns whether Ready is true for the newest spec.
 fn is_ready(object: &Semaphore) -> bool {
     object.status.as_ref().is_some_and(|status| {
         status.conditions.iter().any(|c| {

@@ -1,6 +1,6 @@
-//! Many Semaphores of one slot, from create to all Ready, and what an operator
-//! weighs that has them. The bare run sends the same writes to both servers,
-//! without an operator, and is watched in the same way.
+//! Benchmarks many Semaphores with one slot, from create until all are Ready, and the
+//! memory of an operator with these objects. The bare run sends the same writes to both
+//! servers without an operator, and is measured in the same way.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -22,14 +22,14 @@ use crate::place::{PATIENCE, Place, concurrently};
 use crate::table::{MEMORY_MIB, NEIGHBOUR, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
 use crate::{CONCURRENCY, Options, Result, bare, is_ready};
 
-/// How many objects the goals are about.
+/// Number of objects that the goals apply to.
 const GOAL_AT: usize = 1000;
 
-/// Until an operator counts as at rest: every object observed, every drift
-/// sweep done once, all events out.
+/// Time until an operator counts as idle: every object observed, every drift sweep done
+/// once, all events published.
 const REST: Duration = Duration::from_secs(45);
 
-/// Measures in several rounds, bare and ours in turn.
+/// Measures in several rounds, alternating bare and ours.
 pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
     let names: Vec<String> = (0..options.objects).map(|n| format!("object-{n:04}")).collect();
     let mut pairs = Vec::new();
@@ -78,7 +78,7 @@ async fn our_run(place: &Place, names: &[String]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// What the operator sends for each object, [`CONCURRENCY`] objects at a time.
+/// Sends the operator's requests for each object, for [`CONCURRENCY`] objects at a time.
 async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
     let api = place.semaphores();
     let connection = place.amqp().await?;
@@ -131,7 +131,7 @@ fn give_back(idle: &Mutex<Vec<Channel>>, channel: Channel) {
     idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
 }
 
-/// As the operator reports a semaphore of one free slot.
+/// The status that the operator reports for a semaphore with one free slot.
 fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
     let condition = |type_: &str, status: &str, reason: &str, message: &str| Condition {
         type_: type_.to_owned(),
@@ -155,7 +155,7 @@ fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
         selector: Some(format!("lockkeeper.dev/semaphore={}", object.name_any())),
         holders_summary: Some(String::new()),
         conditions: vec![
-            condition("Ready", "True", "InSync", "The broker has exactly the wanted 1 slot"),
+            condition("Ready", "True", "InSync", "The broker has exactly the desired 1 slot"),
             condition("BackendReachable", "True", "Connected", "The server answers"),
             condition("Drained", "True", "NoneDraining", "No holder is above the count"),
             condition("Saturated", "False", "SlotsFree", "A slot may be taken"),
@@ -164,9 +164,9 @@ fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
     }
 }
 
-/// Begins to watch; the answer comes when this many objects are Ready.
+/// Starts to watch. The receiver gets the result when this many objects are Ready.
 async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
-    // Takes a watch up again that the API server ended.
+    // Resumes a watch that the API server ended.
     let mut events = watcher(api.clone(), watcher::Config::default()).default_backoff().boxed();
     while !matches!(events.next().await.ok_or("no watch")??, Event::InitDone) {}
     let (answer, all_ready) = oneshot::channel();
@@ -187,7 +187,7 @@ async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<R
         Ok(())
     };
     tokio::spawn(async move {
-        // Nobody waits any more if the run failed before.
+        // There is no receiver any more if the run failed before.
         let _ = answer.send(counting.await);
     });
     Ok(all_ready)

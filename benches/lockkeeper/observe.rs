@@ -1,5 +1,5 @@
-//! Looking at many locks: which of their slots exist and which are held, beside
-//! bare probes of the same queues.
+//! Benchmarks the observation of many locks: which of their slots exist and which are
+//! held, compared with bare probes of the same queues.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::place::Place;
 use crate::table::{OBSERVE, Pair, Table};
 use crate::{Options, Result, bare};
 
-/// Slots of each lock.
+/// Number of slots of each lock.
 const SLOTS: u32 = 10;
 
-/// How many locks the goal is about.
+/// Number of locks that the goal applies to.
 const GOAL_AT: usize = 1000;
 
 /// Measures in several rounds.
@@ -54,20 +54,20 @@ async fn bare_look(connection: &lapin::Connection, locks: &[LockName]) -> Result
         }
     }
     let (took, missing) = bare::probe_all(connection, names).await?;
-    // All slots are there, and nobody holds one.
+    // All slots exist, and none is held.
     if missing != locks.len() * SLOTS as usize {
         return Err(format!("{missing} queues missing").into());
     }
     Ok(took)
 }
 
-/// All at once, as the operator's reconciles do.
+/// Observes all locks concurrently, as the operator's reconciles do.
 async fn look(broker: &Broker, locks: &[LockName]) -> Result<Duration> {
     let start = Instant::now();
     let seen = try_join_all(locks.iter().map(|lock| broker.observe(lock, SLOTS, SLOTS))).await?;
     let took = start.elapsed();
     if !seen.iter().all(|seen| seen.is_as_wished(SLOTS) && seen.held.is_empty()) {
-        return Err("not what is there was seen".into());
+        return Err("the observation does not match the broker".into());
     }
     Ok(took)
 }

@@ -1,5 +1,5 @@
-//! Where measurements take place: a namespace and a vhost of this run's own,
-//! and an operator process under the chart's service account.
+//! The environment of measurements: a namespace and a vhost for this run, and an operator
+//! process with the chart's service account.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use tokio::process::{Child, Command};
 
 use crate::{CONCURRENCY, Result};
 
-/// How long anything may take before the run is given up.
+/// Time limit for any step of the run.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// This run's servers, and its own corner of them.
+/// This run's servers, and its namespaces on them.
 pub struct Place {
     /// The API server, as administrator.
     pub client: Client,
-    /// This run's namespace, which is also its vhost.
+    /// This run's namespace, which is also the name of its vhost.
     pub name: String,
     /// The broker in this run's vhost.
     pub amqp_url: String,
@@ -36,7 +36,7 @@ fn variable(name: &str) -> Result<String> {
 }
 
 impl Place {
-    /// Makes namespace and vhost.
+    /// Creates the namespace and the vhost.
     pub async fn new() -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         variable("KUBECONFIG")?;
@@ -51,7 +51,7 @@ impl Place {
             directory: variable("LOCKKEEPER_DEV_DIR")?,
             operator_kubeconfig: variable("LOCKKEEPER_OPERATOR_KUBECONFIG")?,
         };
-        // Without one, reqwest's first client panics.
+        // Without a provider, reqwest's first client panics.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let vhost = format!("{}/api/vhosts/{}", place.management_url, place.name);
         reqwest::Client::new().put(vhost).send().await?.error_for_status()?;
@@ -63,7 +63,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Removes both.
+    /// Removes the namespace and the vhost.
     pub async fn end(self) -> Result<()> {
         let vhost = format!("{}/api/vhosts/{}", self.management_url, self.name);
         reqwest::Client::new().delete(vhost).send().await?.error_for_status()?;
@@ -72,7 +72,7 @@ impl Place {
         Ok(())
     }
 
-    /// The versions of the servers.
+    /// Returns the versions of the servers.
     pub async fn versions(&self) -> Result<String> {
         let kubernetes = self.client.apiserver_version().await?.git_version;
         let overview: serde_json::Value = reqwest::Client::new()
@@ -89,25 +89,25 @@ impl Place {
         ))
     }
 
-    /// The library's handle on the broker.
+    /// Returns the library's handle on the broker.
     pub fn broker(&self) -> Result<Broker> {
         let settings = RabbitmqSettings::from_urls(&self.amqp_url, Some(&self.management_url))?;
         Ok(Broker::new(settings, BrokerOptions::default()))
     }
 
-    /// A connection that is not the library's.
+    /// Opens a connection without the library.
     pub async fn amqp(&self) -> Result<lapin::Connection> {
         let properties = lapin::ConnectionProperties::default();
         Ok(lapin::Connection::connect(&self.amqp_url, properties).await?)
     }
 
-    /// This run's Semaphores.
+    /// Returns the API for this run's Semaphores.
     pub fn semaphores(&self) -> Api<Semaphore> {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// Deletes every Semaphore and waits until all are gone: `bare` without an
-    /// operator, whose finalizers are then taken off here.
+    /// Deletes every Semaphore and waits until all are gone. With `bare` there is no
+    /// operator, so this removes the finalizers.
     pub async fn clear(&self, bare: bool) -> Result<()> {
         let api = self.semaphores();
         let objects = api.list(&ListParams::default()).await?.items;
@@ -133,8 +133,8 @@ impl Place {
         Ok(())
     }
 
-    /// Starts an operator for this namespace with the default rhythm, with the
-    /// vhost as its default connection, and waits until it watches.
+    /// Starts an operator for this namespace with the default intervals and the vhost as
+    /// its default connection. Waits until it watches.
     pub async fn operator(&self) -> Result<Operator> {
         let log = format!("{}/bench-operator.log", self.directory);
         let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
@@ -158,14 +158,14 @@ impl Place {
     }
 }
 
-/// An operator process, which ends with this.
+/// An operator process, ended when dropped.
 pub struct Operator {
     child: Child,
 }
 
 impl Operator {
-    /// In MiB, resident memory, the part of it that is not the program's file, and
-    /// what it was at its highest.
+    /// Returns in MiB: resident memory, the part of it that is not the program's file,
+    /// and its peak.
     pub fn memory(&self) -> Result<[f64; 3]> {
         let pid = self.child.id().ok_or("the operator has ended")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -188,7 +188,7 @@ impl Operator {
         Ok((fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / 100.0)
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Requests the process to stop, and waits until it has.
     pub async fn stop(mut self) -> Result<()> {
         if let Some(pid) = self.child.id() {
             Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;

@@ -1,6 +1,6 @@
-//! The three protocols beside each other, on both brokers: what is taken and given
-//! back, proved, handed over and resized, and how near each comes to the bare
-//! operations that it can't do without. The picture of it is `plot`'s.
+//! Compares the three protocols on both brokers: acquire and release, proof, hand-over
+//! and resize, and the ratio of each to the bare operations that it requires. See `plot`
+//! for the picture.
 
 mod bare;
 mod plot;
@@ -23,24 +23,24 @@ use crate::table::{
 };
 use crate::{Options, Result};
 
-/// Acquisitions in a round by one client; of many, each.
+/// Acquisitions per round of a single client, and of each of many clients.
 const TIMES: u32 = 200;
 const TIMES_CONTENDED: u32 = 10;
 
-/// Clients and slots where they wait for each other.
+/// Number of clients and slots with contention.
 const CONTENDED: (u32, u32) = (16, 4);
 
-/// Proofs in a round.
+/// Proofs per round.
 const PROOFS: u32 = 1_000;
 
-/// Hand-overs in a round.
+/// Hand-overs per round.
 const HAND_OVERS: usize = 20;
 
-/// How long nothing happens before each of them, ours and bare: long enough to have
-/// joined those who wait, and to have looked once more.
+/// Idle time before each of them, ours and bare. Long enough for the waiter to join and
+/// to observe once more.
 const AT_REST: Duration = Duration::from_millis(60);
 
-/// Slots made and removed in a round.
+/// Slots added and removed per round.
 const RESIZE: u32 = 100;
 
 const PROTOCOLS: [(&str, Protocol); 3] = [
@@ -49,32 +49,32 @@ const PROTOCOLS: [(&str, Protocol); 3] = [
     ("Token", Protocol::Token(QueueType::Classic)),
 ];
 
-/// One broker, and a vhost of this run's own on it.
+/// One broker, with a vhost for this run.
 struct Site {
-    /// Such as `RabbitMQ 4.0.5`.
+    /// For example `RabbitMQ 4.0.5`.
     broker: String,
     url: String,
     management_url: String,
     vhost: String,
 }
 
-/// What was measured of one protocol on one broker.
+/// Measurements of one protocol on one broker.
 struct Figures {
     protocol: &'static str,
     broker: String,
-    /// Acquisitions a second, uncontended and contended.
+    /// Acquisitions per second, uncontended and contended.
     acquire: f64,
     contended: f64,
-    /// Proofs a second.
+    /// Proofs per second.
     verify: f64,
-    /// Milliseconds at the median.
+    /// Median in milliseconds.
     hand_over: f64,
     /// Milliseconds for all slots.
     grow: f64,
     shrink: f64,
 }
 
-/// Measures everything on each of the brokers; prints one table of it, and draws it.
+/// Measures each of the brokers. Prints one table, and draws it.
 pub async fn run(options: &Options, table: &mut Table) -> Result<()> {
     let mut figures = Vec::new();
     for suffix in ["", "_4"] {
@@ -152,9 +152,9 @@ impl Site {
         Ok(Connection::connect(&self.url, ConnectionProperties::default()).await?)
     }
 
-    /// The lock, by a client of its own.
+    /// The lock, with a separate client.
     fn lock(&self, name: &LockName) -> Result<Lock> {
-        let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+        let options = ClientOptions::default().with_warm(0);
         Ok(Client::new(self.settings()?, options).semaphore(name.clone()))
     }
 }
@@ -217,8 +217,8 @@ async fn measure(
     permit.release().await?;
 
     let hand_over = hand_over(site, &one, HAND_OVERS * options.rounds).await?;
-    // Where there are slots, a release, a call and a take follow each other; in protocol
-    // Token the broker's push is all that there is.
+    // With slots, a hand-over consists of a release, a wake-up and an acquire. In
+    // protocol Token it is only the broker's push.
     let goal = (!one.has_slots()).then_some(OF_THE_PUSH);
     let text = format!("{hand_over:.2} ms of {push:.2} ms");
     table.figure(&what("hand-over, of the push"), text, hand_over / push, goal);
@@ -230,7 +230,7 @@ async fn measure(
     let mut took = Vec::new();
     for round in 0..=options.rounds {
         let time = all(&ours, TIMES_CONTENDED, cycle).await?;
-        // The first one opens connections.
+        // The first round opens connections.
         if round > 0 {
             took.push(time.as_secs_f64());
         }
@@ -261,8 +261,8 @@ async fn cycle(lock: &Lock) -> Result<()> {
     Ok(lock.acquire(&AcquireOptions::default()).await?.release().await?)
 }
 
-/// From the beginning of a release to the return of the acquire that waits, in
-/// milliseconds at the median.
+/// Measures the time from the start of a release until the waiting acquire returns, as
+/// the median in milliseconds.
 async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<f64> {
     let any = AcquireOptions::default();
     let clients = [site.lock(lock)?, site.lock(lock)?];

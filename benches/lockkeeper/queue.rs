@@ -1,6 +1,6 @@
-//! The queue's client: put and get, alone, in batches, contended and bounded, beside
-//! the bare Redis operations that each can't do without, and beside the protocol's
-//! own sequence of commands.
+//! Benchmarks the queue client: put and get, single, in batches, contended and bounded.
+//! Compares them with the bare Redis operations that each requires, and with the
+//! protocol's own sequence of commands.
 
 mod turns;
 
@@ -19,13 +19,13 @@ use crate::place::Place;
 use crate::table::{BATCH, OF_THE_SEQUENCE, PUT, Table};
 use crate::{Options, Result};
 
-/// Bytes of an element, and how many go through in a round.
+/// Bytes per element, and number of elements per round.
 const SIZES: [(usize, usize); 4] = [(10, 2000), (1000, 2000), (100_000, 300), (1_000_000, 60)];
-/// Elements of a batch.
+/// Number of elements of a batch.
 const BATCHED: usize = 500;
 const BOUNDS: [u64; 4] = [1, 10, 100, 0];
 
-/// Where this run's queues are.
+/// The location of this run's queues.
 struct Corner {
     settings: RedisSettings,
     url: String,
@@ -43,8 +43,8 @@ impl Corner {
     }
 }
 
-/// A connection that is not the library's, without the pause that TCP makes of two
-/// small writes, and which waits as long as it takes.
+/// Opens a connection without the library. It disables the TCP delay between two small
+/// writes, and has no response timeout.
 async fn bare(url: &str) -> Result<MultiplexedConnection> {
     use redis::IntoConnectionInfo;
     let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
@@ -70,7 +70,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     turns::ping_pong(&corner, options, table).await
 }
 
-/// How long this takes.
+/// Returns the duration.
 async fn timed(work: impl Future<Output = Result<()>>) -> Result<Duration> {
     let start = Instant::now();
     work.await?;
@@ -151,7 +151,7 @@ async fn put_and_get(
     Ok(queue.delete(Wait::Forever).await?)
 }
 
-/// One Put as the source document's text has it, command by command.
+/// Performs one Put as the source document's text describes it, command by command.
 async fn put_by_the_text(connection: &mut MultiplexedConnection, data: &str) -> Result<()> {
     let key = |suffix: &str| format!("{data}{suffix}");
     let run = async |words: &[&str]| -> Result<redis::Value> {
@@ -199,11 +199,11 @@ async fn sequence(corner: &Corner, options: &Options, table: &mut Table) -> Resu
         .await
     };
     let pairs = rounds(options.rounds, by_the_text, ours).await?;
-    table.speed("put, beside the text's 13 commands", &pairs, Some(OF_THE_SEQUENCE));
+    table.speed("put, versus the text's 13 commands", &pairs, Some(OF_THE_SEQUENCE));
     Ok(queue.delete(Wait::Forever).await?)
 }
 
-/// Batches beside one at a time, both ours.
+/// Compares batches with single operations, both ours.
 async fn batches(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
     let queue = corner.queue("batched")?;
     queue.create(0).await?;
@@ -238,7 +238,7 @@ async fn batches(corner: &Corner, options: &Options, table: &mut Table) -> Resul
         Ok(took)
     };
     let pairs = rounds(options.rounds, one_by_one, batched).await?;
-    table.speed(&format!("put {BATCHED} at once, beside one by one"), &pairs, Some(BATCH));
+    table.speed(&format!("put {BATCHED} at once, versus one by one"), &pairs, Some(BATCH));
     let one_by_one = async || {
         fill().await?;
         timed(async {
@@ -262,11 +262,11 @@ async fn batches(corner: &Corner, options: &Options, table: &mut Table) -> Resul
         .await
     };
     let pairs = rounds(options.rounds, one_by_one, batched).await?;
-    table.speed(&format!("get {BATCHED} at once, beside one by one"), &pairs, Some(BATCH));
+    table.speed(&format!("get {BATCHED} at once, versus one by one"), &pairs, Some(BATCH));
     Ok(queue.delete(Wait::Forever).await?)
 }
 
-/// Eight producers, each with a connection of its own, on one queue without bound.
+/// Measures eight producers, each with its own connection, on one unbounded queue.
 async fn contended(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
     let (producers, count) = (8, 500);
     let queue = corner.queue("contended")?;

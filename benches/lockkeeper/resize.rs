@@ -1,6 +1,6 @@
-//! One semaphore from no slots to many and back: by the library, and by an
-//! operator from the change of the spec to Ready, each beside bare declares
-//! and deletes of as many queues.
+//! Benchmarks a semaphore that grows from no slots to many and shrinks back: by the
+//! library, and by an operator from the change of the spec until Ready. Each is compared
+//! with bare declares and deletes of the same number of queues.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,10 @@ use crate::place::{PATIENCE, Place};
 use crate::table::{GROW, Pair, SHRINK, Table};
 use crate::{Options, Result, bare, is_ready};
 
-/// How many channels the bare declares go over; more are no faster.
+/// Number of channels for the bare declares; more are no faster.
 const CHANNELS: usize = 16;
 
-/// The size that the goals are about: with fewer slots, looking and locking
-/// weigh more.
+/// The size that the goals apply to. With fewer slots, observing and locking dominate.
 const GOAL_AT: u32 = 1000;
 
 /// Measures every size, in several rounds.
@@ -31,7 +30,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let operator = place.operator().await?;
     let api = place.semaphores();
     for &slots in &options.slots {
-        // Small ones are over in milliseconds, and vary more.
+        // Small sizes take only milliseconds and vary more.
         let rounds = if slots <= 100 { options.rounds * 3 } else { options.rounds };
         let mut library = (Vec::new(), Vec::new());
         let mut operated = (Vec::new(), Vec::new());
@@ -41,10 +40,11 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
             let (grow_operated, shrink_operated) = by_operator(&api, slots).await?;
             let again = bare_round(&connection, place, slots).await?;
             if round == 0 {
-                // The first opens connections and channels, and warms the servers.
+                // The first round opens connections and channels, and warms up the
+                // servers.
                 continue;
             }
-            // Bare before and after: what the servers do meanwhile meets both.
+            // Bare before and after, so that other work of the servers affects both.
             let pair = |a: Duration, b: Duration, ours| Pair { bare: (a + b) / 2, ours };
             library.0.push(pair(bare.0, again.0, grow));
             library.1.push(pair(bare.1, again.1, shrink));
@@ -114,12 +114,12 @@ async fn by_operator(api: &Api<Semaphore>, slots: u32) -> Result<(Duration, Dura
     Ok(took.into())
 }
 
-/// Waits, by a watch, until the object is Ready with this many slots.
+/// Waits with a watch until the object is Ready with this many slots.
 async fn until_ready(api: &Api<Semaphore>, name: &str, slots: u32) -> Result<()> {
     let wanted = i32::try_from(slots)?;
     let params = WatchParams::default().fields(&format!("metadata.name={name}"));
     let waiting = async {
-        // From version 0: first the object as it is.
+        // From version 0, so that the current object comes first.
         let mut events = api.watch(&params, "0").await?.boxed();
         while let Some(event) = events.next().await {
             if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event?

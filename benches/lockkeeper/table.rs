@@ -1,78 +1,79 @@
-//! The goals, and the table that says how near each measurement comes to them.
-//! A figure is a ratio to the bare server operation of the same run, because
-//! that is what stays the same from one machine to the next.
+//! The goals, and the table of measurements with their goals. A figure is a ratio to the
+//! bare server operation of the same run, because ratios are comparable between machines.
 
 use std::time::Duration;
 
-/// Growing, as speed: a resize looks before and after, takes the admin mutex
-/// and declares the first slot alone. Twenty per cent for all of that.
+/// Speed of growing. A resize observes before and after, takes the admin mutex and
+/// declares the first slot alone. Together these may cost 20 %.
 pub const GROW: Goal = Goal::AtLeast(0.8);
 
-/// Shrinking, as speed: each delete is confirmed before the next one is sent, so
-/// this is bare deletes one at a time plus the same surroundings.
+/// Speed of shrinking. Each delete is confirmed before the next one is sent, so this is
+/// bare deletes one at a time plus the same overhead.
 pub const SHRINK: Goal = Goal::AtLeast(0.8);
 
-/// Observing, as time: a look should be the probes and nothing else.
+/// Time of observing: the probes, and little else.
 pub const OBSERVE: Goal = Goal::AtMost(1.2);
 
-/// Many objects, as time: the writes that they need, and hardly more.
+/// Time for many objects: the required writes, and little more.
 pub const OBJECTS: Goal = Goal::AtMost(1.3);
 
-/// How long RabbitMQ's messaging topology operator takes from create to Ready
-/// for 1,000 `Queue` objects: measured once, by hand, on the machine class of
-/// this project's CI (2 cores) with the same Kubernetes servers.
+/// Time that RabbitMQ's messaging topology operator takes from create to Ready for 1,000
+/// `Queue` objects. Measured once, by hand, on the machine class of this project's CI (2
+/// cores) with the same Kubernetes servers.
 pub const NEIGHBOUR: Duration = Duration::from_millis(13_100);
 
-/// Many objects, as a part of the neighbour's time.
+/// Time for many objects, as a fraction of that operator's.
 pub const OF_THE_NEIGHBOUR: Goal = Goal::AtMost(0.5);
 
-/// Resident memory of an operator at rest with 1,000 objects, in MiB: what an
-/// add-on may cost that runs on every cluster.
+/// Resident memory of an idle operator with 1,000 objects, in MiB: the acceptable cost of
+/// an add-on that runs on every cluster.
 pub const MEMORY_MIB: Goal = Goal::AtMost(32.0);
 
-/// Acquiring and releasing, as speed: the declare and the delete of one exclusive
-/// queue are what the broker takes its time for; the rest is sent along with them.
+/// Speed of acquire and release. The broker's time goes to the declare and the delete of
+/// one exclusive queue; the rest is sent along with them.
 pub const ACQUIRE: Goal = Goal::AtLeast(0.85);
 
-/// Verifying, as speed: it is the two passive declares that it is compared to.
+/// Speed of verify, compared with its two passive declares.
 pub const VERIFY: Goal = Goal::AtLeast(0.9);
 
-/// From one holder to the next who waits, in milliseconds at the median: a delete, a
+/// Time of a hand-over to a waiting client, as the median in milliseconds: a delete, a
 /// wake-up, a declare.
 pub const HAND_OVER_MS: Goal = Goal::AtMost(5.0);
 
-/// Acquiring and releasing by an exclusive consumer, as speed beside the same three
+/// Speed of acquire and release by an exclusive consumer, compared with the same three
 /// methods.
 pub const CONSUMER: Goal = Goal::AtLeast(0.8);
 
-/// The same, as speed beside `ExclusiveQueue`, whose queue the broker has to make.
+/// Speed of an exclusive consumer, compared with `ExclusiveQueue`, for which the broker
+/// creates a queue.
 pub const OF_THE_QUEUE: Goal = Goal::AtLeast(7.0);
 
-/// Taking a token and giving it back, as speed beside a bare get and reject.
+/// Speed of acquiring and releasing a token, compared with a bare get and reject.
 pub const TOKEN: Goal = Goal::AtLeast(0.8);
 
-/// From one holder to the next who waits, beside a message to a waiting consumer.
+/// Time of a hand-over to a waiting client, compared with a message to a waiting
+/// consumer.
 pub const OF_THE_PUSH: Goal = Goal::AtMost(2.0);
 
-/// Putting one element, as speed beside the bare LPUSH: a script that keeps all of
-/// the protocol's steps runs in the time that the network leaves.
+/// Speed of putting one element, compared with the bare LPUSH. A script that performs all
+/// of the protocol's steps fits into the time that the network takes.
 pub const PUT: Goal = Goal::AtLeast(0.7);
 
-/// Putting one element, as speed beside the same steps as 13 commands.
+/// Speed of putting one element, compared with the same steps as 13 commands.
 pub const OF_THE_SEQUENCE: Goal = Goal::AtLeast(5.0);
 
-/// Batches, as speed beside one by one.
+/// Speed of batches, compared with single operations.
 pub const BATCH: Goal = Goal::AtLeast(10.0);
 
-/// Two processes that take turns through a bound of 1, as speed beside two lists.
+/// Speed of two processes that alternate through a bound of 1, compared with two lists.
 pub const PING_PONG: Goal = Goal::AtLeast(0.5);
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Clone, Copy)]
 pub enum Goal {
-    /// Not less than this.
+    /// At least this value.
     AtLeast(f64),
-    /// Not more than this.
+    /// At most this value.
     AtMost(f64),
 }
 
@@ -95,9 +96,9 @@ impl Goal {
 /// One pair of measurements: the bare operation and ours, one after the other.
 #[derive(Clone, Copy)]
 pub struct Pair {
-    /// How long the bare operation took.
+    /// Duration of the bare operation.
     pub bare: Duration,
-    /// How long ours took.
+    /// Duration of ours.
     pub ours: Duration,
 }
 
@@ -109,14 +110,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// Adds how many times the bare operation's *speed* ours has.
+    /// Adds the ratio of our *speed* to the bare operation's.
     pub fn speed(&mut self, what: &str, pairs: &[Pair], goal: Option<Goal>) {
         self.pairs(what, pairs, goal, "speed", |pair| {
             pair.bare.as_secs_f64() / pair.ours.as_secs_f64()
         });
     }
 
-    /// Adds how many times the bare operation's *time* ours takes.
+    /// Adds the ratio of our *time* to the bare operation's.
     pub fn time(&mut self, what: &str, pairs: &[Pair], goal: Option<Goal>) {
         self.pairs(what, pairs, goal, "time", |pair| {
             pair.ours.as_secs_f64() / pair.bare.as_secs_f64()
@@ -173,14 +174,14 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Prints all rows, aligned, as Markdown. Returns what missed its goal.
+    /// Prints all rows, aligned, as Markdown. Returns the rows that missed their goal.
     pub fn print(&self) -> &[String] {
         aligned(["", "bare", "Lockkeeper", "ratio: median (range)", "goal", ""], &self.rows);
         &self.missed
     }
 }
 
-/// Prints what was measured of each protocol on each broker.
+/// Prints the measurements of each protocol on each broker.
 pub fn of_protocols(rows: &[[String; 8]]) {
     let head = [
         "broker",
@@ -215,7 +216,7 @@ fn aligned<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
     }
 }
 
-/// The middle value; of an even number, the mean of the two in the middle.
+/// Returns the median. For an even number of values, this is the mean of the middle two.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -12,7 +12,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 HEARTBEAT = 10  # seconds; the broker frees a silent holder after 2 to 3 of them
-VALID = 2 * HEARTBEAT * 0.98 - 0.5  # for so long after a proof was sent, the slot is ours
+VALID = 2 * HEARTBEAT * 0.98 - 0.5  # seconds after sending a proof for which the slot is ours
 VERIFY = 5  # seconds between proofs
 KILL_AFTER = 3  # seconds that the command has to end when the slot is lost
 
@@ -25,7 +25,7 @@ class Slot:
         parameters = pika.URLParameters(url)
         parameters.heartbeat = HEARTBEAT
         parameters.client_properties = {"connection_name": f"consumer client of {lock}"}
-        # It never publishes: an alarm blocks what does.
+        # This connection never publishes, because an alarm blocks publishers.
         self.hold = pika.BlockingConnection(parameters)
         self.looking = self.hold.channel()
 
@@ -47,14 +47,15 @@ class Slot:
             self.channel.basic_consume(
                 self.holder, self.told, auto_ack=True, exclusive=True, arguments=facts,
                 consumer_tag="lockkeeper-" + facts["x-lockkeeper-id"])
-            # A quorum queue grants a second exclusive consumer: this refuses one (406).
+            # A quorum queue permits a second exclusive consumer. This declare rejects
+            # such a queue (406).
             as_made = {"x-max-length": 0, "x-queue-type": "classic"}
             self.channel.queue_declare(self.holder, durable=True, arguments=as_made)
         except ChannelClosedByBroker as refused:
             if refused.reply_code == 404 or "exclusive use" in refused.reply_text:
                 return False
             raise
-        # It may have been removed before we consumed, or not be there yet.
+        # The slot may have been removed before the consume, or not exist yet.
         if self.consumers(f"{self.lock}-{slot}-A") is None:
             self.release()
             return False
@@ -68,13 +69,13 @@ class Slot:
             slot += 1
         return False
 
-    def told(self, channel, method, properties, body):  # by an administrator
+    def told(self, channel, method, properties, body):  # a message from an administrator
         if body.startswith(b"revoke"):
             self.lost = body.decode("utf-8", "replace")
         elif body == b"drain":  # the slot was removed, but is ours until we release it
             print(f"slot {self.number} of {self.lock} is draining", file=sys.stderr)
         else:
-            self.doubt = True  # such as a probe's empty one: look
+            self.doubt = True  # for example a probe's empty message: verify
 
     def gone(self, method):  # the broker cancelled the consumer
         self.lost = "its queue was deleted"
@@ -89,7 +90,7 @@ class Slot:
     def release(self):
         self.channel.close()  # ends the consumer; cancelling it does as well
 
-def stop(child):  # and what it started
+def stop(child):  # and its children
     for sign, patience in ((signal.SIGTERM, KILL_AFTER), (signal.SIGKILL, None)):
         try:
             os.killpg(child.pid, sign)
@@ -102,7 +103,7 @@ def run(slot, command):
     child = subprocess.Popen(command, start_new_session=True)
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, _: os.killpg(child.pid, number))
-    def deadline():  # on a thread of its own: pika may hang with the network
+    def deadline():  # in a separate thread: pika may hang with the network
         while now() < slot.proven + VALID - KILL_AFTER:
             time.sleep(0.1)
         stop(child)
@@ -110,7 +111,7 @@ def run(slot, command):
     threading.Thread(target=deadline, daemon=True).start()
     try:
         while child.poll() is None:
-            slot.hold.process_data_events(time_limit=0.05)  # heartbeats, and what is told
+            slot.hold.process_data_events(time_limit=0.05)  # heartbeats and messages
             if slot.lost:
                 raise AMQPError(slot.lost)
             if slot.doubt or now() > slot.proven + VERIFY:
@@ -138,7 +139,7 @@ def main():
         slot = Slot(os.environ["AMQP_URL"], given.lock)
         while not slot.try_acquire(facts):
             if now() >= until:
-                sys.exit(75)  # no slot is free, or there is none
+                sys.exit(75)  # no slot is free, or the lock does not exist
             slot.hold.sleep(max(0, random.uniform(0, min(pause, until - now()))))
             pause = min(pause * 2, 2)
     except AMQPError as error:

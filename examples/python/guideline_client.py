@@ -12,7 +12,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
 
 HEARTBEAT = 10  # seconds; the broker frees a silent holder after 2 to 3 of them
-VALID = 2 * HEARTBEAT * 0.98 - 0.5  # for so long after a proof was sent, the slot is ours
+VALID = 2 * HEARTBEAT * 0.98 - 0.5  # seconds after sending a proof for which the slot is ours
 VERIFY = 5  # seconds between proofs
 KILL_AFTER = 3  # seconds that the command has to end when the slot is lost
 RACES = 5  # lost races after which an attempt ends
@@ -30,7 +30,7 @@ class Slot:
         parameters.heartbeat = HEARTBEAT
         parameters.blocked_connection_timeout = HEARTBEAT
         parameters.client_properties = {"connection_name": f"guideline client of {lock}"}
-        # What publishes is blocked under an alarm, so what holds never publishes.
+        # An alarm blocks publishers, so the holding connection never publishes.
         self.hold = pika.BlockingConnection(parameters)
         self.channel = self.hold.channel()
         self.probing = pika.BlockingConnection(parameters)
@@ -67,13 +67,13 @@ class Slot:
                 return False
             holder = f"{self.lock}-{slot}-B"
             if self.declare(holder, exclusive=True, arguments=facts) == 0:
-                # It may have been removed while we declared.
+                # The slot may have been removed during the declare.
                 if self.declare(f"{self.lock}-{slot}-A", passive=True) == 0:
                     self.number, self.proven = slot, sent
                     return True
                 self.channel.queue_delete(holder)
             if race == 0:
-                time.sleep(random.uniform(0, 0.05))  # those who lost together part
+                time.sleep(random.uniform(0, 0.05))  # spreads the clients that lost together
         return False
 
     def verify(self):
@@ -90,7 +90,7 @@ class Slot:
         self.channel.queue_delete(f"{self.lock}-{self.number}-B")
         self.hold.close()  # releases as well; closing only the channel would not
 
-def stop(child):  # and what it started
+def stop(child):  # and its children
     for sign, patience in ((signal.SIGTERM, KILL_AFTER), (signal.SIGKILL, None)):
         try:
             os.killpg(child.pid, sign)
@@ -103,7 +103,7 @@ def run(slot, command):
     child = subprocess.Popen(command, start_new_session=True)
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, _: os.killpg(child.pid, number))
-    def deadline():  # on a thread of its own: pika may hang with the network
+    def deadline():  # in a separate thread: pika may hang with the network
         while now() < slot.proven + VALID - KILL_AFTER:
             time.sleep(0.1)
         stop(child)
@@ -111,7 +111,7 @@ def run(slot, command):
     threading.Thread(target=deadline, daemon=True).start()
     try:
         while child.poll() is None:
-            slot.hold.process_data_events(time_limit=0.05)  # heartbeats, and a close
+            slot.hold.process_data_events(time_limit=0.05)  # heartbeats, and the end of the connection
             if now() > slot.proven + VERIFY and slot.verify() == "lost":
                 raise AMQPError("the holder queue is gone")
         slot.release()
@@ -128,7 +128,7 @@ def main():
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
     until, pause = now() + given.timeout, 0.1
-    facts = {"x-max-length": 0,  # or probes would pile up
+    facts = {"x-max-length": 0,  # otherwise probes would pile up
              "x-lockkeeper-id": os.urandom(10).hex(),
              "x-lockkeeper-identity": f"pid {os.getpid()} on {os.uname().nodename}",
              "x-lockkeeper-reason": " ".join(given.command)[:200],
@@ -137,7 +137,7 @@ def main():
         slot = Slot(os.environ["AMQP_URL"], given.lock)
         while not slot.try_acquire(facts):
             if now() >= until:
-                sys.exit(75)  # no slot is free, or there is none
+                sys.exit(75)  # no slot is free, or the lock does not exist
             slot.hold.sleep(max(0, random.uniform(0, min(pause, until - now()))))
             pause = min(pause * 2, 2)
         slot.probing.close()

@@ -13,7 +13,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 HEARTBEAT = 10  # seconds; the broker frees a silent holder after 2 to 3 of them
-VALID = 2 * HEARTBEAT * 0.98 - 0.5  # for so long after a proof was sent, the token is ours
+VALID = 2 * HEARTBEAT * 0.98 - 0.5  # seconds after sending a proof for which the token is ours
 VERIFY = 5  # seconds between proofs
 KILL_AFTER = 3  # seconds that the command has to end when the token is lost
 
@@ -27,17 +27,19 @@ class Token:
         parameters = pika.URLParameters(url)
         parameters.heartbeat = HEARTBEAT
         parameters.client_properties = {"connection_name": f"token client of {lock}"}
-        # It never publishes: an alarm blocks what does, and a message is a token.
+        # This connection never publishes: an alarm blocks publishers, and a message is a
+        # token.
         self.hold = pika.BlockingConnection(parameters)
         self.channel = self.hold.channel()
-        self.channel.basic_qos(prefetch_count=1)  # or we would hoard the others' tokens
+        self.channel.basic_qos(prefetch_count=1)  # otherwise this client would hoard tokens
         self.channel.add_on_cancel_callback(self.gone)
 
     def acquire(self, timeout, priority):
         """The broker gives a free token to the consumer with the highest priority."""
         until = now() + timeout
         try:
-            # Not declared: that would make a semaphore, and a quorum queue refuses it.
+            # Not declared: that would create a semaphore, and a quorum queue rejects it.
+            sent = now()
             method, properties, body = self.channel.basic_get(self.queue)
         except ChannelClosedByBroker as refused:
             if refused.reply_code == 404:
@@ -45,19 +47,23 @@ class Token:
             raise
         if method:
             self.got(self.channel, method, properties, body)
+            self.proven = sent
             return True
         order = {"x-priority": priority}
         self.tag = self.channel.basic_consume(self.queue, self.got, arguments=order)
         while self.delivery is None and not self.lost and now() < until:
             self.hold.process_data_events(time_limit=max(0, min(1, until - now())))
         if self.delivery is None:
-            # Pika rejects what came meanwhile. A token in a buffer would be nobody's.
+            # Pika rejects messages that arrived since. A token in a buffer would be lost
+            # to all clients.
             self.channel.basic_cancel(self.tag)
-        return self.delivery is not None
+            return False
+        self.verify()  # the delivery may have taken long
+        return True
 
     def got(self, channel, method, properties, body):
-        self.delivery, self.proven = method.delivery_tag, now()
-        self.id = body.decode() if body.isdigit() else None  # the blog's may be any text
+        self.delivery = method.delivery_tag
+        self.id = body.decode() if body.isdigit() else None  # the blog's tokens may be any text
 
     def gone(self, method):  # the broker cancelled the consumer
         self.lost = "the token queue was deleted"
@@ -70,7 +76,7 @@ class Token:
         try:
             channel.queue_declare(name, exclusive=True, arguments=facts)
         except ChannelClosedByBroker:
-            pass  # the last holder's is about to go
+            pass  # the last holder's queue is about to be deleted
 
     def verify(self):
         """On the holding channel: while that is open the broker keeps the token ours,
@@ -81,13 +87,13 @@ class Token:
 
     def release(self):
         if self.tag:
-            self.channel.basic_cancel(self.tag)  # or the token would come straight back
+            self.channel.basic_cancel(self.tag)  # otherwise the token would come straight back
         # Never acknowledged: that would destroy the token.
         self.channel.basic_reject(self.delivery, requeue=True)
         self.verify()
         self.hold.close()
 
-def stop(child):  # and what it started
+def stop(child):  # and its children
     for sign, patience in ((signal.SIGTERM, KILL_AFTER), (signal.SIGKILL, None)):
         try:
             os.killpg(child.pid, sign)
@@ -102,7 +108,7 @@ def run(token, command):
     child = subprocess.Popen(command, start_new_session=True)
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, _: os.killpg(child.pid, number))
-    def deadline():  # on a thread of its own: pika may hang with the network
+    def deadline():  # in a separate thread: pika may hang with the network
         while now() < token.proven + VALID - KILL_AFTER:
             time.sleep(0.1)
         stop(child)
@@ -137,7 +143,7 @@ def main():
     try:
         token = Token(os.environ["AMQP_URL"], given.lock)
         if not token.acquire(given.timeout, given.priority):
-            sys.exit(75)  # no token is free, or there is none
+            sys.exit(75)  # no token is free, or the lock does not exist
         token.announce(facts)
     except AMQPError as error:
         print(f"the broker can't be asked: {error!r}", file=sys.stderr)

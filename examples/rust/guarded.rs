@@ -1,23 +1,23 @@
-//! A program that uses the lock client: takes a slot of a lock so many times, and
-//! each time writes to a register that only the slot's holder may write to. Ends
-//! with an error as soon as it meets another holder there. Several at once show
-//! that a lock keeps them apart:
+//! A program that uses the lock client. It acquires a slot of a lock several times, and
+//! each time writes to a register that only the slot's holder may write to. It fails as
+//! soon as it meets another holder there. Several processes together show that the lock
+//! excludes them:
 //!
 //! ```sh
 //! AMQP_URL=amqp://… cargo run --example guarded -- demo.deploy 100 /tmp/registers
 //! ```
 //!
-//! A lock that is held otherwise than by protocol ExclusiveQueue needs a fourth
-//! argument: `ExclusiveConsumer`, or `Token`.
+//! A lock with another protocol than ExclusiveQueue needs a fourth argument:
+//! `ExclusiveConsumer`, or `Token`.
 
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions, Permit};
+use lockkeeper::{
+    AcquireOptions, Client, ClientOptions, LockName, Permit, Protocol, QueueType, RabbitmqSettings,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -37,10 +37,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let settings = RabbitmqSettings::from_urls(&broker, None)?;
     let client = Client::new(settings, ClientOptions::default());
     let lock = client.semaphore(lock);
-    let options = AcquireOptions {
-        identity: Some(format!("guarded/{}", std::process::id())),
-        ..AcquireOptions::default()
-    };
+    let options =
+        AcquireOptions::default().with_identity(format!("guarded/{}", std::process::id()));
     for _ in 0..times {
         let permit = lock.acquire(&options).await?;
         write_alone(&permit, Path::new(&registers))?;
@@ -50,9 +48,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the lock guards: fails if anybody else is at it.
+/// The guarded work: fails if another holder is doing it too.
 fn write_alone(permit: &Permit, registers: &Path) -> Result<(), Box<dyn Error>> {
-    // In protocol Token, what has one holder at a time is a token.
+    // In protocol Token, each token has one holder at a time.
     let slot = permit.slot().map(u64::from).or(permit.token_id()).unwrap_or_default();
     let register = registers.join(format!("slot-{slot}"));
     let met = |what: &str| format!("slot {slot}: met another holder {what}");

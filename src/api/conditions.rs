@@ -1,128 +1,134 @@
-//! Conditions: their types and reasons, which are an API (listed in
-//! docs/conditions.md, never renamed), and how new ones are laid over old ones.
-//! What a condition says in a given case is decided by whoever reports.
+//! Conditions: their types and reasons, and how new conditions are merged into old ones.
+//! Types and reasons are an API, listed in docs/conditions.md, and are never renamed. See
+//! `operator::report` for the messages.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::plan::clean_text;
 
-/// The server has exactly what the resource asks for.
+/// The server matches the spec exactly.
 pub const READY: &str = "Ready";
-/// Work is under way or will be tried again; absent otherwise (kstatus).
+/// Work is in progress or will be retried. Absent otherwise (kstatus).
 pub const RECONCILING: &str = "Reconciling";
-/// Nothing will happen until somebody changes something; absent otherwise (kstatus).
+/// No progress without a change by a user. Absent otherwise (kstatus).
 pub const STALLED: &str = "Stalled";
 /// The server answers.
 pub const BACKEND_REACHABLE: &str = "BackendReachable";
-/// No holder is left on a slot above the wanted count.
+/// No slot above the desired count is held.
 pub const DRAINED: &str = "Drained";
 /// Every slot is held.
 pub const SATURATED: &str = "Saturated";
-/// A change waits until a client gives its role back.
+/// A change waits for a client to release its role.
 pub const WAITING_FOR_ROLE: &str = "WaitingForRole";
 /// The queue is longer than its bound.
 pub const OVERFILLED: &str = "Overfilled";
-/// Something about the queue is broken.
+/// The queue is damaged.
 pub const DAMAGED: &str = "Damaged";
 
-/// Reasons that don't come from a server's error.
+/// Reasons that are not derived from an error of a server.
 pub mod reason {
-    /// The server is as the resource asks.
+    /// The server matches the spec.
     pub const IN_SYNC: &str = "InSync";
-    /// The change is being made.
+    /// The change is in progress.
     pub const RESIZING: &str = "Resizing";
     /// `suspend: true`, and the server differs from the spec.
     pub const SUSPENDED: &str = "Suspended";
-    /// The spec has a name that can't be used.
+    /// The name in the spec is invalid.
     pub const INVALID_NAME: &str = "InvalidName";
-    /// The name is not one that this namespace may use on the default connection.
+    /// The namespace may not use this name on the default connection.
     pub const NAME_NOT_ALLOWED: &str = "NameNotAllowed";
-    /// An older resource stands for the same lock or queue.
+    /// The resource sets a virtual host on the default connection.
+    pub const VHOST_NOT_ALLOWED: &str = "VhostNotAllowed";
+    /// The resource sets a database on the default connection.
+    pub const DATABASE_NOT_ALLOWED: &str = "DatabaseNotAllowed";
+    /// Another resource owns the same lock or queue.
     pub const CONFLICT: &str = "Conflict";
-    /// The namespace may not have so many slots, or so many resources of this kind.
+    /// The namespace's quota of slots or of resources of this kind is exceeded.
     pub const NAMESPACE_QUOTA_EXCEEDED: &str = "NamespaceQuotaExceeded";
-    /// The resource names no connection and the operator has no default one.
+    /// The resource specifies no connection, and the operator has no default connection.
     pub const NO_CONNECTION: &str = "NoConnection";
     /// The connection's Secret does not exist.
     pub const SECRET_NOT_FOUND: &str = "SecretNotFound";
     /// The connection's Secret lacks a key.
     pub const SECRET_KEY_MISSING: &str = "SecretKeyMissing";
-    /// A value of the connection's Secret can't be understood.
+    /// A value of the connection's Secret is invalid.
     pub const SECRET_INVALID: &str = "SecretInvalid";
-    /// The API server would not give the Secret.
+    /// The API server did not return the Secret.
     pub const SECRET_UNREADABLE: &str = "SecretUnreadable";
     /// The RabbitmqCluster does not exist.
     pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
-    /// RabbitmqCluster is no kind of this Kubernetes cluster.
+    /// The kind RabbitmqCluster is not installed in this Kubernetes cluster.
     pub const CLUSTER_KIND_MISSING: &str = "ClusterKindMissing";
-    /// The RabbitmqCluster does not say yet how it is reached.
+    /// The RabbitmqCluster does not publish its connection details yet.
     pub const CLUSTER_NOT_READY: &str = "ClusterNotReady";
     /// The RabbitmqCluster has no nodes.
     pub const CLUSTER_SCALED_TO_ZERO: &str = "ClusterScaledToZero";
-    /// The API server would not give the RabbitmqCluster.
+    /// The API server did not return the RabbitmqCluster.
     pub const CLUSTER_UNREADABLE: &str = "ClusterUnreadable";
-    /// What is named lies in another namespace, which does not allow that.
+    /// The reference is to another namespace, which does not permit it.
     pub const NOT_ALLOWED: &str = "NotAllowed";
     /// The status could not be written before a change that depends on it.
     pub const STATUS_NOT_WRITTEN: &str = "StatusNotWritten";
     /// The server answered.
     pub const CONNECTED: &str = "Connected";
-    /// Holders keep slots above the wanted count.
+    /// Slots above the desired count are held.
     pub const HOLDERS_DRAINING: &str = "HoldersDraining";
-    /// Nobody keeps a slot above the wanted count.
+    /// No slot above the desired count is held.
     pub const NONE_DRAINING: &str = "NoneDraining";
     /// Every slot is held.
     pub const ALL_SLOTS_HELD: &str = "AllSlotsHeld";
-    /// There is no slot.
+    /// There are no slots.
     pub const NO_SLOTS: &str = "NoSlots";
-    /// A slot may be taken.
+    /// At least one slot is free.
     pub const SLOTS_FREE: &str = "SlotsFree";
     /// The queue was closed and then deleted by its clients.
     pub const COMPLETED: &str = "Completed";
-    /// What was seen may be a client's work under way: believed when seen again.
+    /// The observation may be a client's work in progress. It is reported when observed
+    /// again.
     pub const CONFIRMING: &str = "Confirming";
-    /// The queue is only half made.
+    /// The queue is only partially created.
     pub const HALF_CREATED: &str = "HalfCreated";
-    /// Keys of a deleted queue are left.
+    /// Keys of a deleted queue are left over.
     pub const RESIDUE: &str = "Residue";
-    /// A key of the queue has another type than the protocol's.
+    /// A key of the queue does not have the type that the protocol requires.
     pub const WRONG_TYPE: &str = "WrongType";
     /// A role is taken.
     pub const ROLE_BUSY: &str = "RoleBusy";
-    /// No role is awaited.
+    /// No change waits for a role.
     pub const NOT_WAITING: &str = "NotWaiting";
     /// The length exceeds the bound.
     pub const OVER_BOUND: &str = "OverBound";
     /// The length is within the bound.
     pub const WITHIN_BOUND: &str = "WithinBound";
-    /// Nothing about the queue was found to be broken.
+    /// No damage was found.
     pub const NO_DAMAGE: &str = "NoDamage";
-    /// The resource is being deleted and its server's part is not gone yet.
+    /// The resource is being deleted, and its cleanup on the server is not finished.
     pub const CLEANING_UP: &str = "CleaningUp";
-    /// The resource is being deleted, and its guard waits for holders.
+    /// The resource is being deleted, and its deletion guard waits for holders.
     pub const IN_USE: &str = "InUse";
-    /// The resource is being deleted, and its guard waits for elements.
+    /// The resource is being deleted, and its deletion guard waits for the queue to
+    /// become empty.
     pub const NOT_EMPTY: &str = "NotEmpty";
 }
 
-/// Longest message of a condition, in bytes: a server's text can be anything.
+/// Maximum length of a condition's message, in bytes: it may contain text from a server.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// What one condition should say; times and generation are added by [`merge`].
+/// A condition to report; [`merge`] adds times and generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Say {
     /// The condition's type.
     pub type_: &'static str,
-    /// True, False, or nothing known.
+    /// Status, or `None` for Unknown.
     pub status: Option<bool>,
-    /// CamelCase.
+    /// Reason, in CamelCase.
     pub reason: &'static str,
-    /// For people; what to do next, where there is something to do.
+    /// Message for people, with the next step if there is one.
     pub message: String,
 }
 
 impl Say {
-    /// A condition that is known to be true or false.
+    /// Creates a condition with status True or False.
     pub fn new(
         type_: &'static str,
         status: bool,
@@ -132,14 +138,14 @@ impl Say {
         Self { type_, status: Some(status), reason, message: message.into() }
     }
 
-    /// A condition about which nothing is known.
+    /// Creates a condition with status Unknown.
     pub fn unknown(type_: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
         Self { type_, status: None, reason, message: message.into() }
     }
 }
 
-/// The new list of conditions: exactly those said, each keeping its
-/// transition time while its status stays.
+/// Returns the new list of conditions. Each keeps its transition time while its status
+/// does not change.
 #[must_use]
 pub fn merge(
     old: &[Condition],
@@ -170,7 +176,7 @@ pub fn merge(
         .collect()
 }
 
-/// The condition of a type.
+/// Returns the condition of the given type.
 #[must_use]
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|c| c.type_ == type_)
@@ -197,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_is_not_said_any_more_is_removed() {
+    fn a_condition_that_is_no_longer_reported_is_removed() {
         let old = merge(&[], vec![Say::new(STALLED, true, reason::CONFLICT, "")], None, &at(1));
         assert!(merge(&old, vec![], None, &at(2)).is_empty());
     }

@@ -1,9 +1,9 @@
-//! What users write: the resource types of group `lockkeeper.dev`, their
-//! validation rules and print columns, and the translation of a raw spec into
-//! the values of [`plan`](crate::plan). Pure: nothing here talks to a server.
+//! The resource types of group `lockkeeper.dev`: their fields, validation rules and print
+//! columns, and the translation of a spec into the values of [`plan`](crate::plan). Pure:
+//! no I/O.
 //!
-//! The doc comments of the types are the text of `kubectl explain`, so they
-//! are written for whoever writes YAML.
+//! The doc comments of the types are the text of `kubectl explain`. Write them for
+//! authors of YAML.
 
 #![allow(
     clippy::doc_markdown,
@@ -31,20 +31,21 @@ pub use semaphore::{Semaphore, SemaphoreSpec, SemaphoreStatus};
 /// The API group of every kind.
 pub const GROUP: &str = "lockkeeper.dev";
 
-/// Who the operator is in server-side apply and in events.
+/// Name of the operator in server-side apply and in events.
 pub const FIELD_MANAGER: &str = "lockkeeper";
 
-/// The finalizer on every resource: it goes when nothing of the resource is
-/// left on its server, or nothing can be done about it any more.
+/// Finalizer on every resource. The operator removes it when nothing of the resource is
+/// left on its server, or when cleanup is no longer possible.
 pub const FINALIZER: &str = "lockkeeper.dev/cleanup";
 
-/// `"true"` lets a resource go without touching its server.
+/// Annotation that removes the finalizer without a cleanup on the server if set to
+/// `"true"`.
 pub const FORCE_FINALIZE: &str = "lockkeeper.dev/force-finalize";
 
-/// A request to take a slot from its holder, as JSON.
+/// Annotation with a request to revoke a holder's slot, as JSON.
 pub const REVOKE: &str = "lockkeeper.dev/revoke";
 
-/// Both resource definitions, as installed in a cluster.
+/// Returns both custom resource definitions, as installed in a cluster.
 #[must_use]
 pub fn all_crds() -> Vec<CustomResourceDefinition> {
     let mut all = vec![Semaphore::crd(), PressureQueue::crd()];
@@ -55,8 +56,8 @@ pub fn all_crds() -> Vec<CustomResourceDefinition> {
     all
 }
 
-/// Makes one line of each description: `kubectl explain` breaks lines itself, and
-/// would keep those of the source beside its own.
+/// Joins each description into one line. `kubectl explain` wraps lines itself and would
+/// keep the line breaks of the source in addition.
 fn join_lines(schema: &mut JSONSchemaProps) {
     if let Some(description) = &mut schema.description {
         *description = description.replace('\n', " ");
@@ -67,12 +68,12 @@ fn join_lines(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// A Secret.
+/// Reference to a Secret.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
-    /// Name of the Secret, in the namespace of this resource unless another one is named beside
-    /// it. Example: rabbit-default-user.
+    /// Name of the Secret. Its namespace is that of this resource, unless the reference
+    /// also has a `namespace`. Example: `rabbit-default-user`.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
@@ -80,8 +81,8 @@ pub struct SecretReference {
 /// What happens on the server when the resource is deleted.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum DeletionPolicy {
-    /// Remove what the resource stands for.
+    /// Remove the lock or the queue.
     Delete,
-    /// Leave the server as it is.
+    /// Leave the server unchanged.
     Retain,
 }

@@ -1,4 +1,4 @@
-//! The PressureQueue kind: what its spec may say and what its status tells.
+//! The PressureQueue kind: its spec and its status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::{DeletionPolicy, SecretReference};
 use crate::plan::naming::DEFAULT_PREFIX;
 
-/// What the queue should be: how long it may grow, where, under which name.
+/// Desired state of the queue: its bound, its server and its name.
 #[derive(CustomResource, Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[kube(
     group = "lockkeeper.dev",
     version = "v1alpha1",
     kind = "PressureQueue",
     namespaced,
-    doc = "A bounded first-in-first-out queue in Redis with one producer and one consumer at a time, as the pressure protocol 0.15 describes. Change spec.bound to let it grow or make it shrink while clients use it.",
+    doc = "A bounded first-in-first-out queue in Redis with one producer and one consumer at a time, as described by the pressure protocol 0.15. `spec.bound` may be changed while clients use the queue.",
     status = "PressureQueueStatus",
     derive = "PartialEq",
     shortname = "pq",
@@ -31,19 +31,19 @@ use crate::plan::naming::DEFAULT_PREFIX;
         name = "Bound",
         type_ = "integer",
         json_path = ".status.bound",
-        description = "Elements that the queue may hold; 0 is unbounded"
+        description = "Maximum number of elements; 0 is unbounded"
     ),
     printcolumn(
         name = "Closed",
         type_ = "boolean",
         json_path = ".status.closed",
-        description = "Whether nothing more can be put"
+        description = "Whether the queue is closed to further elements"
     ),
     printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether the queue is as wanted"
+        description = "Whether the queue is as the spec requires"
     ),
     printcolumn(
         name = "Age",
@@ -52,38 +52,36 @@ use crate::plan::naming::DEFAULT_PREFIX;
         description = "Time since creation"
     ),
     printcolumn(
+        name = "Producer",
+        type_ = "string",
+        json_path = ".status.producer.summary",
+        description = "Current or last producer, shortened"
+    ),
+    printcolumn(
+        name = "Consumer",
+        type_ = "string",
+        json_path = ".status.consumer.summary",
+        description = "Current or last consumer, shortened"
+    ),
+    printcolumn(
         name = "Produced",
         type_ = "integer",
         json_path = ".status.producedMessages",
-        description = "Elements ever put",
+        description = "Total number of elements put",
         priority = 1
     ),
     printcolumn(
         name = "Consumed",
         type_ = "integer",
         json_path = ".status.consumedMessages",
-        description = "Elements ever taken",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Producer",
-        type_ = "string",
-        json_path = ".status.producer.id",
-        description = "The last client that was producer",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Consumer",
-        type_ = "string",
-        json_path = ".status.consumer.id",
-        description = "The last client that was consumer",
+        description = "Total number of elements taken",
         priority = 1
     ),
     printcolumn(
         name = "Status",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What the operator has to say",
+        description = "Message of the condition Ready",
         priority = 1
     )
 )]
@@ -97,71 +95,80 @@ use crate::plan::naming::DEFAULT_PREFIX;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PressureQueueSpec {
-    /// How many elements the queue may hold before a put waits, 0 to 2147483647; 0 means no
-    /// bound. Can be changed at any time; lowering it loses nothing. Default 0. Example: 100.
+    /// Maximum number of elements that the queue may hold before a put waits, 0
+    /// to 2147483647. `0`: unbounded. May be changed at any time; lowering it removes no
+    /// elements. Defaults to 0. Example: 100.
     #[serde(default)]
     #[schemars(range(min = 0, max = 2_147_483_647))]
     pub bound: i64,
 
-    /// Open: elements may be put. Closed: no more, and once the queue is empty its consumer is
-    /// told so; this can't be taken back. Default Open.
+    /// Whether elements may be put. `Open`: elements may be put. `Closed`: no more
+    /// elements may be put, and the consumer is notified of the end once the queue is
+    /// empty. A closed queue cannot be reopened. Defaults to `Open`.
     #[serde(default = "open")]
     pub state: QueueState,
 
-    /// The queue's name in Redis, at most 200 bytes; clients use it. Can't be changed.
-    /// Default: <namespace>.<name>. Example: media.frames.
+    /// Name of the queue in Redis, up to 200 bytes. On the operator's default connection
+    /// it must start with `<namespace>.`, unless the operator allows any name. Immutable.
+    /// Defaults to `<namespace>.<name>`. Example: `media.frames`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub queue_name: Option<String>,
 
-    /// The Redis server that keeps the queue. Absent: the operator's default connection. Can't
-    /// be changed.
+    /// Redis server that stores the queue. Immutable. Defaults to the operator's default
+    /// connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redis_reference: Option<RedisReference>,
 
-    /// What happens to the queue when this resource is deleted: Retain leaves it with its data,
-    /// Delete removes it and its data in the protocol's way, so that blocked clients end.
-    /// Default Retain.
+    /// What happens to the queue when this resource is deleted. `Retain`: leave the queue
+    /// and its data. `Delete`: remove the queue and its data as defined by the protocol,
+    /// which also ends blocked clients. Defaults to `Retain`.
     #[serde(default = "retain")]
     pub deletion_policy: DeletionPolicy,
 
-    /// What a deletion of this resource waits for: None, nothing; Empty, that the queue has no
-    /// elements. Until then the resource stays, with its deletion time, and nothing in Redis is
-    /// touched, also with deletionPolicy Retain. A namespace that is deleted is not held up. Can be
-    /// changed at any time, also then. Default None.
+    /// Delays deletion of this resource. `None`: delete immediately. `Empty`: wait until
+    /// the queue has no elements. While the deletion waits, the operator changes nothing
+    /// in Redis, even with deletion policy `Retain`. Namespace deletion is never delayed.
+    /// May be changed at any time, including while the deletion waits. Defaults to
+    /// `None`.
     #[serde(default = "unguarded")]
     pub deletion_guard: QueueGuard,
 
-    /// What happens to a role that a dead client has left taken, to a lost or doubled token, and
-    /// to what a dead client has half created or half deleted: Report says so in the condition
-    /// Damaged, Repair also mends it once nobody is left who could. Elements are never removed,
-    /// but for those of a deletion that a client had begun. Default Report.
+    /// What the operator does about damage left by a dead client: a role that is still
+    /// taken, a lost or surplus token, or a partially created or deleted queue. `Report`:
+    /// report the damage in the condition `Damaged`. `Repair`: also repair it once no
+    /// client is left that could. Neither removes elements, except from a queue whose
+    /// deletion has already started. Defaults to `Report`.
     #[serde(default = "report")]
     pub repair_policy: RepairPolicy,
 
-    /// true: observe and report, but change nothing in Redis. Default false.
+    /// If true, the operator observes and reports but makes no changes in Redis. Defaults
+    /// to `false`.
     #[serde(default)]
     pub suspend: bool,
 }
 
-/// Where the Redis server is and which of its keys are meant.
+/// Reference to a Redis server, a database and a key prefix.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RedisReference {
-    /// A Secret of this namespace with the server's address and a user. Keys: uri
-    /// (redis://user:password@host:6379/0), or host, port, username, password and db. Absent:
-    /// the operator's default connection.
+    /// Secret in the namespace of this resource with the address of the server and the
+    /// credentials of a user. Keys: `uri` (redis://user:password@host:6379/0), or `host`,
+    /// `port`, `username`, `password` and `db`. Unset: the operator's default connection
+    /// is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,
 
-    /// The number of the database, 0 to 65535. Default: that of the connection, else 0.
-    /// Example: 3.
+    /// Number of the Redis database, 0 to 65535. Rejected on the operator's default
+    /// connection, unless the operator allows it. Defaults to that of the connection,
+    /// otherwise 0. Example: 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub database: Option<i32>,
 
-    /// What every key of the queue starts with, at most 200 bytes. Default __pressure__, as in
-    /// every client. Example: team-a.
+    /// Prefix of every key of the queue, up to 200 bytes. All clients of the queue must
+    /// use the same prefix. Defaults to `__pressure__`, which is also the default of the
+    /// clients. Example: `team-a`.
     #[serde(default = "default_prefix")]
     #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub prefix: String,
@@ -172,25 +179,25 @@ pub struct RedisReference {
 pub enum QueueState {
     /// Elements may be put.
     Open,
-    /// No more elements, for ever.
+    /// No more elements may be put. Cannot be reverted.
     Closed,
 }
 
-/// What the resource's deletion waits for.
+/// Condition that delays deletion of the resource.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum QueueGuard {
-    /// Nothing.
+    /// Delete immediately.
     None,
-    /// That the queue has no elements.
+    /// Wait until the queue has no elements.
     Empty,
 }
 
-/// What is done about a damaged queue.
+/// What the operator does about a damaged queue.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum RepairPolicy {
-    /// It is reported.
+    /// Report the damage.
     Report,
-    /// It is mended, and that is reported.
+    /// Report and repair the damage.
     Repair,
 }
 
@@ -214,26 +221,31 @@ fn default_prefix() -> String {
     DEFAULT_PREFIX.to_owned()
 }
 
-/// What the operator saw in Redis. A value that is not known is absent, never 0.
+/// Observed state of the queue in Redis. A value that is not known is absent, never 0.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PressureQueueStatus {
-    /// The generation of the spec that this status is about.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The queue's name in Redis, without prefix. Example: media.frames.
+    /// Name of the queue in Redis, without prefix. Example: `media.frames`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_name: Option<String>,
-    /// The server and database that keep the queue, without credentials. Example: redis:6379/0.
+    /// Server and database that store the queue, without credentials. Example:
+    /// `redis:6379/0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// How many elements are in the queue.
+    /// Last backend from which this resource's queue could be read. The resource can own
+    /// a queue only on this backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached_backend: Option<String>,
+    /// Number of elements in the queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<i64>,
-    /// How many elements it may hold; 0 means no bound.
+    /// Maximum number of elements that the queue may hold. `0`: unbounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<i64>,
-    /// Whether the queue is closed: nothing more can be put.
+    /// Whether the queue is closed, so that no more elements may be put.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<bool>,
     /// The producer role.
@@ -242,31 +254,35 @@ pub struct PressureQueueStatus {
     /// The consumer role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumer: Option<RoleStatus>,
-    /// How many elements were ever put, as the clients count.
+    /// Total number of elements put, as counted by the clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub produced_messages: Option<i64>,
-    /// How many bytes were ever put, as far as the clients count them.
+    /// Total number of bytes put, as far as the clients count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub produced_bytes: Option<i64>,
-    /// How many elements were ever taken, as the clients count.
+    /// Total number of elements taken, as counted by the clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumed_messages: Option<i64>,
-    /// How many bytes were ever taken, as far as the clients count them.
+    /// Total number of bytes taken, as far as the clients count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumed_bytes: Option<i64>,
-    /// Ready, Reconciling, Stalled, BackendReachable, WaitingForRole, Overfilled and Damaged.
+    /// Conditions of types `Ready`, `Reconciling`, `Stalled`, `BackendReachable`,
+    /// `WaitingForRole`, `Overfilled` and `Damaged`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// One of the queue's two roles.
+/// State of one of the queue's two roles.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleStatus {
-    /// The client that has the role, or had it last, as it names itself.
+    /// Id of the client that has the role, or had it last, as declared by the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Whether the role is taken now.
+    /// The id, shortened to fit into a table, for `kubectl get`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
+    /// Whether the role is currently taken.
     pub busy: bool,
 }

@@ -1,38 +1,39 @@
-//! The annotation `lockkeeper.dev/revoke`: the order to take a slot from its holder,
-//! as JSON. Who carries it out, and how, is the operator's.
+//! The annotation `lockkeeper.dev/revoke`: a request to revoke a holder's slot, as JSON.
+//! See `operator::semaphore::revoking` for how it is handled.
 
 use serde::{Deserialize, Serialize};
 
 use crate::plan::clean_text;
 
-/// What the annotation says.
+/// Value of the annotation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RevokeRequest {
-    /// The slot; absent in protocol Token.
+    /// Number of the slot. Absent with protocol Token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
-    /// The holder's id, as status shows it. Nothing is done where somebody else holds
-    /// the slot by then.
+    /// Id of the holder, as in the status. The request is refused if another client holds
+    /// the slot.
     pub holder: String,
-    /// What the holder and the Event are told.
+    /// Reason, passed to the holder and recorded in the Event.
     #[serde(default)]
     pub reason: String,
-    /// Also where the holder's connection has other things, which go with it.
+    /// Revokes the slot even if the holder's connection has other resources, which are
+    /// then lost as well.
     #[serde(default)]
     pub force: bool,
-    /// When it was asked for, in RFC 3339; the Event repeats it.
+    /// Time of the request in RFC 3339 format, repeated in the Event.
     #[serde(default)]
     pub at: String,
 }
 
 impl RevokeRequest {
-    /// From the annotation's text. Every text in it is cleaned and cut; the id as
-    /// status has it.
+    /// Parses the value of the annotation. Removes control characters from the texts and
+    /// truncates them, except the id.
     ///
     /// # Errors
     ///
-    /// What is wrong with it, in words.
+    /// Returns a description of the problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Self { slot, holder, reason, force, at } =
             serde_json::from_str(text).map_err(|error| clean_text(&error.to_string(), 200))?;

@@ -1,4 +1,4 @@
-//! The Semaphore kind: what its spec may say. Its status is in `status`.
+//! The Semaphore kind: its spec. See `status` for its status.
 
 mod ending;
 mod status;
@@ -14,17 +14,17 @@ use crate::plan::connection::BrokerReference;
 use crate::plan::naming;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder};
 
-/// Most holders listed in a status; the counts cover all of them (hazard K10).
+/// Maximum number of holders listed in a status. The counts cover all of them (hazard K10).
 pub const MAX_LISTED_HOLDERS: usize = 50;
 
-/// What the semaphore should be: how many slots, where, under which name.
+/// Desired state of the semaphore: its slots, its broker and its name.
 #[derive(CustomResource, Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[kube(
     group = "lockkeeper.dev",
     version = "v1alpha1",
     kind = "Semaphore",
     namespaced,
-    doc = "A lock that up to spec.slots clients may hold at once, kept in RabbitMQ. Change spec.slots to resize it while clients hold it.",
+    doc = "A lock in RabbitMQ that up to `spec.slots` clients may hold at the same time. `spec.slots` may be changed while clients hold the lock.",
     status = "SemaphoreStatus",
     derive = "PartialEq",
     shortname = "sem",
@@ -45,19 +45,25 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
         name = "Held",
         type_ = "integer",
         json_path = ".status.held",
-        description = "Slots within the wanted count that a client holds"
+        description = "Slots that are held, not counting draining slots"
     ),
     printcolumn(
         name = "Free",
         type_ = "integer",
         json_path = ".status.free",
-        description = "Slots that may be taken now"
+        description = "Slots that can be acquired now"
+    ),
+    printcolumn(
+        name = "Waiting",
+        type_ = "integer",
+        json_path = ".status.waiting",
+        description = "Clients in the wait queue"
     ),
     printcolumn(
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether the broker has exactly the wanted slots"
+        description = "Whether the broker has exactly the desired slots"
     ),
     printcolumn(
         name = "Age",
@@ -66,38 +72,30 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
         description = "Time since creation"
     ),
     printcolumn(
-        name = "Draining",
-        type_ = "integer",
-        json_path = ".status.draining",
-        description = "Holders on slots above the wanted count",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Waiting",
-        type_ = "integer",
-        json_path = ".status.waiting",
-        description = "Clients that wait for a slot and want to be told of one",
-        priority = 1
-    ),
-    printcolumn(
         name = "Holders",
         type_ = "string",
         json_path = ".status.holdersSummary",
-        description = "Who holds which slot",
+        description = "Holders of the lock, shortened"
+    ),
+    printcolumn(
+        name = "Draining",
+        type_ = "integer",
+        json_path = ".status.draining",
+        description = "Holders of draining slots",
         priority = 1
     ),
     printcolumn(
         name = "Lock",
         type_ = "string",
         json_path = ".status.lockName",
-        description = "The lock's name on the broker",
+        description = "Name of the lock on the broker",
         priority = 1
     ),
     printcolumn(
         name = "Status",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
-        description = "What the operator has to say",
+        description = "Message of the condition Ready",
         priority = 1
     )
 )]
@@ -110,12 +108,12 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("self.protocol == 'Token' || !has(self.token)").message("token is only for protocol Token: leave it out, or set protocol: Token").field_path(".token"),
     validation = Rule::new("self.protocol == 'ExclusiveQueue' || self.profile == 'Guideline'").message("profile AmqpLocksPython is only for protocol ExclusiveQueue, which is all that its clients know: leave profile or protocol out").field_path(".profile"),
     validation = Rule::new("self.protocol != 'Token' || !self.fencing || (has(self.token) && self.token.queueType == 'Quorum')").message("fencing with protocol Token needs token.queueType: Quorum, since only such a queue counts how often a token changed hands").field_path(".fencing"),
-    validation = Rule::new("self.protocol != 'Token' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with protocol Token: the broker gives a token back to the next client by itself, and nobody could make it rest. Use another protocol, or leave lockDelay out").field_path(".lockDelay"),
+    validation = Rule::new("self.protocol != 'Token' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with protocol Token: the broker hands a released token to the next client immediately. Use another protocol, or leave lockDelay out").field_path(".lockDelay"),
     validation = Rule::new("self.profile == oldSelf.profile").message("profile can't be changed after creation: create another Semaphore with the other profile and delete this one").field_path(".profile"),
-    validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so they would neither get nor raise the numbers").field_path(".fencing"),
-    validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients know no records beside the slots, so none would wait").field_path(".lockDelay"),
+    validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients don't support the records that store fencing tokens").field_path(".fencing"),
+    validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients don't support the records that store the delay").field_path(".lockDelay"),
     validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || duration(self.drain.revokeAfter) <= duration('720h')").message("drain.revokeAfter must be at most 720h").field_path(".drain.revokeAfter"),
-    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || self.protocol != 'Token'").message("drain.revokeAfter is not possible with protocol Token: tokens have no numbers, so nobody in particular is above the count. Use another protocol, or leave drain.revokeAfter out").field_path(".drain.revokeAfter"),
+    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || self.protocol != 'Token'").message("drain.revokeAfter is not possible with protocol Token: tokens are not numbered, so no particular holder is draining. Use another protocol, or leave drain.revokeAfter out").field_path(".drain.revokeAfter"),
     validation = Rule::new("duration(self.lockDelay) <= duration('1h')").message("lockDelay must be at most 1h").field_path(".lockDelay"),
     validation = Rule::new("self.resize.order != 'Ascending' || self.resize.overshoot >= 1").message("resize.order Ascending needs resize.overshoot of at least 1: a change cut short leaves slots above a hole, which only a sweep beyond it finds").field_path(".resize.order"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
@@ -124,68 +122,71 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SemaphoreSpec {
-    /// How many clients may hold the lock at once, 0 to 10000; 0 means nobody may acquire it.
-    /// Lowering the count never takes a slot from its holder: holders above the count are
-    /// counted as draining until they release. Default 1. Example: 5.
+    /// Maximum number of clients that may hold the lock at the same time, 0 to 10000. `0` closes
+    /// the lock; clients that are already waiting keep waiting. Lowering the value never evicts a
+    /// holder: holders above it are reported as draining until they release. Defaults to 1.
+    /// Example: 5.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 10000))]
     pub slots: i32,
 
-    /// How a client holds the lock; all clients of one lock must use the same. ExclusiveQueue: as
-    /// the amqp-locks guideline says ("persistent semaphore"), by a queue that belongs to its
-    /// connection. ExclusiveConsumer: by being the only consumer of the slot's queue, which is
-    /// several times as fast, and whose loss the broker tells at once; clients of the guideline
-    /// don't know it. Token: by a message that it doesn't acknowledge, as the RabbitMQ blog
-    /// describes ("distributed semaphores"); slots have no numbers then, and the broker itself
-    /// gives a free one to whoever waits. Can't be changed. Default ExclusiveQueue.
+    /// Protocol by which clients acquire the lock. All clients of a lock must use the same one.
+    /// `ExclusiveQueue`: the holder declares an exclusive queue, as described by the amqp-locks
+    /// guideline ("persistent semaphore"). `ExclusiveConsumer`: the holder is the exclusive
+    /// consumer of the slot's queue; several times as fast, and losses are pushed to the holder.
+    /// Not supported by clients of the guideline. `Token`: the holder keeps a message
+    /// unacknowledged, as described by the RabbitMQ blog ("distributed semaphores"); slots are not
+    /// numbered, and the broker hands a free token to the next waiter. Immutable. Defaults to
+    /// `ExclusiveQueue`.
     #[serde(default = "exclusive_queue")]
     pub protocol: Protocol,
 
-    /// What is particular to protocol Token, and only allowed there. Absent: as if each of its
-    /// fields had its default. Can't be changed.
+    /// Settings of protocol `Token`; rejected with any other protocol. Immutable. Unset: every
+    /// field has its default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<Token>,
 
-    /// The lock's name on the broker, at most 200 bytes; clients use it to acquire. Can't be
-    /// changed. Default: <namespace>.<name>. Example: ci.deploy-prod.
+    /// Name of the lock on the broker, up to 200 bytes. On the operator's default connection it
+    /// must start with `<namespace>.`, unless the operator allows any name. Immutable. Defaults to
+    /// `<namespace>.<name>`. Example: `ci.deploy-prod`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"))]
     pub lock_name: Option<String>,
 
-    /// The broker that keeps the lock. Absent: the operator's default connection. Can't be
-    /// changed.
+    /// Broker that stores the lock. Immutable. Defaults to the operator's default connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rabbitmq_cluster_reference: Option<RabbitmqClusterReference>,
 
-    /// The virtual host on the broker, at most 255 bytes. Can't be changed. Default: that of
-    /// the connection, else /. Example: prod.
+    /// Virtual host on the broker, up to 255 bytes. Rejected on the operator's default connection,
+    /// unless the operator allows it. Immutable. Defaults to that of the connection, otherwise
+    /// `/`. Example: `prod`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255))]
     pub vhost: Option<String>,
 
-    /// How the lock's queues are named and kept. Guideline: as the amqp-locks guideline says,
-    /// <lockName>-<n>-A, which survive a restart of the broker. AmqpLocksPython: as the library
-    /// amqp-locks-python has them, <lockName>-A-<n>, which don't, and are made again at the next
-    /// look; its clients and those of the Guideline don't see each other's holders. A broker that
-    /// refuses queues that are not durable (RabbitMQ from 4.3 on) can't have the second, nor can
-    /// another protocol than ExclusiveQueue. Can't be changed. Default Guideline.
+    /// Naming and durability of the lock's queues. `Guideline`: durable queues `<lockName>-<n>-A`,
+    /// as described by the amqp-locks guideline; they survive a restart of the broker.
+    /// `AmqpLocksPython`: non-durable queues `<lockName>-A-<n>`, as declared by the library
+    /// amqp-locks-python; a restart of the broker removes them, and the operator then recreates
+    /// them. Clients of one profile do not see holders of the other. `AmqpLocksPython` requires
+    /// protocol `ExclusiveQueue`; on RabbitMQ 4.3 and newer, the broker must also permit
+    /// `transient_nonexcl_queues`. Immutable. Defaults to `Guideline`.
     #[serde(default = "guideline")]
     pub profile: Profile,
 
-    /// true: each acquisition of a slot gets a number greater than any before on that slot, which
-    /// the client passes on to what the lock guards, so that this can refuse whoever lost the lock
-    /// without knowing. The numbers are kept in a record beside each slot, also while the slot is
-    /// removed. Only in profile Guideline. In protocol Token only with token.queueType Quorum,
-    /// whose tokens have such numbers anyway: the token's id and how often it changed hands, in
-    /// one number that grows for each token. Default false.
+    /// Issues a token with every acquisition that is greater than all earlier tokens of that slot.
+    /// The protected resource can use it to reject late writes. The tokens keep increasing even if
+    /// the slot is removed and added again. Requires profile `Guideline`. With protocol `Token`
+    /// this requires `token.queueType: Quorum`, and tokens increase for each token id instead of
+    /// each slot. Defaults to `false`.
     #[serde(default)]
     pub fencing: bool,
 
-    /// How long a slot whose holder ended without releasing it stays unused: the next holder waits
-    /// that long before it begins, so that what the last one still does can end. 0s to 1h. It is
-    /// kept in a record beside each slot, so a changed value reaches a slot with the next holder
-    /// that knows this resource, and slots added from now on at once. Only in profile Guideline,
-    /// and not in protocol Token. Default 0s. Example: 15s.
+    /// Time that a slot stays unavailable after its holder ended without releasing it, for example
+    /// because it crashed. Gives the previous holder's work time to end. `0s` to `1h`. Slots added
+    /// later use a changed value immediately; an existing slot uses it from the next holder that
+    /// reads this resource. Requires profile `Guideline`; not supported with protocol `Token`.
+    /// Defaults to `0s`. Example: `15s`.
     #[serde(default = "no_delay")]
     #[schemars(
         length(min = 2, max = 20),
@@ -193,66 +194,69 @@ pub struct SemaphoreSpec {
     )]
     pub lock_delay: String,
 
-    /// How the number of slots is changed on the broker. Without effect in protocol Token, where
-    /// slots have no numbers.
+    /// Controls how the operator adds and removes slots on the broker. Ignored with protocol
+    /// `Token`, where slots are not numbered.
     #[serde(default)]
     pub resize: Resize,
 
-    /// What becomes of holders above the wanted count. Absent: they keep their slots for as long as
-    /// they want.
+    /// Limits how long draining holders may keep their slots. Unset: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Drain>,
 
-    /// What happens to the slots when this resource is deleted: Delete removes them (holders
-    /// keep theirs until they release), Retain leaves them. Default Delete.
+    /// What happens to the slots when this resource is deleted. `Delete`: remove them; holders
+    /// keep theirs until they release. `Retain`: leave them. Defaults to `Delete`.
     #[serde(default = "delete")]
     pub deletion_policy: DeletionPolicy,
 
-    /// What a deletion of this resource waits for: None, nothing; Unused, that nobody holds a slot,
-    /// be it above the wanted count. Until then the resource stays, with its deletion time, and
-    /// nothing on the broker is touched, also with deletionPolicy Retain. A namespace that is deleted
-    /// is not held up. Can be changed at any time, also then. Default None.
+    /// Delays deletion of this resource. `None`: delete immediately. `Unused`: wait until no slot
+    /// is held, including draining slots. While the deletion waits, the operator changes nothing
+    /// on the broker, even with deletion policy `Retain`. Namespace deletion is never delayed. May
+    /// be changed at any time, including while the deletion waits. Defaults to `None`.
     #[serde(default = "unguarded")]
     pub deletion_guard: SemaphoreGuard,
 
-    /// true: observe holders and report, but change nothing on the broker. Default false.
+    /// If true, the operator observes and reports but makes no changes on the broker. Defaults to
+    /// `false`.
     #[serde(default)]
     pub suspend: bool,
 }
 
-/// Where the broker is; the shape is that of the RabbitMQ messaging topology operator.
+/// Reference to the broker, in the format of the RabbitMQ messaging topology operator.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[x_kube(
     validation = Rule::new("has(self.name) != has(self.connectionSecret)").message("name the broker by one of name, a RabbitmqCluster's, and connectionSecret, a Secret's, and not by both")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RabbitmqClusterReference {
-    /// Name of a RabbitmqCluster of the RabbitMQ cluster operator, used as its default user. Its
-    /// certificate, its port and its Secret are found by it. Absent: connectionSecret is given.
-    /// Example: rabbit.
+    /// Name of a RabbitmqCluster managed by the RabbitMQ cluster operator. The operator connects
+    /// as the cluster's default user and reads its port, certificate and Secret from the
+    /// RabbitmqCluster. Mutually exclusive with `connectionSecret`. Unset: `connectionSecret` is
+    /// required. Example: `rabbit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
 
-    /// The namespace of the RabbitmqCluster or of the Secret, which must allow it by its annotation
-    /// rabbitmq.com/topology-allowed-namespaces: a list of namespaces with commas, or *. Default:
-    /// that of this resource, which needs no such permission. Example: messaging.
+    /// Namespace of the RabbitmqCluster or Secret. A namespace other than that of this resource
+    /// must be permitted by the annotation `rabbitmq.com/topology-allowed-namespaces` of the
+    /// RabbitmqCluster or Secret: a comma-separated list of namespaces, or `*`. Defaults to the
+    /// namespace of this resource. Example: `messaging`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub namespace: Option<String>,
 
-    /// A Secret with the broker's address and a user. Keys: host, port, username and password, as
-    /// in a RabbitmqCluster's default-user Secret, or amqpUri
-    /// (amqp://user:password@host:5672/vhost); managementUri (http://host:15672) or uri name the
-    /// management API, which tells who the holders are. For amqps:// and https:// (or tls: true
-    /// beside host): ca.crt, tls.crt and tls.key. Secrets need no label. Absent: name is given.
-    /// Example: {name: rabbit}.
+    /// Secret with the address of the broker and the credentials of a user. Keys: `host`, `port`,
+    /// `username` and `password`, as in the default-user Secret of a RabbitmqCluster, or `amqpUri`
+    /// (amqp://user:password@host:5672/vhost). `managementUri` (http://host:15672) or `uri` may
+    /// set the management API, which provides the identities of holders. With amqps://, https://
+    /// or `tls: "true"`, the keys `ca.crt`, `tls.crt` and `tls.key` configure TLS. No label is
+    /// required. Mutually exclusive with `name`. Unset: `name` is required. Example:
+    /// `{name: rabbit}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,
 }
 
 impl RabbitmqClusterReference {
-    /// What is named; nothing where the API server would have refused it.
+    /// The broker referred to, or `None` for a reference that the API server rejects.
     fn broker(&self) -> Option<BrokerReference> {
         let secret = self.connection_secret.as_ref().map(|secret| &secret.name);
         let name = self.name.as_ref().or(secret)?.clone();
@@ -261,20 +265,20 @@ impl RabbitmqClusterReference {
     }
 }
 
-/// How the number of slots is changed on the broker.
+/// Controls how the operator adds and removes slots on the broker.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resize {
-    /// How many slot numbers above the highest known one are swept for stray slots, 0 to 1000.
-    /// Slots that appear there by accident are removed. Default 16. Example: 64.
+    /// Number of slot numbers above the highest known slot that the operator checks for stray
+    /// slots, 0 to 1000. Stray slots found there are removed. Defaults to 16. Example: 64.
     #[serde(default = "default_overshoot")]
     #[schemars(range(min = 0, max = 1000))]
     pub overshoot: i32,
 
-    /// In which order the slots above a lowered count go. Descending: from the highest down.
-    /// Ascending: from the lowest up, which keeps clients that search from slot 1 and stop at the
-    /// first missing one out of all of them at once; it needs an overshoot of at least 1. Default
-    /// Descending.
+    /// Order in which slots above a lowered `slots` are removed. `Descending`: highest number
+    /// first. `Ascending`: lowest number first; clients that search from slot 1 and stop at the
+    /// first missing slot no longer reach any of these slots after the first removal. Requires
+    /// `overshoot` of at least 1. Defaults to `Descending`.
     #[serde(default = "descending")]
     pub order: Order,
 }
@@ -285,12 +289,12 @@ impl Default for Resize {
     }
 }
 
-/// In which order slots go.
+/// Order in which slots are removed.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum Order {
-    /// The highest first.
+    /// Highest number first.
     Descending,
-    /// The lowest first.
+    /// Lowest number first.
     Ascending,
 }
 
@@ -303,35 +307,36 @@ impl From<Order> for DeletionOrder {
     }
 }
 
-/// How a client holds a lock.
+/// Protocol by which clients acquire a lock.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum Protocol {
-    /// By an exclusive queue.
+    /// The holder declares an exclusive queue.
     ExclusiveQueue,
-    /// By an exclusive consumer.
+    /// The holder is the exclusive consumer of the slot's queue.
     ExclusiveConsumer,
-    /// By an unacknowledged message.
+    /// The holder keeps a message unacknowledged.
     Token,
 }
 
-/// What is particular to protocol Token.
+/// Settings of protocol Token.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Token {
-    /// The queue that keeps the tokens. Classic: as the clients of the RabbitMQ blog declare it,
-    /// durable and without arguments, on one node of the broker. Quorum: replicated, and counting
-    /// how often a token changed hands, for fencing; clients that declare it as the blog does are
-    /// refused (406), so they must not declare it. Can't be changed. Default Classic.
+    /// Type of the queue that stores the tokens. `Classic`: a durable queue without arguments on
+    /// one node of the broker, as declared by the clients of the RabbitMQ blog. `Quorum`: a
+    /// replicated queue that counts the deliveries of each token, which fencing requires; the
+    /// broker rejects a client that declares the queue as the blog does with 406, so such clients
+    /// must not declare it. Immutable. Defaults to `Classic`.
     #[serde(default = "classic")]
     pub queue_type: QueueType,
 }
 
-/// The kind of the queue that keeps the tokens.
+/// Type of the queue that stores the tokens.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum QueueType {
-    /// On one node, without arguments.
+    /// A classic queue on one node, without arguments.
     Classic,
-    /// Replicated.
+    /// A replicated quorum queue.
     Quorum,
 }
 
@@ -345,14 +350,14 @@ impl From<QueueType> for naming::QueueType {
 }
 
 impl SemaphoreSpec {
-    /// Where its broker is; absent, on the operator's default connection.
+    /// Returns the broker reference, or `None` for the operator's default connection.
     #[must_use]
     pub fn broker(&self) -> Option<BrokerReference> {
         self.rabbitmq_cluster_reference.as_ref()?.broker()
     }
 
-    /// How its clients hold it, and in which queues. What the API server refuses to combine is
-    /// left aside.
+    /// Returns the protocol and the queue names of the lock. Ignores combinations that the API
+    /// server rejects.
     #[must_use]
     pub fn naming(&self) -> naming::Protocol {
         let queue_type = self.token.as_ref().map(|token| token.queue_type.into());
@@ -364,12 +369,12 @@ impl SemaphoreSpec {
     }
 }
 
-/// How a lock's queues are named and kept.
+/// Naming and durability of a lock's queues.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum Profile {
-    /// The amqp-locks guideline's.
+    /// Durable queues, as described by the amqp-locks guideline.
     Guideline,
-    /// That of the library amqp-locks-python.
+    /// Non-durable queues, as declared by the library amqp-locks-python.
     AmqpLocksPython,
 }
 

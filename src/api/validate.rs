@@ -1,5 +1,5 @@
-//! From a raw spec to the values of [`plan`](crate::plan): what the API server's
-//! schema can't see is checked here. Reads no Secret and no clock.
+//! Translates a spec into the values of [`plan`](crate::plan), with the checks that the
+//! API server's schema can't express. Reads no Secret and no clock.
 
 use std::time::Duration;
 
@@ -14,24 +14,49 @@ use crate::plan::naming::{DEFAULT_PREFIX, LockName, MAX_SLOTS, NameError, QueueN
 use crate::plan::pressure_queue::{QueueWish, WantedState};
 use crate::plan::semaphore::SlotWish;
 
-/// Why a spec can't be acted on; only a change of the spec helps.
+/// Error of an unusable spec. Only a change of the spec resolves it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// The name breaks a naming rule.
+    /// The name violates a naming rule.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The name belongs to another namespace on a connection that all share.
+    /// On a shared connection, the name belongs to another namespace.
     #[error(
         "on the operator's default connection a name must start with {prefix:?}, which {name:?} does not: leave {field} out, or give the namespace its own connection Secret"
     )]
     NotAllowed {
-        /// The refused name.
+        /// The rejected name.
         name: String,
-        /// What it must start with.
+        /// Required prefix.
         prefix: String,
         /// The field that sets it.
         field: &'static str,
     },
+    /// The place is set by the resource, which the operator does not allow on a shared
+    /// connection.
+    #[error(
+        "on the operator's default connection {} can't be set: leave it out, or give the namespace its own connection Secret",
+        .0.field()
+    )]
+    PlaceNotAllowed(Place),
+}
+
+/// Part of a server that a resource may select.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The virtual host of a broker.
+    Vhost,
+    /// The database of a Redis server.
+    Database,
+}
+
+impl Place {
+    fn field(self) -> &'static str {
+        match self {
+            Self::Vhost => "vhost",
+            Self::Database => "redisReference.database",
+        }
+    }
 }
 
 impl SpecError {
@@ -41,60 +66,69 @@ impl SpecError {
         match self {
             Self::Name(_) => reason::INVALID_NAME,
             Self::NotAllowed { .. } => reason::NAME_NOT_ALLOWED,
+            Self::PlaceNotAllowed(Place::Vhost) => reason::VHOST_NOT_ALLOWED,
+            Self::PlaceNotAllowed(Place::Database) => reason::DATABASE_NOT_ALLOWED,
         }
     }
 }
 
-/// Who may use which names on the operator's default connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DefaultNames {
-    /// Only names that start with the namespace and a dot.
-    OfTheNamespace,
-    /// Any: the operator was told that all namespaces trust each other.
-    Any,
+/// What resources may select on the operator's default connections, which all namespaces
+/// share. The default allows nothing that belongs to another namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DefaultRules {
+    /// Names that don't start with the namespace and a dot.
+    pub any_name: bool,
+    /// `spec.vhost` and `spec.redisReference.database`.
+    pub any_place: bool,
 }
 
-/// What a Semaphore asks for.
+impl DefaultRules {
+    /// Allows everything. For the command line, which does not know the operator's
+    /// settings.
+    pub const ANYTHING: Self = Self { any_name: true, any_place: true };
+}
+
+/// A validated Semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidSemaphore {
     /// Its name on the broker.
     pub lock: LockName,
-    /// How many slots.
+    /// Desired slots.
     pub wish: SlotWish,
-    /// The broker that it names; absent means the default connection.
+    /// Broker, or `None` for the default connection.
     pub broker: Option<BrokerReference>,
-    /// The virtual host, where the resource names one.
+    /// Virtual host, if the resource specifies one.
     pub vhost: Option<String>,
-    /// After how long a holder above the count loses its slot.
+    /// Time after which a draining holder loses its slot.
     pub revoke_after: Option<Duration>,
     /// Observe only.
     pub suspend: bool,
 }
 
-/// What a `PressureQueue` asks for.
+/// A validated `PressureQueue`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidQueue {
     /// Its name and prefix in Redis.
     pub queue: QueueName,
-    /// Bound and state.
+    /// Desired bound and state.
     pub wish: QueueWish,
-    /// The Secret of the connection; absent means the default connection.
+    /// Secret of the connection, or `None` for the default connection.
     pub secret: Option<String>,
-    /// The database, where the resource names one.
+    /// Database, if the resource specifies one.
     pub database: Option<i64>,
-    /// Mend what is broken, rather than only say so.
+    /// Repair damage instead of only reporting it.
     pub repair: bool,
     /// Observe only.
     pub suspend: bool,
 }
 
-/// The lock's name on the broker, checked or not: what a status shows.
+/// Returns the lock's name on the broker without validating it, for the status.
 #[must_use]
 pub fn lock_name(semaphore: &Semaphore) -> String {
     semaphore.spec.lock_name.clone().unwrap_or_else(|| default_name(semaphore))
 }
 
-/// The queue's name in Redis, checked or not: what a status shows.
+/// Returns the queue's name in Redis without validating it, for the status.
 #[must_use]
 pub fn queue_name(queue: &PressureQueue) -> String {
     queue.spec.queue_name.clone().unwrap_or_else(|| default_name(queue))
@@ -104,16 +138,23 @@ fn default_name<K: ResourceExt>(object: &K) -> String {
     format!("{}.{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Checks a Semaphore's spec.
-pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemaphore, SpecError> {
+/// Validates a Semaphore's spec.
+///
+/// # Errors
+///
+/// [`SpecError`]: a field is invalid, or not allowed on a default connection.
+pub fn semaphore(object: &Semaphore, rules: DefaultRules) -> Result<ValidSemaphore, SpecError> {
     let spec = &object.spec;
     let broker = spec.broker();
     let name = lock_name(object);
-    check_tenancy(object, &name, broker.is_some(), names, "lockName")?;
+    if broker.is_none() {
+        check_name(object, &name, rules, "lockName")?;
+        check_place(spec.vhost.is_some(), rules, Place::Vhost)?;
+    }
     let lock = LockName::new(name)?.with_protocol(spec.naming());
     let lock_delay = duration(&spec.lock_delay);
-    // The API server refuses both where there are no records, but for a Token's fencing, which
-    // its queue does without any.
+    // The API server rejects both if the lock has no records, except fencing with
+    // protocol Token, which needs no records.
     let has_records =
         lock.record_queue(1).is_some() && (spec.fencing || lock_delay > Duration::ZERO);
     Ok(ValidSemaphore {
@@ -136,17 +177,25 @@ pub fn semaphore(object: &Semaphore, names: DefaultNames) -> Result<ValidSemapho
     })
 }
 
-/// Checks a `PressureQueue`'s spec.
+/// Validates a `PressureQueue`'s spec.
+///
+/// # Errors
+///
+/// [`SpecError`]: a field is invalid, or not allowed on a default connection.
 pub fn pressure_queue(
     object: &PressureQueue,
-    names: DefaultNames,
+    rules: DefaultRules,
 ) -> Result<ValidQueue, SpecError> {
     let spec = &object.spec;
     let reference = spec.redis_reference.as_ref();
     let secret =
         reference.and_then(|r| r.connection_secret.as_ref()).map(|secret| secret.name.clone());
     let name = queue_name(object);
-    check_tenancy(object, &name, secret.is_some(), names, "queueName")?;
+    if secret.is_none() {
+        check_name(object, &name, rules, "queueName")?;
+        let has_database = reference.is_some_and(|reference| reference.database.is_some());
+        check_place(has_database, rules, Place::Database)?;
+    }
     let prefix = reference.map_or(DEFAULT_PREFIX, |r| r.prefix.as_str());
     Ok(ValidQueue {
         queue: QueueName::new(prefix, name)?,
@@ -164,32 +213,46 @@ pub fn pressure_queue(
     })
 }
 
-// The schema refuses negative numbers; an object stored under an older schema
-// could still have one.
+// The schema rejects negative numbers, but an object stored under an older schema may
+// still have one.
 fn non_negative(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-// The schema refuses whatever can't be read.
+// The schema rejects anything that does not parse.
 fn duration(text: &str) -> Duration {
     text.parse().ok().and_then(|d: SignedDuration| Duration::try_from(d).ok()).unwrap_or_default()
 }
 
-/// Everybody shares the default connection, so a name there must show whose it
-/// is, or one tenant could take another's lock (hazard K7). CEL rules can't see
-/// the namespace, hence here.
-fn check_tenancy<K: ResourceExt>(
+/// All namespaces share the default connection, so a name must show its namespace.
+/// Otherwise one tenant could take another's lock (hazard K7). CEL rules can't see the
+/// namespace, so this is checked here.
+fn check_name<K: ResourceExt>(
     object: &K,
     name: &str,
-    own_connection: bool,
-    names: DefaultNames,
+    rules: DefaultRules,
     field: &'static str,
 ) -> Result<(), SpecError> {
-    let prefix = format!("{}.", object.namespace().unwrap_or_default());
-    if own_connection || names == DefaultNames::Any || name.starts_with(&prefix) {
+    if rules.any_name || is_own_name(object, name) {
         return Ok(());
     }
-    Err(SpecError::NotAllowed { name: name.to_owned(), prefix, field })
+    Err(SpecError::NotAllowed { name: name.to_owned(), prefix: own_prefix(object), field })
+}
+
+/// Returns whether the name starts with the object's namespace and a dot.
+#[must_use]
+pub fn is_own_name<K: ResourceExt>(object: &K, name: &str) -> bool {
+    name.starts_with(&own_prefix(object))
+}
+
+fn own_prefix<K: ResourceExt>(object: &K) -> String {
+    format!("{}.", object.namespace().unwrap_or_default())
+}
+
+/// The default connection's user may have access to virtual hosts or databases that the
+/// namespaces must not use (hazard K25).
+fn check_place(is_set: bool, rules: DefaultRules, place: Place) -> Result<(), SpecError> {
+    if is_set && !rules.any_place { Err(SpecError::PlaceNotAllowed(place)) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -205,8 +268,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_namespace_and_name_unless_said_otherwise() {
-        let valid = semaphore(&semaphore_of("{}"), DefaultNames::OfTheNamespace).unwrap();
+    fn a_name_defaults_to_namespace_and_name() {
+        let valid = semaphore(&semaphore_of("{}"), DefaultRules::default()).unwrap();
         assert_eq!(valid.lock.as_str(), "ci.deploy");
         assert_eq!(valid.wish, SlotWish::new(1));
     }
@@ -214,7 +277,7 @@ mod tests {
     #[test]
     fn slots_have_records_with_fencing_and_with_a_lock_delay_and_only_in_profile_guideline() {
         let records = |yaml| {
-            let valid = semaphore(&semaphore_of(yaml), DefaultNames::OfTheNamespace).unwrap();
+            let valid = semaphore(&semaphore_of(yaml), DefaultRules::default()).unwrap();
             valid.wish.records.map(|delay| delay.as_millis())
         };
         assert_eq!(records("{}"), None);
@@ -229,9 +292,9 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_has_the_protocol_that_the_spec_says() {
+    fn the_lock_has_the_protocol_of_the_spec() {
         let protocol = |yaml| {
-            let valid = semaphore(&semaphore_of(yaml), DefaultNames::OfTheNamespace).unwrap();
+            let valid = semaphore(&semaphore_of(yaml), DefaultRules::default()).unwrap();
             valid.lock.protocol()
         };
         assert_eq!(protocol("{}"), Protocol::ExclusiveQueue(Profile::Guideline));
@@ -248,9 +311,36 @@ mod tests {
     #[test]
     fn another_namespaces_name_on_the_default_connection_is_refused() {
         let object = semaphore_of("{lockName: prod.deploy}");
-        let refused = semaphore(&object, DefaultNames::OfTheNamespace).unwrap_err();
+        let refused = semaphore(&object, DefaultRules::default()).unwrap_err();
         assert_eq!(refused.reason(), reason::NAME_NOT_ALLOWED);
-        assert!(semaphore(&object, DefaultNames::Any).is_ok());
+        assert!(semaphore(&object, DefaultRules::ANYTHING).is_ok());
+    }
+
+    #[test]
+    fn a_vhost_or_database_on_the_default_connection_is_refused() {
+        let object = semaphore_of("{vhost: theirs}");
+        let any_name = DefaultRules { any_name: true, ..DefaultRules::default() };
+        let refused = semaphore(&object, any_name).unwrap_err();
+        assert_eq!(refused.reason(), reason::VHOST_NOT_ALLOWED);
+        assert!(refused.to_string().contains("vhost can't be set"), "{refused}");
+        let any_place = DefaultRules { any_place: true, ..DefaultRules::default() };
+        assert!(semaphore(&object, any_place).is_ok());
+        let own = "rabbitmqClusterReference: {connectionSecret: {name: s}}";
+        let object = semaphore_of(&format!("{{vhost: mine, {own}}}"));
+        assert!(semaphore(&object, DefaultRules::default()).is_ok());
+
+        let queue = |reference: &str| -> PressureQueue {
+            let text = format!(
+                "{{metadata: {{name: q, namespace: ci}}, spec: {{redisReference: {{{reference}}}}}}}"
+            );
+            serde_yaml::from_str(&text).unwrap()
+        };
+        let refused = pressure_queue(&queue("database: 3"), any_name).unwrap_err();
+        assert_eq!(refused.reason(), reason::DATABASE_NOT_ALLOWED);
+        assert!(pressure_queue(&queue("database: 3"), any_place).is_ok());
+        assert!(pressure_queue(&queue("prefix: p"), DefaultRules::default()).is_ok());
+        let own = queue("database: 3, connectionSecret: {name: s}");
+        assert!(pressure_queue(&own, DefaultRules::default()).is_ok());
     }
 
     #[test]
@@ -258,7 +348,7 @@ mod tests {
         let object = semaphore_of(
             "{lockName: prod.deploy, rabbitmqClusterReference: {connectionSecret: {name: rabbit}}}",
         );
-        let valid = semaphore(&object, DefaultNames::OfTheNamespace).unwrap();
+        let valid = semaphore(&object, DefaultRules::default()).unwrap();
         let named = valid.broker.map(|broker| (broker.is_cluster, broker.name));
         assert_eq!(named, Some((false, "rabbit".to_owned())));
     }
@@ -267,10 +357,10 @@ mod tests {
     fn a_default_name_that_breaks_a_rule_is_refused_with_the_rule() {
         let mut object = semaphore_of("{}");
         object.metadata.name = Some("x.semaphore".to_owned());
-        let refused = semaphore(&object, DefaultNames::OfTheNamespace).unwrap_err();
+        let refused = semaphore(&object, DefaultRules::default()).unwrap_err();
         assert!(refused.to_string().contains(".semaphore"), "{refused}");
         object.metadata.name = Some("y".repeat(250));
-        let refused = semaphore(&object, DefaultNames::OfTheNamespace).unwrap_err();
+        let refused = semaphore(&object, DefaultRules::default()).unwrap_err();
         assert!(refused.to_string().contains("200"), "{refused}");
     }
 }

@@ -1,48 +1,62 @@
-//! Taking a lock as `exec` and `hold` do: who asks, for how long, how it is
-//! said while it waits, and which exit code a refusal has.
+//! Acquires a lock for `exec` and `hold`: options, progress messages, and exit codes of
+//! failures.
 
 use std::time::Duration;
 
 use tracing::{Instrument, debug_span, field};
 
+use super::common::duration;
+use super::failure::Failure;
 use super::target::{Found, Target};
 use super::waiting::Waiting;
-use super::{Failure, duration};
 use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Permit};
 
-/// How a lock is asked for.
+/// How a lock is acquired.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "How it is asked for")]
+#[command(next_help_heading = "Acquisition")]
 pub(super) struct Acquire {
-    /// Who holds the slot, shown to everybody who looks [default: user@host]
+    /// Identity of the holder, visible to all users of the lock; truncated to 500 bytes
+    /// [default: user@host]
     #[arg(long, value_name = "WHO")]
     identity: Option<String>,
 
-    /// Why it is held, shown to everybody who looks
+    /// Reason for holding the lock, visible to all users of the lock; truncated to 500
+    /// bytes
     #[arg(long, value_name = "WHY")]
     reason: Option<String>,
 
-    /// Where to read more, such as a build's page
+    /// Link with more information, for example to the page of a build; truncated to 500
+    /// bytes
     #[arg(long, value_name = "URL")]
     link: Option<String>,
 
-    /// Give up when no slot was free for this long [default: wait for ever]
+    /// Give up if no slot is acquired within this time. The lock delay of a slot whose
+    /// last holder crashed counts too: a shorter timeout gives up and leaves the
+    /// remainder to the next client [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_wait")]
     timeout: Option<Duration>,
 
-    /// Give up at once when no slot is free
+    /// Do not wait for other holders: give up if no slot is free. The lock delay of a
+    /// free slot whose last holder crashed is still waited for; use --timeout to limit
+    /// that
     #[arg(long)]
     no_wait: bool,
 
-    /// Who waits gets a slot before those with a lower number, 0 to 255
+    /// Priority while waiting, 0 to 255; higher priorities are served first
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     priority: u8,
 
-    /// The AMQP heartbeat: a holder that falls silent loses its slot after two to three of them
+    /// Acquire a free slot even if other clients wait for it, instead of waiting behind
+    /// them
+    #[arg(long)]
+    barge: bool,
+
+    /// AMQP heartbeat interval, 1s to 5m; an unresponsive holder loses its slot after two
+    /// to three intervals
     #[arg(long, default_value = "10s", value_parser = heartbeat)]
     heartbeat: Duration,
 
-    /// Say nothing while waiting
+    /// Print nothing while waiting
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -56,7 +70,7 @@ fn heartbeat(text: &str) -> Result<Duration, String> {
 }
 
 impl Acquire {
-    /// Finds the lock and takes it. Cancel safe: nothing is held then.
+    /// Finds the lock and acquires it. Cancel safe: if cancelled, nothing is held.
     pub async fn take(&self, target: &Target) -> Result<(Found, Client, Permit), Failure> {
         let found = target.find().await?;
         let client = self.client(&found);
@@ -73,11 +87,11 @@ impl Acquire {
         Ok((found, client, permit))
     }
 
-    /// A client of the lock's broker. Connects nothing.
+    /// Creates a client of the lock's broker. Does not connect.
     fn client(&self, found: &Found) -> Client {
         let options = ClientOptions {
             heartbeat: self.heartbeat,
-            // One lock is all that this process wants.
+            // This process acquires only one lock.
             warm: 0,
             ..ClientOptions::default()
         };
@@ -91,6 +105,7 @@ impl Acquire {
             reason: self.reason.clone(),
             url: self.link.clone(),
             priority: self.priority,
+            barge: self.barge,
             lock_delay: found.lock_delay,
             ..AcquireOptions::default()
         };
@@ -113,14 +128,16 @@ impl Acquire {
 
 fn not_acquired(error: &AcquireError) -> Failure {
     let code = match error {
-        AcquireError::Broker(BrokerError::IncompatibleQueue { .. }) => Failure::USAGE,
+        AcquireError::Broker(
+            BrokerError::IncompatibleQueue { .. } | BrokerError::ProtocolMismatch { .. },
+        ) => Failure::USAGE,
         AcquireError::Broker(_) => Failure::UNAVAILABLE,
         _ => Failure::NOT_ACQUIRED,
     };
     Failure::new(code, error.to_string())
 }
 
-/// `$USER@host`, as far as known. In a pod the host is the pod's name.
+/// Returns `$USER@host`, as far as known. In a pod the host is the pod's name.
 fn default_identity() -> Option<String> {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok();
     let host = std::fs::read_to_string("/etc/hostname").ok().map(|name| name.trim().to_owned());

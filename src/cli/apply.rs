@@ -1,14 +1,15 @@
-//! `lockkeeper apply`: makes servers as manifests say, without Kubernetes, with
-//! what the operator makes them with.
+//! `lockkeeper apply`: applies manifests to servers, without Kubernetes, with the
+//! operator's own code.
 
 use tokio_util::sync::CancellationToken;
 
+use super::common::say;
+use super::failure::Failure;
 use super::output::Format;
 use super::plan::{Plan, Shown, Step, Wanted, Work, store_failed};
 use super::question::confirmed;
-use super::semaphore::failed;
+use super::semaphore::target::failed;
 use super::validate::INVALID;
-use super::{Failure, say};
 use crate::api::validate::{ValidQueue, ValidSemaphore};
 use crate::plan::pressure_queue::QueueEffect;
 use crate::pressure::{Applied, Store};
@@ -21,30 +22,30 @@ pub struct Arguments {
     #[command(flatten)]
     wanted: Wanted,
 
-    /// Remove slots that are held, too: who holds one keeps it until they release it
+    /// Also remove slots that are held; holders keep theirs until they release
     #[arg(long)]
     allow_drain: bool,
 
-    /// Don't ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
 
-    /// The form in which the plan is shown
+    /// Output format of the plan
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 all objects are as their manifests say; 1 a manifest is not valid, can't be made true, \
-or needs --allow-drain; 64 wrong usage; 69 a server can't be reached, or refuses; 75 nothing was \
-changed because the answer was no, or something could not be changed yet: try again later.
+Exit codes: 0 all objects match their manifests; 1 a manifest is invalid, can't be applied, or \
+requires --allow-drain; 64 invalid usage; 69 a server is unreachable or rejects the request; 75 \
+the answer was no and nothing was changed, or a change is not possible yet: try again later.
 
-What is not in the manifests is left alone: nothing is removed for that. `lockkeeper semaphore \
-destroy` and `lockkeeper queue delete` remove.";
+Locks and queues that are not in the manifests are never removed. To remove them, use `lockkeeper \
+semaphore destroy` and `lockkeeper queue delete`.";
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let steps = arguments.wanted.steps().await?;
-    let plan = Plan::of(&steps);
+    let plan = Plan::of(steps.iter().map(|step| &step.shown));
     plan.print(arguments.output)?;
     plan.must_be_possible()?;
     if !plan.has_changes() {
@@ -70,7 +71,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut result = Ok(());
     for step in &steps {
         if let Err(failure) = make(step).await {
-            // The others are made all the same.
+            // A failure does not stop the other changes.
             if let Some(message) = &failure.message {
                 say(format!("{}: {message}", step.shown.called()));
             }
@@ -124,7 +125,9 @@ async fn make_queue(
         let later = |message: String| Err(Failure::new(Failure::NOT_ACQUIRED, message));
         match store.apply(&valid.queue, effect).await.map_err(|error| store_failed(&error))? {
             Applied::Done | Applied::AlreadySo => {}
-            Applied::Absent => return later("it was deleted meanwhile: apply again".to_owned()),
+            Applied::Absent => {
+                return later("it was deleted in the meantime: apply again".to_owned());
+            }
             Applied::Residue { keys } => {
                 let keys = keys.join(" ");
                 return later(format!(
@@ -132,7 +135,7 @@ async fn make_queue(
                 ));
             }
             Applied::ProducerBusy { who } => {
-                let who = who.unwrap_or_else(|| "somebody".to_owned());
+                let who = who.unwrap_or_else(|| "another client".to_owned());
                 return later(format!(
                     "{who} is producer, and it can't be closed before they are done: apply again"
                 ));

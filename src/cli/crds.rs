@@ -1,16 +1,16 @@
-//! `lockkeeper crds`: the resource definitions as YAML.
+//! `lockkeeper crds`: prints the resource definitions as YAML.
 
 use std::path::PathBuf;
 
 use kube::ResourceExt;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::api::all_crds;
 
 /// Arguments of `lockkeeper crds`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Write one file for each kind into this directory instead of printing
+    /// Write one file per kind to this directory instead of printing
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
-//! `lockkeeper doctor`: what is wrong between the objects and their servers, each
-//! with what to do next. Here is what a finding is and how all are shown; one
-//! subject is one file.
+//! `lockkeeper doctor`: finds problems between the objects and their servers, each with
+//! the next step. See the submodules for the findings and the checks.
 
+mod finding;
 mod installation;
 mod objects;
 
@@ -9,28 +9,30 @@ use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 
+use self::finding::{Finding, Level};
+use super::common::say;
+use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Format};
-use super::{Failure, say};
 use crate::api::{PressureQueue, Semaphore};
 
 /// Arguments of `lockkeeper doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct Arguments {
-    /// The objects of all namespaces
+    /// Diagnose the objects of all namespaces
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     all_namespaces: bool,
 
-    /// Where the operator runs [default: wherever it is found]
+    /// Namespace of the operator [default: search all namespaces]
     #[arg(long, value_name = "NAMESPACE")]
     operator_namespace: Option<String>,
 
-    /// Don't connect to brokers and Redis servers
+    /// Do not connect to brokers and Redis servers
     #[arg(long)]
     no_servers: bool,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 
@@ -39,75 +41,11 @@ pub struct Arguments {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 nothing is wrong, though there may be remarks; 1 something is wrong; 64 wrong usage; \
-69 Kubernetes can't be asked.";
+Exit codes: 0 no problem found, but there may be remarks; 1 a problem was found; 64 invalid \
+usage; 69 Kubernetes can't be queried.";
 
-/// Something is wrong.
+/// Exit code if a problem was found.
 const WRONG: u8 = 1;
-
-/// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Level {
-    /// It was looked at, and is as it should be.
-    Ok,
-    /// It may be as it should, or passes by itself.
-    Remark,
-    /// Somebody must do something.
-    Wrong,
-}
-
-/// What was found out about one thing.
-#[derive(Clone, Debug, Serialize)]
-struct Finding {
-    level: Level,
-    /// What it is about: `operator`, `crd/NAME`, `NAMESPACE/sem/NAME`.
-    about: String,
-    message: String,
-    /// What to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<String>,
-}
-
-impl Finding {
-    fn ok(about: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { level: Level::Ok, about: about.into(), message: message.into(), next: None }
-    }
-
-    fn remark(
-        about: impl Into<String>,
-        message: impl Into<String>,
-        next: impl Into<String>,
-    ) -> Self {
-        let next = Some(next.into());
-        Self { level: Level::Remark, about: about.into(), message: message.into(), next }
-    }
-
-    fn wrong(
-        about: impl Into<String>,
-        message: impl Into<String>,
-        next: impl Into<String>,
-    ) -> Self {
-        Self { level: Level::Wrong, ..Self::remark(about, message, next) }
-    }
-
-    /// Its lines.
-    fn text(&self) -> String {
-        let [level, about, message, next] = self.row();
-        let next = self.next.as_ref().map(|_| format!("        -> {next}\n"));
-        format!("{level:7} {about}: {message}\n{}", next.unwrap_or_default())
-    }
-
-    fn row(&self) -> [String; 4] {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Remark => "remark",
-            Level::Wrong => "WRONG",
-        };
-        let next = output::or_dash(self.next.as_ref());
-        [level.to_owned(), self.about.clone(), self.message.clone(), next]
-    }
-}
 
 #[derive(Serialize)]
 struct Shown {
@@ -117,7 +55,7 @@ struct Shown {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let cluster = arguments.kubernetes.connect().await?;
-    // Without it nothing can be found out.
+    // Without the API server, no check is possible.
     cluster.client.apiserver_version().await.map_err(|error| failed(&error))?;
     let mut findings = installation::definitions(&cluster).await;
     let mut namespaces = Vec::new();
@@ -128,7 +66,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
         namespaces.dedup();
-        let look = objects::Look::new(&cluster, &arguments);
+        let look = objects::Look::new(&cluster, &arguments.kubernetes, !arguments.no_servers);
         for semaphore in semaphores {
             findings.extend(look.semaphore(semaphore).await);
         }

@@ -1,11 +1,12 @@
-//! `lockkeeper hold`: takes a lock, holds it until a signal, gives it back.
+//! `lockkeeper hold`: acquires a lock, holds it until a signal, then releases it.
 
 use tracing::{Instrument, Span, debug_span, field};
 
 use super::acquire::Acquire;
+use super::failure::Failure;
+use super::signals::{INTERRUPTING, Signals};
 use super::target::{Found, Target};
 use super::telemetry::{self, LogFormat};
-use super::{Failure, signalled};
 use crate::semaphore::Permit;
 
 /// Arguments of `lockkeeper hold`.
@@ -19,18 +20,17 @@ pub struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut signals = Signals::listen(&INTERRUPTING)?;
     let _telemetry = telemetry::start(LogFormat::Text);
-    // One thread would do, but a heartbeat must not wait for anything else.
+    // Several threads, because nothing may delay a heartbeat.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
     let span = debug_span!("hold");
     telemetry::continue_trace(&span);
     let hold = async {
-        let signal = signalled();
-        tokio::pin!(signal);
         let (found, client, permit) = tokio::select! {
             acquired = arguments.acquire.take(&arguments.target) => acquired?,
-            _ = &mut signal => {
+            _ = signals.next() => {
                 let message = "stopped while waiting for the lock";
                 return Err(Failure::new(Failure::NOT_ACQUIRED, message));
             }
@@ -41,11 +41,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         tokio::select! {
             why = lost(&permit, &found) => {
                 holding.record("lock.lost", &why);
-                let message = format!("{what} was lost: {why}. Stop what it guards");
+                let message = format!("{what} was lost: {why}. Stop the guarded work");
                 Err(Failure::new(Failure::LOST, message))
             }
-            _ = &mut signal => {
-                // Lost just now: nothing is guarded any more either way.
+            _ = signals.next() => {
+                // The lock was lost just now. Nothing is guarded any more in either case.
                 drop(holding);
                 let _ = permit.release().instrument(debug_span!("lock.release")).await;
                 client.close().await;
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime.block_on(hold.instrument(span))
 }
 
-/// The span that lasts while a lock is held.
+/// Returns the span for the time in which a lock is held.
 pub(super) fn held(found: &Found, permit: &Permit) -> Span {
     debug_span!(
         "lock.hold",
@@ -67,7 +67,7 @@ pub(super) fn held(found: &Found, permit: &Permit) -> Span {
     )
 }
 
-/// Watches over a held slot; ends when it is lost, with the reason.
+/// Waits until a held slot is lost. Returns the reason.
 async fn lost(permit: &Permit, found: &Found) -> String {
     tokio::select! {
         reason = permit.lost() => return reason.to_string(),

@@ -1,25 +1,27 @@
-//! `lockkeeper holders`: who holds a Semaphore, as its status says, or as its
-//! broker does now.
+//! `lockkeeper holders`: lists the holders of a Semaphore, from its status or from its
+//! broker.
 
-use super::Failure;
+use super::common::say;
+use super::failure::Failure;
 use super::output::Format;
-use super::semaphore::{Target, holders};
+use super::semaphore::holders;
+use super::semaphore::target::Target;
 use super::target::{Place, resource};
 use crate::api::Semaphore;
 
 /// Arguments of `lockkeeper holders`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The Semaphore: sem/NAME, or NAME
+    /// Semaphore, as sem/NAME or NAME
     #[arg(value_name = "SEMAPHORE")]
     name: String,
 
-    /// Ask the broker instead of reading the status, which has up to 50 holders and is some seconds
-    /// old
+    /// Query the broker instead of the status, which lists up to 50 holders and is some
+    /// seconds old
     #[arg(long)]
     live: bool,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 
@@ -35,13 +37,13 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
     let Some(status) = found.object.status else {
-        super::say(format!("sem/{name} has no status: is the operator running? see doctor"));
+        say(format!("sem/{name} has no status: is the operator running? see doctor"));
         return holders::show::<crate::api::semaphore::HolderStatus>(arguments.output, &[]);
     };
     if status.holders_truncated {
         let held = i64::from(status.held.unwrap_or(0)) + i64::from(status.draining.unwrap_or(0));
         let listed = status.holders.len();
-        super::say(format!("the status lists {listed} of {held} holders: --live shows all"));
+        say(format!("the status lists {listed} of {held} holders: --live shows all"));
     }
     holders::show(arguments.output, &status.holders)
 }

@@ -1,6 +1,5 @@
-//! From the name of a resource on the command line to the resource: which
-//! context and namespace, and the Secret that it names. What the resource means
-//! is for the verbs.
+//! Resolves the name of a resource on the command line: its context and namespace, and
+//! the Secret that it refers to. See the commands for how the resource is used.
 
 use std::fmt::{Debug, Display};
 use std::path::PathBuf;
@@ -10,34 +9,35 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::operator::fetch::{FetchError, Reader};
 use crate::plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 
-/// Where in Kubernetes a named resource is.
+/// Location of a resource in Kubernetes.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Kubernetes {
-    /// The namespace of a resource [default: the context's]
+    /// Namespace of the resource [default: that of the context]
     #[arg(long, short)]
     namespace: Option<String>,
 
-    /// The Kubernetes context of a resource [default: the current one]
+    /// Kubernetes context to use [default: the current context]
     #[arg(long)]
     context: Option<String>,
 
-    /// The file that says where Kubernetes is [default: that of KUBECONFIG, else ~/.kube/config]
+    /// Path of the kubeconfig file [default: that of KUBECONFIG, otherwise
+    /// ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
 
-/// The API server, and the namespace that is meant where none is named.
+/// The API server, and the default namespace.
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub client: Client,
     pub namespace: String,
 }
 
-/// A resource, and what is needed to read more.
+/// A resource, with the client to read related objects.
 pub(super) struct FoundObject<K> {
     pub object: K,
     client: Client,
@@ -45,8 +45,8 @@ pub(super) struct FoundObject<K> {
 }
 
 impl Kubernetes {
-    /// Refuses what means nothing where no resource is named; `form` is how one
-    /// would be.
+    /// Rejects options that have no effect without a resource. `form` shows how to
+    /// specify one.
     pub fn must_be_absent(&self, form: &str) -> Result<(), Failure> {
         if self.namespace.is_some() || self.context.is_some() || self.kubeconfig.is_some() {
             let message = format!("--namespace, --context and --kubeconfig are for {form}");
@@ -55,7 +55,7 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Where Kubernetes is, and as whom. Connects nothing.
+    /// Determines the API server and the credentials. Does not connect.
     pub async fn connect(&self) -> Result<Cluster, Failure> {
         let options =
             KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
@@ -75,7 +75,7 @@ impl Kubernetes {
         Ok(Cluster { client, namespace })
     }
 
-    /// Reads the resource of this name.
+    /// Reads the resource with this name.
     pub async fn find<K>(&self, name: &str) -> Result<FoundObject<K>, Failure>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -95,12 +95,12 @@ impl<K> FoundObject<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
-    /// The API that it was read from.
+    /// Returns the API that the resource was read from.
     pub fn api(&self) -> Api<K> {
         self.beside()
     }
 
-    /// The API for another kind in its namespace.
+    /// Returns the API for another kind in the resource's namespace.
     pub fn beside<O>(&self) -> Api<O>
     where
         O: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -110,7 +110,7 @@ where
 }
 
 impl Cluster {
-    /// A kind in all namespaces, or in the one that is meant.
+    /// Returns the API for a kind, in all namespaces or in the selected one.
     pub fn api<K>(&self, all_namespaces: bool) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -121,18 +121,18 @@ impl Cluster {
 }
 
 impl<K> FoundObject<K> {
-    /// An object that was read already.
+    /// Wraps an object that was already read.
     pub fn of(object: K, client: Client, namespace: String) -> Self {
         Self { object, client, namespace }
     }
 
-    /// The data of a Secret beside it.
+    /// Reads the data of a Secret in the resource's namespace.
     pub async fn secret(&self, name: &str) -> Result<SecretData, Failure> {
         let reader = Reader::new(self.client.clone());
         reader.secret(&self.namespace, name).await.map_err(|error| unfetched(&error))
     }
 
-    /// The broker that it names, as the operator finds it.
+    /// Resolves the broker reference of the resource as the operator does.
     pub async fn broker(
         &self,
         reference: &BrokerReference,
@@ -157,14 +157,14 @@ fn unfetched(error: &FetchError) -> Failure {
     Failure::new(code, error.to_string())
 }
 
-/// That there is no such object.
+/// Returns the failure for an object that does not exist.
 pub(super) fn not_found<K: Resource<DynamicType = ()>>(name: &str, namespace: &str) -> Failure {
     let kind = K::kind(&());
     let message = format!("there is no {kind} {name:?} in the namespace {namespace:?}");
     Failure::new(Failure::USAGE, message)
 }
 
-/// What went wrong while Kubernetes was asked.
+/// Returns the failure for an error of the Kubernetes API.
 pub(super) fn failed(error: &dyn Display) -> Failure {
     Failure::new(Failure::UNAVAILABLE, format!("Kubernetes can't be asked: {error}"))
 }

@@ -1,5 +1,4 @@
-//! `lockkeeper list`: the objects of both kinds, with what the operator saw of
-//! them.
+//! `lockkeeper list`: lists the objects of both kinds with their status.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +13,30 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::common::say;
+use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Column, Format, or_dash};
-use super::{Failure, say};
 use crate::api::conditions::{READY, find};
+use crate::api::pressure_queue::RoleStatus;
 use crate::api::{PressureQueue, Semaphore, validate};
 
 /// Arguments of `lockkeeper list`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The objects of all namespaces
+    /// List the objects of all namespaces
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     all_namespaces: bool,
 
-    /// Only objects with these labels, such as team=media
+    /// Only objects that match this label selector, for example team=media
     #[arg(long, short = 'l', value_name = "SELECTOR")]
     selector: Option<String>,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 
-    /// Go on, with a line for each change
+    /// Watch for changes after listing, and print a line for each
     #[arg(long, short)]
     watch: bool,
 
@@ -43,7 +44,7 @@ pub struct Arguments {
     kubernetes: Kubernetes,
 }
 
-/// An object, as it is shown.
+/// An object in the output.
 struct Shown {
     columns: &'static [Column],
     row: Vec<String>,
@@ -61,7 +62,7 @@ trait Listed:
     + 'static
 {
     const SHORT: &'static str;
-    /// Of the table, after NAMESPACE and NAME.
+    /// Columns of the table, after NAMESPACE and NAME.
     const COLUMNS: &'static [Column];
 
     fn cells(&self) -> Vec<String>;
@@ -85,8 +86,8 @@ impl Listed for Semaphore {
         ("WAITING", false),
         ("READY", false),
         ("AGE", false),
+        ("HOLDERS", false),
         ("SUSPENDED", true),
-        ("HOLDERS", true),
         ("LOCK", true),
         ("BACKEND", true),
         ("STATUS", true),
@@ -103,8 +104,8 @@ impl Listed for Semaphore {
             or_dash(status.waiting),
             ready,
             age(self),
+            or_dash(status.holders_summary.filter(|holders| !holders.is_empty())),
             yes(self.spec.suspend),
-            or_dash(status.holders_summary),
             validate::lock_name(self),
             or_dash(status.backend),
             message,
@@ -118,10 +119,10 @@ impl Listed for PressureQueue {
         ("LENGTH", false),
         ("BOUND", false),
         ("CLOSED", false),
-        ("PRODUCER", false),
-        ("CONSUMER", false),
         ("READY", false),
         ("AGE", false),
+        ("PRODUCER", false),
+        ("CONSUMER", false),
         ("SUSPENDED", true),
         ("QUEUE", true),
         ("BACKEND", true),
@@ -131,17 +132,15 @@ impl Listed for PressureQueue {
     fn cells(&self) -> Vec<String> {
         let status = self.status.clone().unwrap_or_default();
         let (ready, message) = ready(&status.conditions);
-        let role = |role: Option<crate::api::pressure_queue::RoleStatus>| {
-            or_dash(role.filter(|role| role.busy).and_then(|role| role.id))
-        };
+        let role = |role: Option<RoleStatus>| or_dash(role.and_then(|role| role.summary));
         vec![
             or_dash(status.length),
             or_dash(status.bound),
             or_dash(status.closed),
-            role(status.producer),
-            role(status.consumer),
             ready,
             age(self),
+            role(status.producer),
+            role(status.consumer),
             yes(self.spec.suspend),
             validate::queue_name(self),
             or_dash(status.backend),
@@ -200,23 +199,23 @@ async fn all<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<
     Ok(listed.items.into_iter().map(K::shown).collect())
 }
 
-/// With the columns that the arguments ask for, in their widths.
+/// Formats a table with the columns and widths that the arguments select.
 fn table(arguments: &Arguments, columns: &[Column], rows: &[Vec<String>]) -> String {
-    // The namespace only where there are several.
+    // The namespace is only shown if there are several.
     let from = usize::from(!arguments.all_namespaces);
     let columns = [&[("NAMESPACE", false), ("NAME", false)], columns].concat();
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row[from..].to_vec()).collect();
     output::table(&columns[from..], &rows, arguments.output == Format::Wide)
 }
 
-/// A line for each object, and for each change of one.
+/// Prints a line for each object, and for each of its changes.
 async fn watch(arguments: &Arguments, cluster: &Cluster) -> Result<(), Failure> {
     let changes = stream::select(
         changes::<Semaphore>(arguments, cluster).boxed(),
         changes::<PressureQueue>(arguments, cluster).boxed(),
     );
     tokio::pin!(changes);
-    // The last line of each, to say nothing twice; and under which heading lines go.
+    // The last printed row of each object, to avoid repetitions, and the current heading.
     let mut told: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
     let mut heading: Option<&[Column]> = None;
     while let Some(change) = changes.next().await {
@@ -235,7 +234,8 @@ async fn watch(arguments: &Arguments, cluster: &Cluster) -> Result<(), Failure> 
                     continue;
                 }
                 told.insert(key, object.row.clone());
-                // As wide as the widest that was told, so that lines stay under each other.
+                // Columns are as wide as the widest printed row, so that rows stay
+                // aligned.
                 let of_kind = told.values().filter(|row| row.len() == object.row.len());
                 let others: Vec<Vec<String>> = of_kind.cloned().collect();
                 let rows = [vec![object.row], others].concat();
@@ -259,7 +259,7 @@ fn changes<K: Listed>(
     let objects = watcher(api::<K>(arguments, cluster), config).default_backoff().touched_objects();
     objects.filter_map(async |change| match change {
         Ok(object) => Some(Ok(object.shown())),
-        // What can't be listed at all never will be; a watch that broke is begun anew.
+        // A failed initial list is final; a broken watch is restarted.
         Err(error @ watcher::Error::InitialListFailed(_)) => Some(Err(failed(&error))),
         Err(error) => {
             say(format!("watching again: {error}"));
@@ -283,7 +283,7 @@ fn age(object: &impl ResourceExt) -> String {
     in_short(seconds.max(0))
 }
 
-/// As kubectl shows ages.
+/// Formats an age as kubectl does.
 fn in_short(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;

@@ -1,23 +1,22 @@
-//! `lockkeeper man`: the manual pages.
+//! `lockkeeper man`: generates the manual pages.
 
 use std::io::{Write, stdout};
 use std::path::PathBuf;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 
-use super::{Cli, Failure};
+use super::failure::Failure;
 
 /// Arguments of `lockkeeper man`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Write a page for each verb into this directory instead of printing the main one
+    /// Write one page per command to this directory instead of printing the main page
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut command = Cli::command();
+pub(super) fn run(arguments: &Arguments, mut command: Command) -> Result<(), Failure> {
     command.build();
     match &arguments.output {
         None => stdout().write_all(&page(&command)?).map_err(|error| failed("the page", &error)),
@@ -25,7 +24,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// One page for a command and one for each of its verbs: `lockkeeper-exec.1`.
+/// Writes one page for a command and one for each subcommand: `lockkeeper-exec.1`.
 fn write_all(command: &Command, name: &str, directory: &std::path::Path) -> Result<(), Failure> {
     let file = directory.join(format!("{name}.1"));
     std::fs::write(&file, page(command)?)

@@ -1,5 +1,5 @@
-//! Manifests as files: which documents they have, of which kinds, and on which line
-//! a field is. What an object may say is `check`'s.
+//! Reads manifests from files: their documents, their kinds, and the line of each field.
+//! See `check` for validation.
 
 mod check;
 mod lines;
@@ -13,32 +13,33 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub(super) use self::check::{Checker, Object};
-use super::{Failure, say};
+use super::common::say;
+use super::failure::Failure;
 use crate::api::GROUP;
 
-/// Which files.
+/// The files to read.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Files {
-    /// A file with manifests, a folder with such files (.yaml, .yml, .json), or - for standard
-    /// input; can be given several times
+    /// File with manifests, directory with such files (.yaml, .yml, .json), or - for
+    /// standard input; may be repeated
     #[arg(long = "filename", short = 'f', value_name = "FILE", required_unless_present = "others")]
     by_flag: Vec<PathBuf>,
 
-    /// The same, as pre-commit gives them
+    /// Files as positional arguments, as passed by pre-commit
     #[arg(value_name = "FILE")]
     others: Vec<PathBuf>,
 
-    /// The folders in the folders, too
+    /// Read directories recursively
     #[arg(long, short = 'R')]
     recursive: bool,
 }
 
-/// Where in which file something is.
+/// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub file: String,
     pub line: usize,
-    /// The number of the document in the file, from 1.
+    /// The number of the document in the file, starting at 1.
     pub document: usize,
 }
 
@@ -48,19 +49,19 @@ impl fmt::Display for Place {
     }
 }
 
-/// One object of one document.
+/// One object of a document.
 #[derive(Clone, Debug)]
 pub(super) struct Manifest {
     pub value: Value,
-    /// Where its document begins.
+    /// The start of its document.
     start: Place,
     /// The document's text.
     text: String,
-    /// In a List: which of its items.
+    /// The index of the object in a List.
     item: Option<usize>,
 }
 
-/// A document that can't be read.
+/// A document that cannot be read.
 #[derive(Clone, Debug)]
 pub(super) struct Unreadable {
     pub place: Place,
@@ -68,20 +69,20 @@ pub(super) struct Unreadable {
 }
 
 impl Manifest {
-    /// Where a field of it is: a path such as `spec.slots`. Where there is no such
-    /// field, where the nearest around it is.
+    /// Returns the location of a field by its path, for example `spec.slots`. If the
+    /// field does not exist, returns the location of its closest parent that does.
     pub fn place_of(&self, path: &str) -> Place {
         let prefix = self.item.map(|item| format!("items[{item}].")).unwrap_or_default();
         let line = lines::find(&self.text, &format!("{prefix}{path}")).unwrap_or(1);
         Place { line: self.start.line + line - 1, ..self.start.clone() }
     }
 
-    /// The text at a JSON pointer.
+    /// Returns the text at a JSON pointer.
     pub fn text_at(&self, pointer: &str) -> Option<&str> {
         self.value.pointer(pointer)?.as_str()
     }
 
-    /// Its kind and name, as a message says it.
+    /// Returns the kind and name for messages.
     pub fn what(&self) -> String {
         let kind = self.text_at("/kind").unwrap_or("object");
         let name = self.text_at("/metadata/name").unwrap_or("without a name");
@@ -91,14 +92,15 @@ impl Manifest {
         }
     }
 
-    /// Whether it is of our group, whatever its kind and version.
+    /// Returns whether the object is of this program's API group, in any kind and
+    /// version.
     pub fn is_ours(&self) -> bool {
         let version = self.text_at("/apiVersion").unwrap_or_default();
         version.split('/').next() == Some(GROUP)
     }
 }
 
-/// What there is in the files.
+/// The contents of all files.
 #[derive(Default)]
 pub(super) struct Contents {
     pub manifests: Vec<Manifest>,
@@ -112,7 +114,7 @@ impl Files {
     }
 }
 
-/// Reads these files, and those in these folders.
+/// Reads files, and the files of directories.
 pub(super) fn read_all<'a>(
     files: impl Iterator<Item = &'a Path>,
     recursive: bool,
@@ -145,7 +147,7 @@ fn unreadable_file(file: &Path, error: &std::io::Error) -> Failure {
     Failure::new(Failure::USAGE, format!("{} can't be read: {error}", file.display()))
 }
 
-/// The file, or the files of the folder.
+/// Collects the file, or the files of the directory.
 fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     if !path.is_dir() {
         found.push(path.to_owned());
@@ -169,6 +171,8 @@ fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>) -> std::io::R
 
 impl Contents {
     fn add(&mut self, file: &str, text: &str) {
+        // A byte order mark, which some Windows editors write.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (number, (line, document)) in documents(text).into_iter().enumerate() {
             let start = Place { file: file.to_owned(), line, document: number + 1 };
             match parse(document) {
@@ -177,7 +181,7 @@ impl Contents {
                 Err(error) => {
                     let within = error.location().map_or(1, |location| location.line());
                     let place = Place { line: line + within - 1, ..start };
-                    // Its own line counts from the document.
+                    // The line number in the error is relative to the document.
                     let why = error.to_string();
                     let why = why.split(" at line ").next().unwrap_or_default().to_owned();
                     self.unreadable.push(Unreadable { place, why });
@@ -204,12 +208,12 @@ impl Contents {
     }
 }
 
-/// The documents of a file, each with the line on which it begins.
+/// Returns the documents of a file, each with the number of its first line.
 fn documents(text: &str) -> Vec<(usize, &str)> {
     let mut documents = Vec::new();
     let (mut start, mut start_line, mut at) = (0, 1, 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {
-        // At the start of a line this is a mark wherever it is.
+        // At the start of a line, `---` is a document marker in any context.
         if line.strip_prefix("---").is_some_and(|rest| rest.trim_start() != rest || rest.is_empty())
         {
             if at > start {
@@ -224,7 +228,7 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 }
 
 fn parse(document: &str) -> Result<Value, serde_yaml::Error> {
-    // Not straight into JSON's: there the last of two equal keys would win.
+    // Not directly into a JSON value, in which the last of two equal keys would win.
     let mut value = serde_yaml::Value::deserialize(serde_yaml::Deserializer::from_str(document))?;
     value.apply_merge()?;
     serde_json::to_value(&value)
@@ -232,9 +236,9 @@ fn parse(document: &str) -> Result<Value, serde_yaml::Error> {
         .map_err(|error| serde::de::Error::custom(error.to_string()))
 }
 
-/// Numbers without a fraction as integers, as they are in kubectl's JSON.
+/// Converts floats without a fraction to integers, as in kubectl's JSON.
 fn whole(value: Value) -> Value {
-    /// Up to here each integer has a float of its own.
+    /// Up to this value, floats represent every integer exactly.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
         Value::Number(number) => match number.as_f64() {
@@ -281,6 +285,15 @@ mod tests {
     #[test]
     fn a_number_without_a_fraction_is_an_integer_as_in_kubectl() {
         assert_eq!(parse("[3.0, 1e2, 1.5]").unwrap().to_string(), "[3,100,1.5]");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_document() {
+        let mut contents = Contents::default();
+        contents.add("f", "\u{feff}---\nkind: A\n---\nkind: B\n");
+        assert!(contents.unreadable.is_empty(), "{:?}", contents.unreadable);
+        let kinds = contents.manifests.iter().map(|manifest| manifest.text_at("/kind"));
+        assert!(kinds.eq([Some("A"), Some("B")]));
     }
 
     #[test]

@@ -1,29 +1,34 @@
-//! `lockkeeper operator`: flags, environment and signals; the work is in
-//! [`crate::operator`].
+//! `lockkeeper operator`: flags, environment and signals. See [`crate::operator`] for the
+//! operator itself.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::common::duration;
+use super::failure::Failure;
+use super::signals::{INTERRUPTING, Signals};
 use super::telemetry::{self, LogFormat};
-use super::{Failure, duration, signalled};
-use crate::api::validate::DefaultNames;
+use crate::api::validate::DefaultRules;
 use crate::operator::context::Rhythm;
+use crate::operator::defaults::DefaultSources;
 use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
-use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+use crate::plan::connection::SettingsError;
 use crate::plan::quota::Limits;
 
 /// Arguments of `lockkeeper operator`.
 #[derive(Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct Arguments {
-    /// Where /healthz, /readyz and /metrics are served
+    /// Address on which /healthz, /readyz and /metrics are served
     #[arg(long, env = "LOCKKEEPER_HTTP_ADDRESS", default_value = "127.0.0.1:8080")]
     http_address: SocketAddr,
 
-    /// Watch this namespace only, instead of all; several, separated by commas or each with the
-    /// option, are watched together
+    /// Watch only this namespace instead of all; repeat the option or separate names by
+    /// commas to watch several
     #[arg(
         long,
         env = "LOCKKEEPER_WATCH_NAMESPACE",
@@ -32,62 +37,76 @@ pub struct Arguments {
     )]
     watch_namespace: Vec<String>,
 
-    /// Watch only objects with these labels: team=media,stage!=test
+    /// Watch only objects that match this label selector, for example
+    /// team=media,stage!=test
     #[arg(long, env = "LOCKKEEPER_WATCH_LABEL_SELECTOR", value_name = "SELECTOR")]
     watch_label_selector: Option<String>,
 
-    /// The broker of Semaphores that name none: amqp://user:password@host:5672/vhost; for amqps://
-    /// and https:// the files RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
-    /// RABBITMQ_TLS_KEY_FILE count
+    /// Default broker, for Semaphores that specify none, for example
+    /// amqp://user:password@host:5672/vhost. amqps:// and https:// use TLS with the files
+    /// given by RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and RABBITMQ_TLS_KEY_FILE
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
 
-    /// That broker's management API: http://user:password@host:15672
+    /// Management API of the default broker, for example http://user:password@host:15672
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
 
-    /// That API with an administrator's user and password, to take slots from their holders when
-    /// told to: http://user:password@host:15672
+    /// Management API of the default broker with an administrator's credentials, required
+    /// to revoke slots, for example http://user:password@host:15672
     #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL")]
     admin_url: Option<String>,
 
-    /// The server of PressureQueues that name none: redis://user:password@host:6379/0; for
-    /// rediss:// the files REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE count
+    /// Default Redis server, for PressureQueues that specify none, for example
+    /// redis://user:password@host:6379/0. rediss:// uses TLS with the files given by
+    /// REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     redis_url: Option<String>,
 
-    /// Longest time between two looks at holders and queues
+    /// Directory with these URLs as files, for example a mounted Secret: amqpUrl,
+    /// managementUrl, adminUrl and redisUrl, each optional. The files may be created and
+    /// changed at any time. A URL given by an option or the environment takes precedence
+    /// over its file
+    #[arg(long, env = "LOCKKEEPER_CONNECTIONS_DIR", value_name = "DIR")]
+    connections_dir: Option<PathBuf>,
+
+    /// Maximum time between two observations of holders and queues
     #[arg(long, env = "LOCKKEEPER_OBSERVE_INTERVAL", default_value = "10s", value_parser = interval)]
     observe_interval: Duration,
 
-    /// Longest time until slots that are missing or too many are put right
+    /// Maximum time until missing and surplus slots are repaired
     #[arg(long, env = "LOCKKEEPER_DRIFT_INTERVAL", default_value = "30s", value_parser = interval)]
     drift_interval: Duration,
 
-    /// For how long nothing of a queue must have moved before what a dead client has left is mended
+    /// Time without activity on a queue before damage left by a dead client is repaired
     #[arg(long, env = "LOCKKEEPER_REPAIR_IDLE", default_value = "30s", value_parser = interval)]
     repair_idle: Duration,
 
-    /// On the default connections, allow names of other namespaces too (all namespaces trust each
-    /// other)
+    /// On the default connections, allow names that belong to other namespaces (only if
+    /// all namespaces trust each other)
     #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_NAME")]
     allow_any_name: bool,
 
-    /// Most slots that the Semaphores of a namespace may ask for together, the oldest first; absent,
-    /// there is no limit
+    /// On the default connections, allow spec.vhost and spec.redisReference.database
+    /// (only if all namespaces trust each other)
+    #[arg(long, env = "LOCKKEEPER_ALLOW_ANY_VHOST")]
+    allow_any_vhost: bool,
+
+    /// Maximum total number of slots of the Semaphores of a namespace; the oldest
+    /// Semaphores take precedence [default: no limit]
     #[arg(long, env = "LOCKKEEPER_MAX_SLOTS_PER_NAMESPACE", value_name = "NUMBER")]
     max_slots_per_namespace: Option<u32>,
 
-    /// Most Semaphores that a namespace may have, and as many PressureQueues, the oldest first;
-    /// absent, there is no limit
+    /// Maximum number of Semaphores of a namespace, and of PressureQueues; the oldest
+    /// take precedence [default: no limit]
     #[arg(long, env = "LOCKKEEPER_MAX_OBJECTS_PER_NAMESPACE", value_name = "NUMBER")]
     max_objects_per_namespace: Option<u32>,
 
-    /// Act only while holding a Lease, so that several replicas can run and one of them acts
+    /// Act only while holding a Lease, so that one of several replicas is active
     #[arg(long, env = "LOCKKEEPER_LEADER_ELECT")]
     leader_elect: bool,
 
-    /// The Lease's name
+    /// Name of the Lease
     #[arg(
         long,
         env = "LOCKKEEPER_LEADER_ELECTION_ID",
@@ -96,27 +115,29 @@ pub struct Arguments {
     )]
     leader_election_id: String,
 
-    /// The Lease's namespace; absent, the one that the operator runs in
+    /// Namespace of the Lease [default: the namespace of the operator]
     #[arg(long, env = "LOCKKEEPER_LEADER_ELECTION_NAMESPACE", value_name = "NAMESPACE")]
     leader_election_namespace: Option<String>,
 
-    /// How long after its last renewal a leader that fell silent is replaced
+    /// Time since its last renewal after which an unresponsive leader is replaced
     #[arg(long, env = "LOCKKEEPER_LEASE_DURATION", default_value = "15s", value_parser = interval)]
     lease_duration: Duration,
 
-    /// How long the leader acts without a renewal; then the operator ends
+    /// Time that the leader acts without renewing the Lease; after that, the operator
+    /// exits
     #[arg(long, env = "LOCKKEEPER_RENEW_DEADLINE", default_value = "10s", value_parser = interval)]
     renew_deadline: Duration,
 
-    /// How often the leader renews the Lease, and the other replicas look at it
+    /// Interval at which the leader renews the Lease and the other replicas check it
     #[arg(long, env = "LOCKKEEPER_RETRY_PERIOD", default_value = "2s", value_parser = interval)]
     retry_period: Duration,
 
-    /// Whether /metrics has series for each object; without, only sums are told: --metrics-per-object=false
+    /// Whether /metrics has series for each object; with --metrics-per-object=false it
+    /// has only sums
     #[arg(long, env = "LOCKKEEPER_METRICS_PER_OBJECT", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     metrics_per_object: bool,
 
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, env = "LOCKKEEPER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
 }
@@ -130,6 +151,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
+    let mut signals = Signals::listen(&INTERRUPTING)?;
     let _telemetry = telemetry::start(arguments.log_format);
     let options = options(arguments)?;
     let runtime = tokio::runtime::Runtime::new()
@@ -138,9 +160,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
         let stop = CancellationToken::new();
         let on_signal = stop.clone();
         tokio::spawn(async move {
-            if let Err(error) = signalled().await {
-                tracing::error!(%error, "signals can't be awaited");
-            }
+            signals.next().await;
             tracing::info!("stopping");
             on_signal.cancel();
         });
@@ -151,43 +171,22 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 fn options(arguments: Arguments) -> Result<Options, Failure> {
-    let usage =
-        |what: &str, error: SettingsError| Failure::new(Failure::USAGE, format!("{what}: {error}"));
-    // An empty value is how a chart leaves an optional variable out.
-    let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
-    let variable = |name: &str| std::env::var(name).ok();
-    let read = |file: &str| std::fs::read_to_string(file).ok();
-    let rabbitmq = match (given(&arguments.amqp_url), given(&arguments.management_url)) {
-        (Some(amqp), management) => Some(
-            RabbitmqSettings::from_urls(&amqp, management.as_deref())
-                .and_then(|settings| settings.with_tls_of_environment(variable, read))
-                .map_err(|error| usage("the default broker", error))?,
-        ),
-        (None, Some(_)) => {
-            let message = "--management-url needs --amqp-url: slots are kept over AMQP";
-            return Err(Failure::new(Failure::USAGE, message));
-        }
-        (None, None) => None,
+    let defaults = DefaultSources {
+        amqp_url: arguments.amqp_url.map(Into::into),
+        management_url: arguments.management_url.map(Into::into),
+        admin_url: arguments.admin_url.map(Into::into),
+        redis_url: arguments.redis_url.map(Into::into),
+        directory: arguments.connections_dir.filter(|path| !path.as_os_str().is_empty()),
     };
-    let rabbitmq = match (rabbitmq, given(&arguments.admin_url)) {
-        (Some(settings), Some(url)) => {
-            let with = settings.with_administrator(&url, "--admin-url");
-            Some(with.map_err(|error| usage("the default broker", error))?)
-        }
-        (rabbitmq, _) => rabbitmq,
-    };
-    // The URL as an argument goes before that of the environment; certificates are
-    // the environment's in any case.
-    let redis = given(&arguments.redis_url)
-        .map(|url| {
-            let lookup = |name: &str| match name {
-                "REDIS_URL" => Some(url.clone()),
-                _ => variable(name),
-            };
-            RedisSettings::from_environment(lookup, read)
-        })
-        .transpose()
-        .map_err(|error| usage("the default Redis server", error))?;
+    // Files may be created and changed later, but options are fixed and can be checked
+    // now.
+    if defaults.directory.is_none() {
+        let usage = |what: &str, error: SettingsError| {
+            Failure::new(Failure::USAGE, format!("{what}: {error}"))
+        };
+        defaults.rabbitmq().map_err(|error| usage("the default broker", error))?;
+        defaults.redis().map_err(|error| usage("the default Redis server", error))?;
+    }
     let election = LeaderElection {
         name: arguments.leader_election_id,
         namespace: arguments.leader_election_namespace.filter(|name| !name.is_empty()),
@@ -204,17 +203,15 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             .filter(|name| !name.is_empty())
             .collect(),
         watch_labels: arguments.watch_label_selector.filter(|selector| !selector.is_empty()),
-        rabbitmq,
-        redis,
+        defaults,
         rhythm: Rhythm {
             observe: arguments.observe_interval.min(arguments.drift_interval),
             drift: arguments.drift_interval,
             repair_idle: arguments.repair_idle,
         },
-        default_names: if arguments.allow_any_name {
-            DefaultNames::Any
-        } else {
-            DefaultNames::OfTheNamespace
+        default_rules: DefaultRules {
+            any_name: arguments.allow_any_name,
+            any_place: arguments.allow_any_vhost,
         },
         limits: Limits {
             slots: arguments.max_slots_per_namespace,

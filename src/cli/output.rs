@@ -1,13 +1,12 @@
-//! How data goes to standard output: as a table for people, or as JSON or YAML
-//! for programs.
+//! Writes data to standard output: as a table for users, or as JSON or YAML for programs.
 
 use std::io::{Write, stdout};
 
 use serde::Serialize;
 
-use super::Failure;
+use super::failure::Failure;
 
-/// The form of the data.
+/// Output format of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
     /// The main columns
@@ -19,15 +18,15 @@ pub(super) enum Format {
     Json,
     /// YAML
     Yaml,
-    /// Only what it is called, one a line
+    /// Only names, one per line
     Name,
 }
 
-/// A column: its heading, and whether it is shown only when there is room.
+/// A column: its heading, and whether it is only shown in wide output.
 pub(super) type Column = (&'static str, bool);
 
-/// Prints `data`: as it is, as the table that `columns` and `rows` make, or only
-/// the cells of the column `named_by`.
+/// Prints `data` as JSON or YAML, as a table of `columns` and `rows`, or only the cells
+/// of the column `named_by`.
 pub(super) fn print(
     format: Format,
     data: &impl Serialize,
@@ -47,7 +46,7 @@ pub(super) fn print(
     write(&text)
 }
 
-/// Prints `data` as it is: as YAML, else as JSON.
+/// Prints `data` as YAML, otherwise as JSON.
 pub(super) fn print_data(format: Format, data: &impl Serialize) -> Result<(), Failure> {
     let text = match format {
         Format::Yaml => serde_yaml::to_string(data).map_err(|error| failed(&error))?,
@@ -65,7 +64,7 @@ fn failed(error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Failure::CANT_CREATE, error.to_string())
 }
 
-/// A table with its heading; all of its columns if `wide`.
+/// Formats a table with a heading, including all columns if `wide`.
 pub(super) fn table(columns: &[Column], rows: &[Vec<String>], wide: bool) -> String {
     let shown: Vec<usize> = (0..columns.len()).filter(|&i| wide || !columns[i].1).collect();
     let heading: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -83,7 +82,7 @@ pub(super) fn table(columns: &[Column], rows: &[Vec<String>], wide: bool) -> Str
     text
 }
 
-/// What is not known, in a table.
+/// Formats an unknown value as a dash, for tables.
 pub(super) fn or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| "-".to_owned(), |text| text.to_string())
 }

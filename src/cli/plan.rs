@@ -1,5 +1,5 @@
-//! `lockkeeper plan`: what manifests would change on their servers, without
-//! Kubernetes. What the difference is, `live` finds out, and `shown` shows it.
+//! `lockkeeper plan`: shows what manifests would change on their servers, without
+//! Kubernetes. See `live` for the comparison and `shown` for the output.
 
 mod live;
 mod servers;
@@ -11,10 +11,11 @@ use self::live::look;
 pub(super) use self::live::{Step, Work, store_failed};
 use self::servers::{Resolver, Servers};
 pub(super) use self::shown::{Plan, Shown};
+use super::common::say;
+use super::failure::Failure;
 use super::manifest::{Checker, Files, Manifest, Object, Unreadable};
 use super::output::Format;
 use super::validate::INVALID;
-use super::{Failure, say};
 
 /// Arguments of `lockkeeper plan`.
 #[derive(Debug, clap::Args)]
@@ -23,30 +24,31 @@ pub struct Arguments {
     #[command(flatten)]
     wanted: Wanted,
 
-    /// End with 2 where there is something to change, and with 1 after every error
+    /// Exit with 2 if there are changes, and with 1 on any error
     #[arg(long)]
     detailed_exitcode: bool,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, whether or not there is something to change; 1 a manifest is not valid, or can't \
-be made true; 64 wrong usage; 69 a server can't be reached, or refuses. With --detailed-exitcode: 0 \
-there is nothing to change; 1 an error; 2 there is something to change.";
+Exit codes: 0 success, with or without changes; 1 a manifest is invalid or can't be applied; 64 \
+invalid usage; 69 a server is unreachable or rejects the request. With --detailed-exitcode: 0 no \
+changes; 1 any error; 2 there are changes.";
 
-/// There is something to change.
+/// Exit code if there are changes.
 const CHANGES: u8 = 2;
 
-/// What is wanted, and where.
+/// The desired objects and their servers.
 #[derive(Debug, clap::Args)]
 pub(super) struct Wanted {
     #[command(flatten)]
     files: Files,
 
-    /// The namespace of objects that name none: default names of locks and queues start with it
+    /// Namespace of objects that specify none; the default names of locks and queues
+    /// start with it
     #[arg(long, short, default_value = "default")]
     namespace: String,
 
@@ -66,17 +68,17 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Whether there is something to change.
+/// Shows the plan. Returns whether there are changes.
 async fn plan(arguments: &Arguments) -> Result<bool, Failure> {
     let steps = arguments.wanted.steps().await?;
-    let plan = Plan::of(&steps);
+    let plan = Plan::of(steps.iter().map(|step| &step.shown));
     plan.print(arguments.output)?;
     plan.must_be_possible()?;
     Ok(plan.has_changes())
 }
 
 impl Wanted {
-    /// What is to be done about each object. Changes nothing.
+    /// Returns the required changes of each object, without applying them.
     pub async fn steps(&self) -> Result<Vec<Step>, Failure> {
         let contents = self.files.read()?;
         let objects = self.objects(&contents.manifests, &contents.unreadable)?;
@@ -88,7 +90,7 @@ impl Wanted {
             let step = match look(object, &resolver).await {
                 Ok(step) => step,
                 Err(error) => {
-                    // All that can't be looked at is told, not only the first.
+                    // Report all failures, not only the first.
                     if let Some(message) = &error.message {
                         say(format!("{}: {message}", object.name()));
                     }

@@ -1,15 +1,14 @@
-//! Asking whoever sits at the terminal before something is done that can't be
-//! undone.
+//! Asks the user at the terminal for confirmation of an operation that cannot be undone.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
-use super::Failure;
+use super::failure::Failure;
 
-/// Whether the answer is yes. Without a terminal nobody can be asked, and nothing
-/// may be done.
+/// Asks the user for confirmation. Fails without a terminal, so that nothing is changed
+/// unconfirmed.
 pub(super) async fn confirmed(question: &str) -> Result<bool, Failure> {
     if !stdin().is_terminal() {
-        return Err(Failure::new(Failure::USAGE, "nobody can be asked: give --yes"));
+        return Err(Failure::new(Failure::USAGE, "a confirmation needs a terminal: give --yes"));
     }
     let _ = write!(stderr(), "{question} [y/N] ");
     let answer = tokio::task::spawn_blocking(|| {

@@ -1,5 +1,5 @@
-//! `lockkeeper revoke`: telling the operator to take a slot from its holder, and
-//! what became of that. Who may is the API server's to decide.
+//! `lockkeeper revoke`: requests that the operator revoke a holder's slot, and reports
+//! the outcome. The API server checks the permission.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,11 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
+use super::common::{duration, say};
+use super::failure::Failure;
 use super::kubernetes::{FoundObject, Kubernetes};
 use super::question::confirmed;
-use super::{Failure, duration, say, target};
+use super::target;
 use crate::api::revoke::RevokeRequest;
 use crate::api::{REVOKE, Semaphore};
 use crate::plan::clean_text;
@@ -18,31 +20,32 @@ use crate::plan::clean_text;
 /// Arguments of `lockkeeper revoke`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The Semaphore: sem/NAME
+    /// Semaphore, as sem/NAME
     #[arg(value_name = "SEMAPHORE")]
     name: String,
 
-    /// The slot; with protocol Token there is none
+    /// Number of the slot; omit with protocol Token
     #[arg(long, value_name = "NUMBER")]
     slot: Option<u32>,
 
-    /// The id of the holder who has it, as its status shows; somebody else is left alone
+    /// Id of the holder, as in the status; no other holder of the slot is revoked
     #[arg(long, value_name = "ID")]
     holder: String,
 
-    /// Why; the holder is told, and the Event
+    /// Reason, passed to the holder and recorded in the Event
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// Also where the holder's connection has other things, which go with it
+    /// Revoke the slot even if the holder's connection has other resources, which are
+    /// then lost too
     #[arg(long)]
     force: bool,
 
-    /// Don't ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 
-    /// How long to wait for the operator to do it
+    /// Time to wait for the operator to handle the request
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     timeout: Duration,
 
@@ -50,13 +53,13 @@ pub struct Arguments {
     kubernetes: Kubernetes,
 }
 
-/// How often to look what became of it.
+/// Polling interval for the outcome.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Who we are in the object's managed fields.
+/// Field manager of this command.
 const MANAGER: &str = "kubectl-lockkeeper";
 
-/// What an Event's reason means.
+/// Reasons of Events.
 const REVOKED: &str = "HolderRevoked";
 const REFUSED: &str = "RevokeRefused";
 
@@ -68,7 +71,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let found: FoundObject<Semaphore> = arguments.kubernetes.find(name).await?;
     if found.object.metadata.deletion_timestamp.is_some() {
         return Err(usage(format!(
-            "sem/{name} is being deleted, and nobody is revoked any more: set deletionGuard to None to let it go"
+            "sem/{name} is being deleted, so its holders can't be revoked any more. Set deletionGuard to None to complete the deletion"
         )));
     }
     let identity = check(&found.object, &arguments)?;
@@ -95,10 +98,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     Err(Failure::new(Failure::UNAVAILABLE, clean_text(&told.note.unwrap_or_default(), 1024)))
 }
 
-/// Says at once what can't come to anything; who it is in words, where that is known.
+/// Rejects a request that cannot succeed. Returns the identity of the holder, if known.
 fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Failure> {
     if object.spec.naming().has_slots() != arguments.slot.is_some() {
-        let message = "give --slot, but with protocol Token, whose tokens have no numbers";
+        let message = "give --slot, except with protocol Token, whose tokens are not numbered";
         return Err(Failure::new(Failure::USAGE, message));
     }
     let Some(status) = &object.status else { return Ok(None) };
@@ -106,7 +109,7 @@ fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Fa
     let mut holders = status.holders.iter();
     match holders.find(|holder| holder.id == arguments.holder && holder.slot == slot) {
         Some(holder) => Ok(holder.identity.clone()),
-        // Not all are listed, and a status may be some seconds old.
+        // The list may be truncated, and a status may be some seconds old.
         None if status.holders_truncated || status.holders.is_empty() => Ok(None),
         None => {
             let listed = status.holders.iter().map(|holder| match holder.slot {
@@ -120,7 +123,7 @@ fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Fa
     }
 }
 
-/// Sets the annotation, on this very object.
+/// Sets the annotation, on the object with this uid only.
 async fn ask(found: &FoundObject<Semaphore>, request: &RevokeRequest) -> Result<(), Failure> {
     let failed = |why: String| Failure::new(Failure::UNAVAILABLE, why);
     let text = serde_json::to_string(request).map_err(|error| failed(error.to_string()))?;
@@ -138,7 +141,7 @@ async fn ask(found: &FoundObject<Semaphore>, request: &RevokeRequest) -> Result<
     }
 }
 
-/// Waits for the Event that tells what became of it.
+/// Waits for the Event with the outcome.
 async fn outcome(
     found: &FoundObject<Semaphore>,
     request: &RevokeRequest,

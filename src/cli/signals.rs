@@ -1,13 +1,16 @@
-//! Hearing of signals, and which ones there are: those that `exec` passes on to its
-//! command, those that end. What is done with each is the verbs' own.
+//! Signal handling: the signals that `exec` forwards to its command, and those that end
+//! the process. See the commands for how each is handled.
 
 use std::io;
 use std::task::Poll;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Those that are passed on to the command.
+use super::failure::Failure;
+
+/// Signals that are forwarded to the command.
 pub(super) const FORWARDED: [Signal; 8] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -19,20 +22,48 @@ pub(super) const FORWARDED: [Signal; 8] = [
     Signal::SIGCONT,
 ];
 
-/// Those that ask to end.
+/// Signals that request to end.
 pub(super) const ENDING: [Signal; 4] =
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
-/// Those that a terminal stops a job by. Who guards must not be stopped.
+/// Signals that end what waits or holds.
+pub(super) const INTERRUPTING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
+
+/// Signals by which a terminal stops a job. A guardian must not be stopped.
 pub(super) const STOPPING: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// Signals that end nothing by themselves any more, but are heard of.
+/// Signals that are received here, and no longer have their default effect.
 pub(super) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// From now on these are only heard of. One that is ignored already (nohup,
-    /// a job in the background of a script) stays so, for the command as well.
-    pub fn listen(wanted: &[Signal]) -> io::Result<Self> {
+    /// Subscribes to these signals, which no longer end the process. A signal that is
+    /// ignored already (nohup, a background job of a script) stays ignored, also for the
+    /// command.
+    ///
+    /// Call it before a runtime with several threads starts. The handler of a signal is
+    /// installed before its action is known and before tokio subscribes to it. A signal in
+    /// between is lost, so this thread blocks it until then.
+    pub fn listen(wanted: &[Signal]) -> Result<Self, Failure> {
+        Self::subscribe_blocked(wanted).map_err(|error| {
+            Failure::new(Failure::UNAVAILABLE, format!("signals can't be received: {error}"))
+        })
+    }
+
+    fn subscribe_blocked(wanted: &[Signal]) -> io::Result<Self> {
+        let blocked: SigSet = wanted.iter().copied().collect();
+        let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let signals = Self::subscribe(wanted);
+        before.thread_set_mask()?;
+        signals
+    }
+
+    fn subscribe(wanted: &[Signal]) -> io::Result<Self> {
+        // Its driver never runs: the runtime that starts later passes on what arrives now.
+        let idle = match Handle::try_current() {
+            Ok(_) => None,
+            Err(_) => Some(Builder::new_current_thread().enable_io().build()?),
+        };
+        let _context = idle.as_ref().map(Runtime::enter);
         let ignored = ignored();
         wanted
             .iter()
@@ -42,7 +73,7 @@ impl Signals {
             .map(Self)
     }
 
-    /// The next one. Cancel safe.
+    /// Returns the next signal. Cancel safe.
     pub async fn next(&mut self) -> Signal {
         std::future::poll_fn(|context| {
             for (signal, stream) in &mut self.0 {
@@ -55,7 +86,7 @@ impl Signals {
         .await
     }
 
-    /// The next one that asks to end. Cancel safe.
+    /// Returns the next signal that requests to end. Cancel safe.
     pub async fn next_to_end(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -66,9 +97,27 @@ impl Signals {
     }
 }
 
-/// The signals that this process was started to ignore, lowest bit first.
+/// Returns the signals that this process was started to ignore, lowest bit first.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_before_the_runtime_starts_is_received_by_it() {
+        let mut signals = Signals::listen(&[Signal::SIGUSR2]).unwrap();
+        nix::sys::signal::raise(Signal::SIGUSR2).unwrap();
+        let runtime = Runtime::new().unwrap();
+        let received = runtime.block_on(async {
+            tokio::time::timeout(Duration::from_secs(30), signals.next()).await
+        });
+        assert_eq!(received, Ok(Signal::SIGUSR2));
+    }
 }

@@ -1,5 +1,5 @@
-//! `lockkeeper suspend` and `lockkeeper resume`: whether the operator may change
-//! anything on an object's server.
+//! `lockkeeper suspend` and `lockkeeper resume`: set whether the operator may make
+//! changes on an object's server.
 
 use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
@@ -7,15 +7,16 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed, not_found};
 use super::queue::place;
-use super::{Failure, output, target};
+use super::{output, target};
 use crate::api::{PressureQueue, Semaphore};
 
 /// Arguments of `lockkeeper suspend` and of `lockkeeper resume`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The objects: sem/NAME or pq/NAME
+    /// Objects, each as sem/NAME or pq/NAME
     #[arg(value_name = "OBJECT", required = true)]
     objects: Vec<String>,
 
@@ -23,11 +24,11 @@ pub struct Arguments {
     kubernetes: Kubernetes,
 }
 
-/// Who we are in an object's managed fields.
+/// Field manager of this command.
 const MANAGER: &str = "kubectl-lockkeeper";
 
 pub(super) async fn run(arguments: Arguments, suspend: bool) -> Result<(), Failure> {
-    // All names before the first change.
+    // Parse all names before the first change.
     let all: Vec<Named> =
         arguments.objects.iter().map(|object| named(object)).collect::<Result<_, _>>()?;
     let cluster = arguments.kubernetes.connect().await?;
@@ -40,7 +41,7 @@ pub(super) async fn run(arguments: Arguments, suspend: bool) -> Result<(), Failu
     Ok(())
 }
 
-/// An object, by its kind.
+/// An object of one of the kinds.
 enum Named<'a> {
     Semaphore(&'a str),
     Queue(&'a str),

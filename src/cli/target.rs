@@ -1,46 +1,49 @@
-//! Which lock a verb is about, and on which broker: from arguments, from the
-//! environment, or from a Semaphore of the current Kubernetes context. What is
-//! done with the lock is the verbs' own.
+//! Finds the lock of a command and its broker: from arguments, from the environment, or
+//! from a Semaphore of the current Kubernetes context. See the commands for how the lock
+//! is used.
 
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use super::Failure;
+use super::failure::Failure;
 use super::kubernetes::{FoundObject, Kubernetes};
 use crate::api::Semaphore;
-use crate::api::validate::{self, DefaultNames};
+use crate::api::validate::{self, DefaultRules};
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Profile, Protocol, QueueType};
 use crate::semaphore::{Client as LockClient, Lock};
 
-/// Where the lock is.
+/// Location of the lock.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Where the lock is")]
+#[command(next_help_heading = "Lock location")]
 pub(super) struct Place {
-    /// The broker: amqp://user:password@host:5672/vhost, or amqps:// for TLS, with the files of
-    /// RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and RABBITMQ_TLS_KEY_FILE
+    /// URL of the broker, for example amqp://user:password@host:5672/vhost. amqps:// uses
+    /// TLS with the files given by RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
+    /// RABBITMQ_TLS_KEY_FILE
     #[arg(long, env = "AMQP_URL", hide_env_values = true)]
     url: Option<String>,
 
-    /// Its management API, which tells who holds what: http://user:password@host:15672
+    /// URL of the broker's management API, which provides the identities of holders, for
+    /// example http://user:password@host:15672
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
 
-    /// The virtual host, instead of the URL's
+    /// Virtual host; overrides the one of the URL
     #[arg(long)]
     vhost: Option<String>,
 
-    /// How the lock is held, by all of its clients [default: ExclusiveQueue]
+    /// Protocol by which clients acquire the lock; all of its clients must use the same
+    /// one [default: ExclusiveQueue]
     #[arg(long, value_enum)]
     protocol: Option<ProtocolName>,
 
-    /// How the lock's queues are named: as in the guideline, or as in the library
-    /// amqp-locks-python [default: Guideline]
+    /// Naming and durability of the lock's queues: as in the guideline, or as in the
+    /// library amqp-locks-python [default: Guideline]
     #[arg(long, value_enum)]
     profile: Option<ProfileName>,
 
-    /// The queue that keeps the tokens of protocol Token [default: Classic]
+    /// Type of the queue that stores the tokens of protocol Token [default: Classic]
     #[arg(long, value_enum, value_name = "TYPE")]
     queue_type: Option<QueueTypeName>,
 
@@ -49,7 +52,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The default connection of resources that name none: these URLs.
+    /// Uses these URLs as the default connection of resources that specify none.
     pub fn of_urls(
         url: Option<String>,
         management_url: Option<String>,
@@ -60,29 +63,29 @@ impl Place {
     }
 }
 
-/// [`Protocol`] as an argument, in the spelling that resources have.
+/// [`Protocol`] as an argument, spelled as in resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum ProtocolName {
-    /// By a queue that belongs to the holder's connection, as in the guideline
+    /// The holder declares an exclusive queue, as described by the amqp-locks guideline
     ExclusiveQueue,
-    /// By being the only consumer of the slot's queue
+    /// The holder is the exclusive consumer of the slot's queue
     ExclusiveConsumer,
-    /// By a message that is not acknowledged, as in RabbitMQ's blog
+    /// The holder keeps a message unacknowledged, as described by the RabbitMQ blog
     Token,
 }
 
-/// [`QueueType`] as an argument, in the spelling that resources have.
+/// [`QueueType`] as an argument, spelled as in resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum QueueTypeName {
-    /// As the clients of RabbitMQ's blog declare it
+    /// A classic queue, as declared by the clients of the RabbitMQ blog
     Classic,
-    /// Replicated, and with fencing tokens
+    /// A replicated quorum queue, which supports fencing
     Quorum,
 }
 
-/// [`Profile`] as an argument, in the spelling that resources have.
+/// [`Profile`] as an argument, spelled as in resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum ProfileName {
@@ -90,19 +93,19 @@ enum ProfileName {
     AmqpLocksPython,
 }
 
-/// [`Place`] and which lock.
+/// A lock and its [`Place`].
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Target {
-    /// The semaphore: its name on the broker, such as default.deploy, or sem/NAME for the resource
-    /// of that name in Kubernetes
+    /// Semaphore: its name on the broker, for example default.deploy, or sem/NAME for the
+    /// Kubernetes resource of that name
     #[arg(value_name = "LOCK", required_unless_present_any = ["semaphore", "mutex"])]
     lock: Option<String>,
 
-    /// The semaphore of this name on the broker
+    /// Name of a semaphore on the broker
     #[arg(long, value_name = "NAME", conflicts_with_all = ["lock", "mutex"])]
     semaphore: Option<String>,
 
-    /// The mutex of this name on the broker, which nobody needs to create
+    /// Name of a mutex on the broker; it does not have to be created first
     #[arg(long, value_name = "NAME", conflicts_with = "lock")]
     mutex: Option<String>,
 
@@ -110,27 +113,27 @@ pub(super) struct Target {
     place: Place,
 }
 
-/// A lock that was found.
+/// A resolved lock.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub settings: RabbitmqSettings,
     pub name: LockName,
-    /// A mutex without slots.
+    /// Whether it is a mutex, without slots.
     pub is_mutex: bool,
-    /// The resource's; absent, what the lock itself says counts.
+    /// Lock delay of the resource. `None`: the lock's own setting applies.
     pub lock_delay: Option<Duration>,
-    /// How many slots the resource asks for.
+    /// Number of slots that the resource specifies.
     pub slots: Option<u32>,
 }
 
 impl Found {
-    /// The lock, by way of this client.
+    /// Returns the lock for this client.
     pub fn lock(&self, client: &LockClient) -> Lock {
         let name = self.name.clone();
         if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
     }
 
-    /// What is held of it, as a message says it.
+    /// Names the held slot, token or mutex in messages.
     pub fn what(&self, slot: Option<u32>) -> String {
         match slot {
             Some(slot) => format!("slot {slot} of {}", self.name),
@@ -139,13 +142,13 @@ impl Found {
         }
     }
 
-    /// That a slot was removed, as a message says it.
+    /// Returns the message that the slot was removed.
     pub fn draining(&self, slot: Option<u32>) -> String {
         let what = self.what(slot);
         format!("{what} is draining: the semaphore was made smaller; release it when you can")
     }
 
-    /// What one waits for, as a message says it.
+    /// Names what a client waits for in messages.
     pub fn wanted(&self) -> String {
         let article = match (self.is_mutex, self.name.has_slots()) {
             (true, _) => "the mutex",
@@ -155,14 +158,14 @@ impl Found {
         format!("{article} {}", self.name)
     }
 
-    /// What it has a number of, as a message says it.
+    /// Names the units of the lock in messages: slots or tokens.
     pub fn units(&self) -> &'static str {
         if self.name.has_slots() { "slots" } else { "tokens" }
     }
 }
 
 impl Target {
-    /// Finds out what the arguments mean. Asks Kubernetes only for a resource.
+    /// Resolves the arguments. Contacts Kubernetes only for a resource.
     pub async fn find(&self) -> Result<Found, Failure> {
         match (&self.mutex, &self.semaphore, &self.lock) {
             (Some(name), ..) => self.place.mutex(name),
@@ -174,7 +177,7 @@ impl Target {
 }
 
 impl Place {
-    /// The semaphore that `lock` names: `sem/NAME` is a resource's.
+    /// Returns the semaphore that `lock` refers to. `sem/NAME` is a resource.
     pub async fn find(&self, lock: &str) -> Result<Found, Failure> {
         match resource(lock) {
             Some(name) => self.resource(name).await,
@@ -182,7 +185,7 @@ impl Place {
         }
     }
 
-    /// The mutex of this name on the broker that the arguments name.
+    /// Returns the mutex with this name on the broker of the arguments.
     fn mutex(&self, name: &str) -> Result<Found, Failure> {
         if self.protocol()? != Protocol::default() {
             return Err(usage(
@@ -192,7 +195,7 @@ impl Place {
         Ok(Found { is_mutex: true, ..self.named(name)? })
     }
 
-    /// The semaphore of this name on the broker that the arguments name.
+    /// Returns the semaphore with this name on the broker of the arguments.
     pub fn named(&self, name: &str) -> Result<Found, Failure> {
         self.kubernetes.must_be_absent("sem/NAME")?;
         let mut settings = self.settings()?.ok_or_else(|| {
@@ -206,7 +209,7 @@ impl Place {
         Ok(Found { settings, name, is_mutex: false, lock_delay: None, slots: None })
     }
 
-    /// How the lock is held, from the arguments.
+    /// Returns the protocol that the arguments specify.
     fn protocol(&self) -> Result<Protocol, Failure> {
         let protocol = self.protocol.unwrap_or(ProtocolName::ExclusiveQueue);
         if self.queue_type.is_some() && protocol != ProtocolName::Token {
@@ -230,9 +233,9 @@ impl Place {
         })
     }
 
-    /// The broker of the arguments and the environment.
+    /// Returns the broker of the arguments and the environment.
     pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
-        // An empty variable is how a chart leaves one out.
+        // Charts leave out a variable by an empty value.
         let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
         let Some(url) = given(&self.url) else { return Ok(None) };
         let variable = |name: &str| std::env::var(name).ok();
@@ -258,16 +261,18 @@ impl Place {
         self.of_resource(&self.kubernetes.find::<Semaphore>(name).await?).await
     }
 
-    /// Where the arguments of a verb say that Kubernetes is.
+    /// Returns the Kubernetes options of the arguments.
     pub fn kubernetes(&self) -> &Kubernetes {
         &self.kubernetes
     }
 
-    /// The semaphore that a resource stands for.
+    /// Returns the semaphore of a resource.
     pub async fn of_resource(&self, found: &FoundObject<Semaphore>) -> Result<Found, Failure> {
         let name = found.object.name_any();
-        // What the operator refuses has no slots; here it is enough to have a name.
-        let valid = validate::semaphore(&found.object, DefaultNames::Any).map_err(|e| usage(&e))?;
+        // The operator creates no slots for an invalid resource. Here a valid name is
+        // enough.
+        let valid =
+            validate::semaphore(&found.object, DefaultRules::ANYTHING).map_err(|e| usage(&e))?;
         let settings = match &valid.broker {
             Some(broker) => found.broker(broker, valid.vhost.as_deref()).await?,
             None => {
@@ -292,13 +297,14 @@ impl Place {
     }
 }
 
-/// The resource that `lock` names, if it is not a name on the broker.
+/// Returns the name of the resource that `lock` refers to, or `None` for a name on the
+/// broker.
 pub(super) fn resource(lock: &str) -> Option<&str> {
     const KINDS: [&str; 4] = ["sem/", "semaphore/", "semaphores/", "semaphore.lockkeeper.dev/"];
     KINDS.iter().find_map(|kind| lock.strip_prefix(kind))
 }
 
-/// A variable of the environment; an empty one is how a chart leaves one out.
+/// Returns an environment variable. Charts leave out a variable by an empty value.
 pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }

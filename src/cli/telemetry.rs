@@ -1,5 +1,5 @@
-//! Where logs and traces go. How a log line looks in JSON and how spans are sent are
-//! the submodules'; without the feature `otel` no span is sent.
+//! Logs and traces of the process. See the submodules for the JSON log format and for
+//! sending spans. Without the feature `otel`, no spans are sent.
 
 mod json;
 #[cfg(feature = "otel")]
@@ -13,31 +13,31 @@ use tracing_subscriber::{EnvFilter, Registry, fmt};
 
 use self::json::Json;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// One JSON object a line, for collectors.
+    /// One JSON object per line.
     Json,
 }
 
 /// The environment variable with the log filter, such as `info,lockkeeper=debug`.
 const FILTER: &str = "LOCKKEEPER_LOG";
 
-/// Logs and traces of this process. Dropping it sends the spans that wait, for at most
-/// two seconds.
+/// Guard of the logs and traces of this process. Dropping it sends pending spans, for at
+/// most two seconds.
 #[must_use]
 pub struct Telemetry {
     #[cfg(feature = "otel")]
     _traces: Option<traces::Traces>,
 }
 
-/// Logs to standard error, from level info up unless `LOCKKEEPER_LOG` says
-/// otherwise, and sends traces where the `OTEL_*` variables say.
+/// Logs to stderr, from level info up unless `LOCKKEEPER_LOG` sets another filter, and
+/// sends traces as configured by the `OTEL_*` variables.
 pub fn start(format: LogFormat) -> Telemetry {
-    // lapin logs every refused passive declare as an error of its own; the
-    // runtime's span repeats what ours says.
+    // lapin logs every rejected passive declare as an error; kube_runtime repeats this
+    // crate's spans.
     let filter = EnvFilter::try_from_env(FILTER)
         .unwrap_or_else(|_| EnvFilter::new("info,lapin=off,kube_client=warn,kube_runtime=warn"));
     let logs = fmt::layer::<Registry>().with_writer(std::io::stderr);
@@ -64,7 +64,7 @@ pub fn start(format: LogFormat) -> Telemetry {
     }
 }
 
-/// The span becomes part of the trace that `TRACEPARENT` names, if any.
+/// Makes the span part of the trace given by `TRACEPARENT`, if set.
 pub fn continue_trace(span: &Span) {
     #[cfg(feature = "otel")]
     traces::continue_trace(span);
@@ -72,8 +72,7 @@ pub fn continue_trace(span: &Span) {
     let _ = span;
 }
 
-/// What `TRACEPARENT` must be for a process whose work is part of the span; absent
-/// where no traces are sent.
+/// Value of `TRACEPARENT` for a child process of the span; `None` if no traces are sent.
 pub fn traceparent(span: &Span) -> Option<String> {
     #[cfg(feature = "otel")]
     return traces::traceparent(span);

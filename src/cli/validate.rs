@@ -1,10 +1,11 @@
-//! `lockkeeper validate`: whether the API server would take manifests, without one.
+//! `lockkeeper validate`: validates manifests as the API server would, without one.
 
 use serde::Serialize;
 
+use super::common::say;
+use super::failure::Failure;
 use super::manifest::{Checker, Contents, Files, Manifest, Place};
 use super::output::{self, Format};
-use super::{Failure, say};
 
 /// Arguments of `lockkeeper validate`.
 #[derive(Debug, clap::Args)]
@@ -13,21 +14,22 @@ pub struct Arguments {
     #[command(flatten)]
     files: Files,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 all objects are valid, or there are none; 1 something is not valid; 64 wrong usage, or \
-a file can't be read.
+Exit codes: 0 all objects are valid, or there are none; 1 an object is invalid; 64 invalid usage, \
+or a file can't be read.
 
-That a field can't be changed is not told here: only the API server knows how it was.";
+Changes of immutable fields are not detected, because only the API server has the previous \
+values.";
 
-/// Something is not valid.
+/// Exit code if an object is invalid.
 pub(super) const INVALID: u8 = 1;
 
-/// What is wrong, and where.
+/// A problem and its location.
 #[derive(Serialize)]
 struct Shown {
     file: String,
@@ -47,7 +49,7 @@ struct Answer {
     problems: Vec<Shown>,
 }
 
-/// What is wrong with each, and how many objects there are.
+/// The problems, and the number of objects.
 #[derive(Default)]
 struct Problems {
     objects: usize,

@@ -1,12 +1,13 @@
-//! `lockkeeper waiters`: how many clients wait for a Semaphore, and who they are as
-//! far as its broker tells.
+//! `lockkeeper waiters`: lists the clients that wait for a Semaphore, with their
+//! identities if the broker provides them.
 
 use serde::Serialize;
 
+use super::common::say;
+use super::failure::Failure;
 use super::output::{self, Format, or_dash};
-use super::semaphore::{Target, failed};
+use super::semaphore::target::{Target, failed};
 use super::target::{Place, resource};
-use super::{Failure, say};
 use crate::api::Semaphore;
 use crate::cli::kubernetes::FoundObject;
 use crate::semaphore::Waiter;
@@ -14,11 +15,11 @@ use crate::semaphore::Waiter;
 /// Arguments of `lockkeeper waiters`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The Semaphore: sem/NAME, or NAME
+    /// Semaphore, as sem/NAME or NAME
     #[arg(value_name = "SEMAPHORE")]
     name: String,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 
@@ -28,7 +29,7 @@ pub struct Arguments {
 
 #[derive(Serialize)]
 struct Shown<'a> {
-    /// Absent where nobody can tell.
+    /// `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<u32>,
     waiters: Vec<ShownWaiter<'a>>,
@@ -53,7 +54,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         Ok(answer) => answer,
         Err(failure) => {
             let why = failure.message.unwrap_or_default();
-            say(format!("who waits is not known, only how many the operator saw: {why}"));
+            say(format!("the waiters are not known, only how many the operator saw: {why}"));
             let waiting = found.object.status.and_then(|status| status.waiting);
             (waiting.and_then(|waiting| u32::try_from(waiting).ok()), Vec::new())
         }
@@ -96,7 +97,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     output::print(arguments.output, &shown, &columns, &rows, "ID")
 }
 
-/// The broker's own answer.
+/// Queries the broker.
 async fn ask(
     place: &Place,
     found: &FoundObject<Semaphore>,
@@ -108,12 +109,14 @@ async fn ask(
         Ok(Some(waiters)) => waiters,
         Ok(None) => {
             if waiting != Some(0) {
-                say("who waits, only the management API tells: the connection names none");
+                say(
+                    "the identities of waiters are only available from the management API, and the connection has none",
+                );
             }
             Vec::new()
         }
         Err(error) => {
-            say(format!("who waits is not known: {error}"));
+            say(format!("the identities of waiters are unknown: {error}"));
             Vec::new()
         }
     };

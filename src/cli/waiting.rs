@@ -1,5 +1,5 @@
-//! What is said on standard error while a lock is waited for: who holds it, on a
-//! terminal as it changes, elsewhere a line now and then.
+//! Progress messages on stderr while waiting for a lock: its holders, updated in place on
+//! a terminal, and as occasional lines elsewhere.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -9,20 +9,21 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::target::Found;
+use crate::plan::ErrorClass;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
 use crate::semaphore::{Broker, BrokerOptions};
 
-/// Who gets a slot within this time didn't wait.
+/// Waiting for less than this time is not reported.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// How often it is said, on a terminal and elsewhere.
+/// Interval of messages on a terminal, and elsewhere.
 const ON_A_TERMINAL: Duration = Duration::from_secs(2);
 const ELSEWHERE: Duration = Duration::from_secs(30);
 
-/// Most holders named.
+/// Maximum number of holders in a message.
 const MAX_NAMED: usize = 5;
 
-/// Says who is waited for.
+/// Reports the holders that this process waits for.
 pub(super) struct Waiting<'a> {
     found: &'a Found,
     started: Instant,
@@ -31,13 +32,12 @@ pub(super) struct Waiting<'a> {
 }
 
 impl<'a> Waiting<'a> {
-    /// Begins now.
+    /// Starts to measure the waiting time.
     pub fn new(found: &'a Found, quiet: bool) -> Self {
         Self { found, started: Instant::now(), quiet, said: Cell::new(false) }
     }
 
-    /// Says it for as long as it is polled. Cancel safe: what is on a terminal
-    /// vanishes.
+    /// Reports while it is polled. Cancel safe: its text on a terminal is removed.
     pub async fn show(&self) -> Infallible {
         if self.quiet {
             return std::future::pending().await;
@@ -75,7 +75,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Says that it is over, to those who were told that it began.
+    /// Reports the end of waiting, if its start was reported.
     pub fn ended(&self, slot: Option<u32>) {
         if self.said.get() {
             let (what, waited) = (self.found.what(slot), in_words(self.started.elapsed()));
@@ -84,7 +84,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// A spinner that leaves nothing behind.
+/// A spinner that is removed when dropped.
 struct Line(Option<ProgressBar>);
 
 impl Drop for Line {
@@ -95,14 +95,20 @@ impl Drop for Line {
     }
 }
 
-/// `: 3 of 3 held: 1 by …`, as far as it is known.
+/// Formats the holders as far as known: `: 3 of 3 held: 1 by …`.
 async fn who_holds(broker: &Broker, found: &Found) -> String {
     let lock = &found.name;
     let observed = async {
         let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;
         broker.observe(lock, mark, mark).await
     };
-    let Ok(seen) = observed.await else { return String::new() };
+    let seen = match observed.await {
+        Ok(seen) => seen,
+        Err(error) if error.class() == ErrorClass::Transient => {
+            return format!(": no answer from the broker ({}), connecting again", error.reason());
+        }
+        Err(_) => return String::new(),
+    };
     let slots = u32::try_from(seen.slots.len()).unwrap_or(u32::MAX);
     if slots == 0 {
         return format!(": it has no {}", found.units());
@@ -120,7 +126,7 @@ async fn who_holds(broker: &Broker, found: &Found) -> String {
     text
 }
 
-/// A holder who says anything about itself.
+/// Describes a holder, if it provides any information about itself.
 fn in_short(holder: &Holder) -> Option<String> {
     let who = holder.identity.as_ref().or(holder.connection.as_ref())?;
     let mut text = holder.slot.map_or_else(String::new, |slot| format!("{slot} by "));
@@ -131,7 +137,7 @@ fn in_short(holder: &Holder) -> Option<String> {
     Some(text)
 }
 
-/// A time of waiting, to the second.
+/// Formats a waiting time in whole seconds.
 fn in_words(waited: Duration) -> String {
     let seconds = waited.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {

@@ -1,6 +1,5 @@
-//! The way to the Kubernetes API server: how many requests at a time, counted, and
-//! none that changes something by a replica that is not the leader any more. What is
-//! asked is not here.
+//! The client of the Kubernetes API server: limits and counts requests, and rejects
+//! changes by a replica that is no longer the leader. See the callers for the requests.
 
 use axum::http::{Method, Request};
 use kube::client::{Body, ClientBuilder};
@@ -12,13 +11,14 @@ use tower::limit::ConcurrencyLimitLayer;
 use super::metrics::Metrics;
 use crate::plan::MayAct;
 
-/// Most requests to the API server at a time. Each is a connection (the client
-/// speaks HTTP/1.1), with a TLS handshake and buffers on both sides; a start with
-/// a thousand objects would open a thousand. More than this are no faster.
+/// Maximum number of concurrent requests to the API server. Each one is a connection (the
+/// client speaks HTTP/1.1), with a TLS handshake and buffers on both sides. Without a
+/// limit, a start with a thousand objects would open a thousand connections. A higher
+/// limit is not faster.
 const REQUESTS_AT_ONCE: usize = 24;
 
-/// A client for the API server of this pod or of `KUBECONFIG`, which changes something
-/// only as long as it may. Connects nothing.
+/// Creates a client for the API server of this pod or of `KUBECONFIG`. It rejects changes
+/// once `may_act` no longer allows them. Does not connect.
 pub(super) async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client, BoxError> {
     let config = Config::infer().await?;
     let guard = FilterLayer::new(move |request: Request<Body>| {
@@ -28,7 +28,7 @@ pub(super) async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client
             Err(BoxError::from("this replica is not the leader any more"))
         }
     });
-    // A watch counts only until its answer begins.
+    // A watch counts only until its response begins.
     let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
     let builder = ClientBuilder::try_from(config)?;
     Ok(builder.with_layer(&metrics.requests).with_layer(&limit).with_layer(&guard).build())

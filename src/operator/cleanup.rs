@@ -1,9 +1,9 @@
-//! What happens when a resource is deleted: the finalizer table of
-//! docs/deletion.md. Never needs a valid spec, and never leaves a namespace
-//! hanging on a Secret that went before the resource did (hazards K3, K4).
+//! Cleanup when an object of any kind is deleted: implements the table of
+//! docs/deletion.md. Never requires a valid spec, and never blocks a namespace because of
+//! a Secret that was deleted before the resource (hazards K3, K4). See [`Kind::guard`] and
+//! [`Kind::remove`] for the kind's part.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::runtime::controller::Action;
@@ -11,232 +11,89 @@ use kube::{Api, ResourceExt};
 use tracing::{info, warn};
 
 use super::context::Context;
-use super::error::{ReconcileError, StepError, jitter, pause};
+use super::error::{ReconcileError, StepError, growing, pause};
 use super::fetch::FetchError;
-use super::memory::Memory;
-use super::report::{Managed, Note, Outcome, Report, publish, report};
-use super::{limits, owners, pressure_queue, semaphore};
+use super::kind::{Ending, Kind, ReportedStatus, Session, StateOf};
+use super::kind_context::KindContext;
+use super::outcome::{Note, Outcome, Removal, Report};
+use super::owners;
+use super::report::{publish, report};
 use crate::api::conditions::reason;
-use crate::api::pressure_queue::QueueGuard;
-use crate::api::semaphore::SemaphoreGuard;
-use crate::api::{
-    DeletionPolicy, FORCE_FINALIZE, PressureQueue, PressureQueueStatus, Semaphore, SemaphoreStatus,
-    validate,
-};
-use crate::pressure::{Deletion, Holder, StoreError};
+use crate::api::{DeletionPolicy, FORCE_FINALIZE};
+use crate::pressure::StoreError;
 use crate::semaphore::BrokerError;
 
-/// How far the removal from a server is, of a resource with status `S`.
-enum Removal<S> {
-    /// Nothing of the resource is left there.
-    Gone,
-    /// Nothing is to be removed; why.
-    NotOurs(String),
-    /// Something of it may be there, and stays; why.
-    LeftBehind(String),
-    /// It goes on; what it waits for, and when to look again.
-    Waiting(String, Duration),
-    /// It has not begun, because of the resource's guard; what was seen, and when to
-    /// look again.
-    Guarded(Box<Report<S>>, &'static str, Duration),
-}
-
-/// While a client is to give its role back, look this often.
-const SOON: Duration = Duration::from_millis(250);
-
-/// How often a server is asked that answers, but does not do it, where nobody will come
-/// to mend that: a thousand objects that go at once are much for a broker.
+/// Number of attempts on a server that responds but fails, if its settings are gone for
+/// good. Several are needed because deleting a thousand objects together loads a broker.
 const CLEANUP_TRIES: u32 = 5;
 
-/// While clients hold slots, look this often: each look takes the admin mutex.
-const HELD: Duration = Duration::from_secs(2);
-
-/// Removes a Semaphore's slots. Its holders keep theirs until they release.
-pub async fn semaphore(
-    object: Arc<Semaphore>,
-    ctx: Arc<Context>,
+/// Removes the object from its server, then lets it go.
+pub async fn cleanup<K: Kind>(
+    object: Arc<K>,
+    kind: Arc<KindContext<K>>,
 ) -> Result<Action, ReconcileError> {
-    let memory = ctx.semaphores.of(&*object);
-    let mut memory = memory.lock().await;
-    let guarded = object.spec.deletion_guard == SemaphoreGuard::Unused
+    let state = kind.states.of(&*object);
+    let mut state = state.lock().await;
+    let Ending { policy, is_guarded, suspend } = object.ending();
+    let is_guarded = is_guarded
         && !is_forced(&*object)
-        && !namespace_is_terminating(&ctx, &*object).await;
-    let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
+        && !namespace_is_terminating(&kind.shared, &*object).await;
+    let kept = untouched(&*object, policy, suspend);
     let removal = match kept {
-        Some(removal) if !guarded => Ok(removal),
-        kept => remove_slots(&object, &ctx, &memory, guarded, kept).await,
+        Some(removal) if !is_guarded => Ok(removal),
+        kept => remove(&kind, &*object, &mut state, is_guarded, kept).await,
     };
-    let status = object.status.clone().unwrap_or_default();
-    settle(&ctx, &*object, &mut memory, status, removal).await?;
-    ctx.semaphores.forget(&*object);
+    let status = object.status().cloned().unwrap_or_default();
+    settle(&kind.shared, &*object, &mut state, status, removal).await?;
+    kind.states.forget(&object.uid().unwrap_or_default());
     Ok(Action::await_change())
 }
 
-async fn remove_slots(
-    object: &Semaphore,
-    ctx: &Context,
-    memory: &Memory<SemaphoreStatus, semaphore::Detail>,
-    guarded: bool,
-    kept: Option<Removal<SemaphoreStatus>>,
-) -> Result<Removal<SemaphoreStatus>, StepError> {
-    let valid = match validate::semaphore(object, ctx.default_names) {
+/// Removes the object from its server. With `kept`, only checks its guard.
+async fn remove<K: Kind>(
+    kind: &KindContext<K>,
+    object: &K,
+    state: &mut StateOf<K>,
+    is_guarded: bool,
+    kept: Option<Removal<K::Status>>,
+) -> Result<Removal<K::Status>, StepError> {
+    let ctx = &*kind.shared;
+    let valid = match object.validate(ctx.default_rules) {
         Ok(valid) => valid,
         Err(error) => return Ok(Removal::NotOurs(error.to_string())),
     };
     let namespace = object.namespace().unwrap_or_default();
-    let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
-    if let (false, Err(over)) = (was_connected, limits::of_semaphore(ctx, object)) {
+    let was_connected = object.status().is_some_and(|status| status.backend().is_some());
+    if let (false, Err(over)) = (was_connected, kind.demands.check(object)) {
         return Ok(Removal::NotOurs(over.to_string()));
     }
-    let fetched =
-        ctx.connections.broker(&namespace, valid.broker.as_ref(), valid.vhost.as_deref()).await;
-    let may_not = fetched.as_ref().err().is_some_and(FetchError::forbids);
-    let last = memory.detail.broker.as_ref().filter(|_| !may_not);
-    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, last) else {
-        return without_connection(ctx, object, fetched.err(), was_connected).await;
+    let (connected, fetch_error) = match K::connect(&ctx.connections, &namespace, &valid).await {
+        Ok(connected) => (connected, None),
+        Err(error) => match K::last_server(&state.detail).filter(|_| !error.forbids()) {
+            Some(last) => (last.clone(), Some(error)),
+            None => return without_connection(ctx, object, error, was_connected).await,
+        },
     };
-    let broker = &connected.handle;
-    if let Some(owner) = owners::of_lock(ctx, object, connected, &valid.lock).await {
-        return Ok(Removal::NotOurs(format!("the lock belongs to {owner}")));
+    if let Some(owner) = owners::of(kind, object, &valid, &connected).await {
+        return Ok(Removal::NotOurs(format!("the {} belongs to {owner}", K::THING)));
     }
-    let known = object.status.as_ref().and_then(|status| status.highest_slot);
-    // The spec's count too: a resize may have begun that no status tells of.
-    let mark =
-        known.and_then(|mark| u32::try_from(mark).ok()).map(|mark| mark.max(valid.wish.slots));
-    if guarded {
-        match semaphore::in_use(ctx, object, &valid, connected, mark).await {
-            Ok(None) => {}
-            Ok(Some((report, after))) => {
-                return Ok(Removal::Guarded(Box::new(report), reason::IN_USE, after));
-            }
-            Err(error) => return Err(StepError::Broker(error)),
-        }
+    let old = object.status().cloned().unwrap_or_default();
+    let session = Session { ctx, object, old: &old, valid, connected };
+    if is_guarded && let Some(guarded) = K::guard(&session, kept.is_none()).await? {
+        return Ok(guarded);
     }
     if let Some(kept) = kept {
         return Ok(kept);
     }
-    match broker.destroy(&valid.lock, valid.wish, mark, &ctx.stop).await {
-        Ok(done) if done.left == 0 => Ok(Removal::Gone),
-        Ok(_) if namespace_is_terminating(ctx, object).await => Ok(Removal::LeftBehind(
-            "its namespace goes, and clients still hold what is left of it".to_owned(),
-        )),
-        Ok(done) => Ok(Removal::Waiting(still_held(done.left, valid.lock.has_slots()), HELD)),
-        Err(error) => {
-            let tries = memory.cleanups_failed + 1;
-            unreachable_server(ctx, object, fetched.err(), error.into(), tries).await
-        }
+    let tries = state.cleanups_failed + 1;
+    match K::remove(&session, &mut state.detail, is_guarded).await {
+        Err(error) => unreachable_server(ctx, object, fetch_error, error, tries).await,
+        removal => removal,
     }
 }
 
-/// What of a semaphore outlives its holders, and so has to be waited for.
-fn still_held(left: u32, has_slots: bool) -> String {
-    let unit = if has_slots { "slots" } else { "tokens" };
-    format!(
-        "Nobody can acquire it any more; {left} of its {unit} are still held, and what they are held by goes when they are released. To let the object go before, set the annotation {FORCE_FINALIZE}=true"
-    )
-}
-
-/// Removes a queue in the two steps of the protocol, so that blocked clients end.
-pub async fn pressure_queue(
-    object: Arc<PressureQueue>,
-    ctx: Arc<Context>,
-) -> Result<Action, ReconcileError> {
-    let memory = ctx.pressure_queues.of(&*object);
-    let mut memory = memory.lock().await;
-    let guarded = object.spec.deletion_guard == QueueGuard::Empty
-        && !is_forced(&*object)
-        && !namespace_is_terminating(&ctx, &*object).await;
-    let kept = untouched(&*object, object.spec.deletion_policy, object.spec.suspend);
-    let removal = match kept {
-        Some(removal) if !guarded => Ok(removal),
-        kept => remove_queue(&object, &ctx, &mut memory, guarded, kept).await,
-    };
-    let status = object.status.clone().unwrap_or_default();
-    settle(&ctx, &*object, &mut memory, status, removal).await?;
-    ctx.pressure_queues.forget(&*object);
-    Ok(Action::await_change())
-}
-
-async fn remove_queue(
-    object: &PressureQueue,
-    ctx: &Context,
-    memory: &mut Memory<PressureQueueStatus, pressure_queue::Detail>,
-    guarded: bool,
-    kept: Option<Removal<PressureQueueStatus>>,
-) -> Result<Removal<PressureQueueStatus>, StepError> {
-    let valid = match validate::pressure_queue(object, ctx.default_names) {
-        Ok(valid) => valid,
-        Err(error) => return Ok(Removal::NotOurs(error.to_string())),
-    };
-    let tries = memory.cleanups_failed + 1;
-    let detail = &mut memory.detail;
-    let namespace = object.namespace().unwrap_or_default();
-    let was_connected = object.status.as_ref().is_some_and(|status| status.backend.is_some());
-    if let (false, Err(over)) = (was_connected, limits::of_queue(ctx, object)) {
-        return Ok(Removal::NotOurs(over.to_string()));
-    }
-    let fetched = ctx.connections.store(&namespace, valid.secret.as_deref(), valid.database).await;
-    let ((Ok(connected), _) | (Err(_), Some(connected))) = (&fetched, &detail.store) else {
-        return without_connection(ctx, object, fetched.err(), was_connected).await;
-    };
-    let store = connected.handle.clone();
-    if let Some(owner) = owners::of_queue(ctx, object, connected, &valid.queue).await {
-        return Ok(Removal::NotOurs(format!("the queue belongs to {owner}")));
-    }
-    if let Some(kept) = kept {
-        // Only looked at: nothing of it is ever deleted.
-        let length = store.observe(&valid.queue).await?.length;
-        return Ok(if length > 0 { not_empty(ctx, object, length) } else { kept });
-    }
-    let deleted = if guarded {
-        store.delete_if_empty(&valid.queue).await
-    } else {
-        store.delete(&valid.queue, false).await
-    };
-    match deleted {
-        Ok(Deletion::Gone) => Ok(Removal::Gone),
-        Ok(Deletion::WaitingFor { .. })
-            if pressure_queue::finish_deletion(ctx, object, &valid, &store, detail).await? =>
-        {
-            Ok(Removal::Gone)
-        }
-        Ok(Deletion::WaitingFor { producer, consumer }) => {
-            let who = |role: &str, holder: Option<Holder>| {
-                holder.map(|holder| match holder.id {
-                    Some(id) => format!("the {role} {id}"),
-                    None => format!("the {role}"),
-                })
-            };
-            let who: Vec<String> = [who("producer", producer), who("consumer", consumer)]
-                .into_iter()
-                .flatten()
-                .collect();
-            let message = format!(
-                "The queue goes once {} gives the role back; if that client is dead, repairPolicy: Repair removes the queue, or set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
-                who.join(" and ")
-            );
-            Ok(Removal::Waiting(message, SOON))
-        }
-        Ok(Deletion::NotEmpty { length }) => Ok(not_empty(ctx, object, length)),
-        Err(error) => unreachable_server(ctx, object, fetched.err(), error.into(), tries).await,
-    }
-}
-
-/// What the guard of a queue says that has elements.
-fn not_empty(ctx: &Context, object: &PressureQueue, length: u64) -> Removal<PressureQueueStatus> {
-    let elements = if length == 1 { "element" } else { "elements" };
-    let message = format!(
-        "deletionGuard is Empty, and the queue has {length} {elements}: nothing is removed before all are taken. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave Redis as it is"
-    );
-    let status = object.status.clone().unwrap_or_default();
-    let status = PressureQueueStatus { length: i64::try_from(length).ok(), ..status };
-    let outcome = Outcome::Working { reason: reason::NOT_EMPTY, message };
-    let report = Report { status, reached: true, outcome, said: Vec::new(), notes: Vec::new() };
-    Removal::Guarded(Box::new(report), reason::NOT_EMPTY, jitter(ctx.rhythm.observe))
-}
-
-/// Whether the server is to be left alone whatever is there, and why.
-fn untouched<K: Managed>(
+/// Returns why the server must not be changed, or `None` if it may be.
+fn untouched<K: Kind>(
     object: &K,
     policy: DeletionPolicy,
     suspend: bool,
@@ -254,14 +111,13 @@ fn is_forced<K: ResourceExt>(object: &K) -> bool {
     object.annotations().get(FORCE_FINALIZE).is_some_and(|value| value == "true")
 }
 
-/// There is no connection, and none that worked is remembered.
-async fn without_connection<K: Managed>(
+/// Decides the removal without a connection, neither a current nor an earlier one.
+async fn without_connection<K: Kind>(
     ctx: &Context,
     object: &K,
-    error: Option<FetchError>,
+    error: FetchError,
     was_connected: bool,
 ) -> Result<Removal<K::Status>, StepError> {
-    let Some(error) = error else { return Ok(Removal::Gone) };
     if !was_connected {
         return Ok(Removal::NotOurs("it never had a connection".to_owned()));
     }
@@ -276,9 +132,9 @@ async fn without_connection<K: Managed>(
     Err(error.into())
 }
 
-/// The server can't be cleaned. Where its cluster is gone, or the Secret, and the
-/// namespace is going too, nobody could ever mend that: let go.
-async fn unreachable_server<K: Managed>(
+/// Handles a server that cannot be cleaned up. Gives up if its cluster is gone, or if
+/// both the Secret and the namespace are, because no later attempt could succeed.
+async fn unreachable_server<K: Kind>(
     ctx: &Context,
     object: &K,
     fetch_error: Option<FetchError>,
@@ -299,7 +155,7 @@ async fn unreachable_server<K: Managed>(
     Ok(Removal::LeftBehind(format!("{why}; and over the last connection: {error}")))
 }
 
-async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool {
+pub(super) async fn namespace_is_terminating<K: Kind>(ctx: &Context, object: &K) -> bool {
     let namespaces: Api<Namespace> = Api::all(ctx.client.clone());
     match namespaces.get_opt(&object.namespace().unwrap_or_default()).await {
         Ok(Some(namespace)) => namespace.metadata.deletion_timestamp.is_some(),
@@ -311,11 +167,11 @@ async fn namespace_is_terminating<K: Managed>(ctx: &Context, object: &K) -> bool
     }
 }
 
-/// Whether a server that nobody will mend is given up: at once where there is none, and
-/// after some attempts where it is only slow.
+/// Returns whether to give up a server whose settings are gone: immediately if it is
+/// unreachable, and after [`CLEANUP_TRIES`] attempts if it is only slow.
 fn is_hopeless(error: &StepError, tries: u32) -> bool {
     match error {
-        // The server was not even asked to the end: the process is stopping.
+        // The process is stopping. The request to the server was not completed.
         StepError::Broker(BrokerError::Interrupted) => false,
         StepError::Broker(BrokerError::Unreachable { .. })
         | StepError::Store(StoreError::Unreachable { .. }) => true,
@@ -323,11 +179,11 @@ fn is_hopeless(error: &StepError, tries: u32) -> bool {
     }
 }
 
-/// Lets the resource go, or says why not yet.
-async fn settle<K: Managed, D: Default>(
+/// Removes the finalizer, or reports why that has to wait.
+async fn settle<K: Kind>(
     ctx: &Context,
     object: &K,
-    memory: &mut Memory<K::Status, D>,
+    memory: &mut StateOf<K>,
     status: K::Status,
     removal: Result<Removal<K::Status>, StepError>,
 ) -> Result<(), ReconcileError> {
@@ -341,7 +197,7 @@ async fn settle<K: Managed, D: Default>(
             return Ok(());
         }
         Ok(Removal::LeftBehind(why)) => {
-            warn!(why, "the object goes, and what is left of it on the server stays there");
+            warn!(why, "the object is removed, and the rest of it stays on the server");
             ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
                 let message = format!("Let go without touching the server: {why}");
@@ -349,7 +205,8 @@ async fn settle<K: Managed, D: Default>(
             }
             return Ok(());
         }
-        Ok(Removal::Waiting(message, after)) => {
+        Ok(Removal::Waiting(message, first)) => {
+            let after = growing(first, memory.waits_for(&message));
             let outcome = Outcome::Working { reason: reason::CLEANING_UP, message };
             (outcome, reason::CLEANING_UP, after)
         }
@@ -358,7 +215,7 @@ async fn settle<K: Managed, D: Default>(
             report(ctx, object, memory, *said).await?;
             return Err(ReconcileError::CleanupPending { reason, after });
         }
-        // The process is stopping: whoever comes next goes on.
+        // The process is stopping. Its successor continues.
         Err(error @ StepError::Broker(BrokerError::Interrupted)) => {
             let (reason, after) = (error.reason(), pause(error.class(), 1));
             return Err(ReconcileError::CleanupPending { reason, after });
@@ -377,11 +234,29 @@ async fn settle<K: Managed, D: Default>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::operator::memory::Memory;
+
+    #[test]
+    fn a_deletion_that_waits_looks_less_and_less_often_until_something_changes() {
+        let soon = Duration::from_millis(250);
+        let mut memory = Memory::<(), ()>::default();
+        let mut pauses =
+            |what: &str| (0..10).map(|_| growing(soon, memory.waits_for(what))).collect::<Vec<_>>();
+        for what in ["the producer a and the consumer b", "the consumer b"] {
+            let pauses = pauses(what);
+            assert!(pauses[0] <= soon, "{what}: {pauses:?}");
+            assert!(pauses.iter().sum::<Duration>() > Duration::from_secs(50), "{pauses:?}");
+            assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(15)), "{pauses:?}");
+        }
+    }
 
     #[test]
     fn a_slow_server_is_given_up_after_some_attempts_an_absent_one_at_once() {
-        let slow = StepError::Broker(BrokerError::Timeout { what: "probes", after: HELD });
+        let after = Duration::from_secs(2);
+        let slow = StepError::Broker(BrokerError::Timeout { what: "probes", after });
         assert!(!is_hopeless(&slow, 1) && !is_hopeless(&slow, CLEANUP_TRIES - 1));
         assert!(is_hopeless(&slow, CLEANUP_TRIES));
         let stopping = StepError::Broker(BrokerError::Interrupted);

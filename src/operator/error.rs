@@ -1,6 +1,7 @@
-//! What can go wrong in a reconcile, and what follows from it. One enum over the
-//! errors of the steps; each error of a room brings its own reason and class.
+//! Errors of a reconcile and their consequences. One enum covers the errors of all steps;
+//! each error of a module has its own reason and class.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,62 +17,79 @@ use crate::plan::quota::OverLimit;
 use crate::pressure::StoreError;
 use crate::semaphore::BrokerError;
 
-/// The Kubernetes API failed where the reconcile can't go on without it. All
-/// other errors become conditions.
+/// The object that owns a lock or a queue, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Kind, namespace and name of the object.
+    pub object: String,
+    /// Reason for its precedence.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.object)
+    }
+}
+
+/// Failure of the Kubernetes API that ends the reconcile. All other errors become
+/// conditions.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// A status could not be written.
     #[error("could not write the status")]
     WriteStatus(#[source] kube::Error),
-    /// The object is not any more what was acted on; its newer state is about to be.
-    #[error("the object was changed meanwhile")]
+    /// The object has changed since it was read. Its newer state is about to be
+    /// reconciled.
+    #[error("the object was changed concurrently")]
     Outdated,
     /// The finalizer could not be added or removed, or the object was changed
-    /// meanwhile.
+    /// concurrently.
     #[error("could not change the finalizers")]
     Finalizer(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The cleanup is not done yet; tried again after this long.
+    /// The cleanup is not complete. It is retried after this time.
     #[error("the cleanup is not done yet: {reason}")]
     CleanupPending {
-        /// Why, as an event's reason.
+        /// Reason, as in an event.
         reason: &'static str,
-        /// When to look again.
+        /// Time until the next attempt.
         after: Duration,
     },
 }
 
-/// What kept a step from succeeding.
+/// Error of a step of a reconcile.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// The spec can't be acted on.
+    /// The spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The connection's settings could not be had.
+    /// The connection's settings could not be resolved.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// Another resource, older than this one, stands for the same thing.
+    /// Another resource owns the same lock or queue.
     #[error(
-        "{owner} is older and stands for {what}: delete one of the two, or give this one another name"
+        "{owner} {} and stands for {what}: delete one of the two, or give this one another name",
+        owner.why
     )]
     Conflict {
-        /// Namespace and name of the older one.
-        owner: String,
-        /// What both name.
+        /// The owner.
+        owner: Owner,
+        /// The lock or queue that both name.
         what: String,
     },
-    /// Its namespace may not have so much.
+    /// The namespace's quota is exceeded.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
     /// The status could not be written although a step depends on it.
     #[error("the status must be written before slots are added, and could not be: {0}")]
     Announce(#[source] Box<ReconcileError>),
-    /// The broker said no, or nothing.
+    /// The broker rejected a request or did not respond.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The store said no, or nothing.
+    /// The store rejected a request or did not respond.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The same of a resource that is being deleted, which can go without it.
+    /// An error during cleanup. The resource can be deleted without the cleanup.
     #[error(
         "{0}. Or let the resource go and leave the server as it is, by its annotation {FORCE_FINALIZE}=true"
     )]
@@ -79,7 +97,7 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// CamelCase, for conditions and events.
+    /// Returns the reason for conditions and events, in CamelCase.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -94,7 +112,7 @@ impl StepError {
         }
     }
 
-    /// What it means for the next attempt.
+    /// Returns the class of the error, which determines the next attempt.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -107,7 +125,7 @@ impl StepError {
         }
     }
 
-    /// What failed, whatever it was done for.
+    /// Returns the underlying error, without its context.
     #[must_use]
     pub fn cause(&self) -> &Self {
         match self {
@@ -119,34 +137,39 @@ impl StepError {
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts. Attempts share one connection attempt
-/// a server, so a server that is back is found soon without a storm.
+/// Longest pause between two attempts. All objects of a server share one connection
+/// attempt, so a recovered server is found soon and without a burst of connections.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
-/// Nobody tells us when a Secret or another resource changes what was invalid
-/// (Secrets are not watched), so even that is looked at again.
+/// Pause after an invalid configuration. It is retried because Secrets and other
+/// referenced resources are not watched, so their changes cause no event.
 const INVALID_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long to wait after the n-th failure in a row (from 1), with jitter so that
-/// the objects of a server that is down don't come back in step.
+/// Returns the backoff after the n-th consecutive failure (from 1), with jitter so that
+/// the objects of an unreachable server are not retried in lockstep.
 #[must_use]
 pub fn pause(class: ErrorClass, failures: u32) -> Duration {
     let pause = match class {
         ErrorClass::Invalid => INVALID_PAUSE,
         ErrorClass::Waiting(pause) => pause,
-        ErrorClass::Transient => {
-            FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(LONGEST_PAUSE)
-        }
+        ErrorClass::Transient => return growing(FIRST_PAUSE, failures.saturating_sub(1)),
     };
     jitter(pause)
 }
 
-/// When to try again after an error that could not become a condition.
+/// Returns the pause after this number of observations with the same result: `first`,
+/// then doubled each time, at most 15 s, with jitter.
+#[must_use]
+pub fn growing(first: Duration, looks: u32) -> Duration {
+    jitter(first.saturating_mul(1 << looks.min(10)).min(LONGEST_PAUSE))
+}
+
+/// Returns the next attempt after an error that could not become a condition.
 pub(super) fn on_error<K, C>(_: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
     match error {
         ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
-        // The change itself causes the next reconcile, unless it is only another's
-        // status.
+        // The change itself triggers the next reconcile, unless it is only a status
+        // written by another process.
         ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
         ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
             Action::requeue(jitter(Duration::from_secs(2)))
@@ -154,15 +177,15 @@ pub(super) fn on_error<K, C>(_: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Ac
     }
 }
 
-/// Between three quarters of a duration and the whole of it: never later than
-/// stated.
+/// Returns a random duration between three quarters of `duration` and `duration`: never
+/// later than stated.
 #[must_use]
 pub fn jitter(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.75..=1.0))
 }
 
-/// Between nine tenths of a duration and the whole of it, for what is done again and
-/// again: never later than stated, hardly more often, and soon not all at once.
+/// Returns a random duration between nine tenths of `duration` and `duration`, for
+/// recurring work: never later than stated, hardly more often, and soon spread out.
 #[must_use]
 pub fn rhythmic(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.9..=1.0))

@@ -1,6 +1,6 @@
-//! Publishing events at a measured pace: a change of a thousand objects at once
-//! is a thousand events, and their writes must not stand in line before the
-//! status of those that are not done yet. What deserves an event is `report`'s.
+//! Publishes events at a limited rate: a change of a thousand objects is a thousand
+//! events, which must not delay the status writes of other objects. See `report` for
+//! which events are published.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use tracing::{debug, warn};
 
 use crate::api::FIELD_MANAGER;
 
-/// So many events go out at once.
+/// Number of events that may be published without delay.
 const BURST: u32 = 25;
 
-/// After a burst, one event per this time.
+/// Interval between events after a burst.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Most events that wait; further ones are only logged.
+/// Maximum number of pending events. Further events are only logged.
 const BACKLOG: usize = 5000;
 
-/// Where events go.
+/// The publisher of events.
 pub struct Events {
     recorder: Recorder,
     pace: Mutex<Pace>,
@@ -29,8 +29,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// The publisher, and the work that must run beside it for as long as it is
-    /// used: it publishes what had to wait.
+    /// Returns the publisher, and a future that must run while it is used: it publishes
+    /// delayed events.
     pub fn new(client: Client) -> (Self, impl Future<Output = ()>) {
         let recorder = Recorder::new(client, Reporter::from(FIELD_MANAGER));
         let (later, mut waiting) = mpsc::channel::<(Event, ObjectReference)>(BACKLOG);
@@ -44,8 +44,8 @@ impl Events {
         (events, work)
     }
 
-    /// Publishes an event: at once, unless there were many lately. A failure is
-    /// logged: events are a courtesy, and must not keep a lock from being right.
+    /// Publishes an event, delayed if there were many recently. A failure is only logged,
+    /// because events must not block a reconcile.
     pub async fn publish(&self, event: Event, about: ObjectReference) {
         let nobody_waits = self.later.capacity() == self.later.max_capacity();
         if nobody_waits && self.pace.lock().await.may_go(Instant::now()) {
@@ -66,15 +66,15 @@ async fn publish(recorder: &Recorder, event: &Event, about: &ObjectReference) {
     }
 }
 
-/// Whether it is only that nothing can be created in the namespace any more: the
-/// API server calls that forbidden, but no right is missing.
+/// Returns whether the error only means that the namespace is terminating. The API server
+/// reports that as forbidden, although no permission is missing.
 fn is_of_terminating_namespace(error: &kube::Error) -> bool {
     let kube::Error::Api(answer) = error else { return false };
     let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
     causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// How many more may go: [`BURST`] after a rest, and one more each [`PACE`].
+/// Rate limit: [`BURST`] events after a pause, and one more for each [`PACE`].
 struct Pace {
     left: u32,
     counted: Option<Instant>,

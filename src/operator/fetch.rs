@@ -1,11 +1,12 @@
-//! The first I/O of a reconcile: from the names in a spec to a handle on a
-//! server, one for each server and identity. What is read for it, and how, is
-//! `reading`'s. Decides nothing.
+//! The first I/O of a reconcile: resolves the references in a spec to a handle on a
+//! server, one per server and identity. See `reading` for the objects that are read.
+//! Decides nothing.
 
 mod error;
 mod reading;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,48 +15,50 @@ use secrecy::ExposeSecret;
 
 pub use self::error::FetchError;
 pub use self::reading::Reader;
+use super::defaults::Defaults;
 use crate::plan::connection::{
     BrokerReference, ManagementSettings, RabbitmqSettings, RedisSettings, TlsSettings,
 };
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
-/// A handle that nobody asked for this long is dropped, and its connections with it.
+/// Time after which an unused handle is dropped, and its connections with it.
 const HANDLE_IDLE: Duration = Duration::from_mins(5);
 
-/// Where connections come from.
+/// The connections to servers.
 pub struct Connections {
     reader: Reader,
-    default_rabbitmq: Option<RabbitmqSettings>,
-    default_redis: Option<RedisSettings>,
+    defaults: Defaults,
     broker_options: BrokerOptions,
     store_options: StoreOptions,
     brokers: Handles<Broker>,
     stores: Handles<Store>,
 }
 
-/// A server as a status shows it, and the handle on it.
+/// A handle on a server, with its name for the status.
+#[derive(Clone)]
 pub struct Connected<H> {
     /// Host, port and vhost or database; no credentials.
     pub backend: String,
+    /// Number that is the same for the same server, user and password, while the handle
+    /// is in use.
+    pub number: u64,
     /// The handle.
     pub handle: H,
 }
 
 impl Connections {
-    /// Nothing is connected yet.
+    /// Creates the connections without connecting.
     #[must_use]
     pub fn new(
         client: Client,
-        default_rabbitmq: Option<RabbitmqSettings>,
-        default_redis: Option<RedisSettings>,
+        defaults: Defaults,
         broker_options: BrokerOptions,
         store_options: StoreOptions,
     ) -> Self {
         Self {
             reader: Reader::new(client),
-            default_rabbitmq,
-            default_redis,
+            defaults,
             broker_options,
             store_options,
             brokers: Handles::default(),
@@ -63,7 +66,13 @@ impl Connections {
         }
     }
 
-    /// The broker that a Semaphore of `namespace` names, or the default one.
+    /// Returns the broker that a Semaphore of `namespace` refers to, or the default
+    /// broker.
+    ///
+    /// # Errors
+    ///
+    /// [`FetchError`]: a referenced object is missing or not allowed, or its settings
+    /// are invalid.
     pub async fn broker(
         &self,
         namespace: &str,
@@ -73,27 +82,31 @@ impl Connections {
         let settings = match reference {
             Some(reference) => self.reader.broker(namespace, reference, vhost).await?,
             None => {
-                let mut settings =
-                    self.default_rabbitmq.clone().ok_or(FetchError::NoConnection {
-                        field: "spec.rabbitmqClusterReference",
-                        flag: "--amqp-url",
-                    })?;
+                let default = self.defaults.rabbitmq().map_err(FetchError::DefaultSettings)?;
+                let mut settings = default.ok_or(FetchError::NoConnection {
+                    field: "spec.rabbitmqClusterReference",
+                    flag: "--amqp-url",
+                })?;
                 if let Some(vhost) = vhost {
                     vhost.clone_into(&mut settings.vhost);
                 }
                 settings
             }
         };
-        let vhost = settings.vhost.trim_start_matches('/');
-        let backend = format!("{}/{vhost}", settings.address());
-        let handle = self.brokers.get(identity_of_broker(&settings), || {
+        let backend = settings.place();
+        let (number, handle) = self.brokers.get(identity_of_broker(&settings), || {
             Broker::new(settings, self.broker_options.clone())
         });
-        Ok(Connected { backend, handle })
+        Ok(Connected { backend, number, handle })
     }
 
-    /// The store that a `PressureQueue` names by the Secret `secret` of
-    /// `namespace`, or the default one.
+    /// Returns the store that a `PressureQueue` refers to by the Secret `secret` of
+    /// `namespace`, or the default store.
+    ///
+    /// # Errors
+    ///
+    /// [`FetchError`]: a referenced object is missing or not allowed, or its settings
+    /// are invalid.
     pub async fn store(
         &self,
         namespace: &str,
@@ -107,7 +120,8 @@ impl Connections {
                     .map_err(|source| FetchError::Settings { name: name.to_owned(), source })?
             }
             None => {
-                let mut settings = self.default_redis.clone().ok_or(FetchError::NoConnection {
+                let default = self.defaults.redis().map_err(FetchError::DefaultSettings)?;
+                let mut settings = default.ok_or(FetchError::NoConnection {
                     field: "spec.redisReference.connectionSecret",
                     flag: "--redis-url",
                 })?;
@@ -116,34 +130,40 @@ impl Connections {
             }
         };
         let backend = settings.address();
-        let handle = self
+        let (number, handle) = self
             .stores
             .get(identity_of_store(&settings), || Store::new(settings, self.store_options.clone()));
-        Ok(Connected { backend, handle })
+        Ok(Connected { backend, number, handle })
     }
 }
 
-/// Handles by everything that makes two connections different, the password
-/// included: a rotated one makes a new handle, the old one is not used again.
-struct Handles<H>(Mutex<HashMap<String, (Instant, H)>>);
+/// Handles, keyed by everything that distinguishes connections, including the password. A
+/// rotated password creates a new handle, and the old one is not used again.
+struct Handles<H> {
+    all: Mutex<HashMap<String, (Instant, u64, H)>>,
+    numbers: AtomicU64,
+}
 
 impl<H> Default for Handles<H> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self { all: Mutex::default(), numbers: AtomicU64::default() }
     }
 }
 
 impl<H: Clone> Handles<H> {
-    fn get(&self, identity: String, make: impl FnOnce() -> H) -> H {
-        let mut handles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.retain(|_, (used, _)| used.elapsed() < HANDLE_IDLE);
-        let (used, handle) = handles.entry(identity).or_insert_with(|| (Instant::now(), make()));
+    /// Returns the handle and its number.
+    fn get(&self, identity: String, make: impl FnOnce() -> H) -> (u64, H) {
+        let mut handles = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        handles.retain(|_, (used, ..)| used.elapsed() < HANDLE_IDLE);
+        let (used, number, handle) = handles.entry(identity).or_insert_with(|| {
+            (Instant::now(), self.numbers.fetch_add(1, Ordering::Relaxed), make())
+        });
         *used = Instant::now();
-        handle.clone()
+        (*number, handle.clone())
     }
 }
 
-// Debug's quoting keeps the parts apart. The result never leaves this file.
+// The quoting of Debug separates the parts. The result never leaves this file.
 fn identity_of_broker(s: &RabbitmqSettings) -> String {
     let [management, administrator] = [&s.management, &s.administrator].map(|api| {
         let tls = |m: &ManagementSettings| m.tls.as_ref().map(identity_of_tls);

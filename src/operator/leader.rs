@@ -1,7 +1,7 @@
-//! Which of several replicas acts: the one that holds a Lease, which it took and
-//! renews by compare-and-swap on the Lease's resourceVersion. What acting means, and
-//! that nobody else does, is asked right before each effect ([`Term`]), so that a
-//! process that was paused beyond its term does nothing when it wakes.
+//! Leader election among replicas. The leader holds a Lease, which it acquires and renews
+//! by compare-and-swap on the Lease's resourceVersion. Every effect is guarded by
+//! [`Term`], so that a process that was paused beyond its term has no effect when it
+//! resumes.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,27 +17,27 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::error::jitter;
+use crate::clock::Moment;
 use crate::plan::MayAct;
-use crate::semaphore::Moment;
 
-/// How the leader is elected. The durations are those of every controller built on
-/// client-go, with the same meaning.
+/// Settings of the leader election. The durations have the same meaning as in controllers
+/// based on client-go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderElection {
-    /// The Lease's name. Operators that share it never act at the same time.
+    /// Name of the Lease. Operators with the same Lease never act at the same time.
     pub name: String,
-    /// The Lease's namespace; absent, the one that the process runs in.
+    /// Namespace of the Lease. Defaults to the namespace of the process.
     pub namespace: Option<String>,
-    /// How long after its last renewal a leader that fell silent is replaced, counted
-    /// by each candidate on its own clock from when it saw that renewal.
+    /// Time since its last renewal after which an unresponsive leader is replaced,
+    /// measured by each candidate on its own clock from when it observed that renewal.
     pub lease_duration: Duration,
-    /// How long the leader acts without a renewal; then its process ends.
+    /// Time that the leader acts without a renewal. After that, its process exits.
     pub renew_deadline: Duration,
-    /// How often the leader renews, and the others look.
+    /// Interval at which the leader renews the Lease and the other replicas check it.
     pub retry_period: Duration,
 }
 
-/// What is wrong with [`LeaderElection`]'s durations.
+/// Reason why the durations of [`LeaderElection`] are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the lease duration must be longer than the renew deadline, and that longer than 1.2 times the retry period, of at least 100 ms; the lease duration must be at least 1 s (whole seconds are stored)"
@@ -45,7 +45,12 @@ pub struct LeaderElection {
 pub struct BadDurations;
 
 impl LeaderElection {
-    /// Whether a leader stops before it can be replaced, and can miss a renewal.
+    /// Checks that a leader stops before it can be replaced, and that it may miss a
+    /// renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`BadDurations`]: one of them is too short or too long for the others.
     pub fn check(&self) -> Result<(), BadDurations> {
         let fine = self.lease_duration > self.renew_deadline
             && self.renew_deadline > self.retry_period.mul_f64(1.2)
@@ -55,7 +60,8 @@ impl LeaderElection {
     }
 }
 
-/// Until when this process may act. Cheap to clone; the clones share it.
+/// Guards every side effect: valid while this process holds the Lease. Cheap to clone;
+/// clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Term(Arc<AtomicU64>);
 
@@ -72,14 +78,14 @@ impl Term {
         Moment::from_nanos(self.0.load(Ordering::Acquire)).left()
     }
 
-    /// Whether it may act now. The clock goes on while the process is stopped and while
-    /// the machine is suspended.
+    /// Returns whether this process may act now. The clock includes time in which the
+    /// process is stopped or the machine is suspended.
     #[must_use]
     pub fn is_on(&self) -> bool {
         !self.left().is_zero()
     }
 
-    /// The same as a question that other rooms can ask.
+    /// Returns the check as a function, for other modules.
     #[must_use]
     pub fn may_act(&self) -> MayAct {
         let term = self.clone();
@@ -87,22 +93,22 @@ impl Term {
     }
 }
 
-/// One candidate for the Lease.
+/// A candidate for the Lease.
 pub struct Candidate {
     api: Api<Lease>,
     election: LeaderElection,
-    /// Who this is, as the Lease shows it: the host, which in a pod is the pod's name,
-    /// and something that a second process there does not have.
+    /// Identity of this process in the Lease: the hostname, which in a pod is the pod's
+    /// name, and a suffix that is unique to the process.
     identity: String,
     term: Term,
-    /// The Lease as it was last written by us.
+    /// The Lease as this process last wrote it.
     ours: Option<Lease>,
-    /// Another's Lease: its resourceVersion, and since when it is so.
+    /// The Lease of another holder: its resourceVersion, and when it was first observed.
     theirs: Option<(Option<String>, Moment)>,
 }
 
 impl Candidate {
-    /// Asks nothing yet. `home` is the namespace that the process runs in.
+    /// Creates a candidate without a request. `home` is the namespace of the process.
     #[must_use]
     pub fn new(client: Client, election: LeaderElection, home: &str) -> Self {
         let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
@@ -117,14 +123,15 @@ impl Candidate {
         }
     }
 
-    /// The term of whoever wins by this candidate.
+    /// Returns the term that this candidate acquires.
     #[must_use]
     pub fn term(&self) -> Term {
         self.term.clone()
     }
 
-    /// Waits until this process is the leader; `false` if it was stopped before.
-    /// `standing` is called once it is known that the Lease can be read and written.
+    /// Acquires the Lease: waits until this process is the leader. Returns `false` if it
+    /// was stopped before. `standing` is called once the Lease is known to be readable
+    /// and writable.
     pub async fn wins(&mut self, stop: &CancellationToken, standing: impl FnOnce()) -> bool {
         let mut standing = Some(standing);
         let mut failures = 0;
@@ -154,7 +161,7 @@ impl Candidate {
         }
     }
 
-    /// Renews until the term is over, which is then lost for good.
+    /// Renews the Lease until the term is lost. The term cannot be regained.
     pub async fn keeps(&mut self) {
         while self.term.is_on() {
             tokio::time::sleep(jitter(self.election.retry_period)).await;
@@ -172,17 +179,19 @@ impl Candidate {
         self.term.end();
     }
 
-    /// Gives the Lease back, so that another need not wait until it has run out. Call it
-    /// when nothing acts any more.
+    /// Releases the Lease, so that another replica does not have to wait until it
+    /// expires. Call this after all work has stopped.
     pub async fn resigns(&mut self) {
         self.term.end();
         let Some(mut lease) = self.ours.take() else { return };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = Some(String::new());
-            // For those who compare with it: it is over at once.
+            // For candidates that check the duration: the Lease expires almost
+            // immediately.
             spec.lease_duration_seconds = Some(1);
         }
-        // Only if it is still the one that we wrote: another's is not touched.
+        // Only succeeds if the Lease is unchanged since our write, so another holder's
+        // Lease is never modified.
         let name = self.election.name.clone();
         let params = PostParams::default();
         let giving = self.api.replace(&name, &params, &lease);
@@ -192,9 +201,11 @@ impl Candidate {
         }
     }
 
-    /// Takes or renews the Lease if it is free, run out or ours; whether it is ours now.
+    /// Acquires or renews the Lease if it is free, expired or already ours. Returns
+    /// whether this process now holds it.
     async fn try_once(&mut self) -> kube::Result<bool> {
-        // From before the request: the server may have stored it at any time since.
+        // Taken before the request, because the server may store the Lease at any time
+        // after it.
         let asked = Moment::now();
         let mut lease = match self.ours.take() {
             Some(lease) => lease,
@@ -228,8 +239,8 @@ impl Candidate {
                 self.term.extend(asked + self.election.renew_deadline);
                 Ok(true)
             }
-            // Somebody else wrote it meanwhile, or deleted it: the next look tells who
-            // has it. Until then the term that we had stands.
+            // Another process changed or deleted the Lease. The next attempt determines
+            // its holder. Until then the current term remains valid.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 Ok(is_ours && self.term.is_on())
             }
@@ -237,7 +248,8 @@ impl Candidate {
         }
     }
 
-    /// Whether another's Lease was seen unchanged for as long as it lasts.
+    /// Returns whether another holder's Lease was observed unchanged for its full
+    /// duration.
     fn has_run_out(&mut self, lease: &Lease, spec: &LeaseSpec) -> bool {
         let version = lease.resource_version();
         match &self.theirs {
@@ -256,7 +268,7 @@ impl Candidate {
     fn spec(&self, old: LeaseSpec, is_ours: bool) -> LeaseSpec {
         let now = MicroTime(jiff::Timestamp::now());
         let transitions = old.lease_transitions.unwrap_or_default();
-        // Rounded up: nobody may believe that it has run out before it has.
+        // Rounded up, so that no candidate considers the Lease expired too early.
         let seconds = self.election.lease_duration.as_secs_f64().ceil();
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
@@ -270,7 +282,7 @@ impl Candidate {
     }
 }
 
-/// Why the Lease could not be had or renewed.
+/// Reason why the Lease could not be acquired or renewed.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
     #[error(transparent)]
@@ -315,10 +327,10 @@ mod tests {
     }
 
     #[test]
-    fn a_term_ends_with_its_time_and_when_it_is_told_to() {
+    fn a_term_ends_when_it_expires_or_is_ended() {
         let term = Term::default();
         let asked = term.may_act();
-        assert!(!asked.now(), "nobody has won yet");
+        assert!(!asked.now(), "the Lease is not acquired yet");
         term.extend(Moment::now() + Duration::from_mins(1));
         assert!(term.is_on() && asked.now());
         term.end();

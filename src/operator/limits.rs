@@ -1,50 +1,135 @@
-//! Which objects are beyond what their namespace may have, by what is watched: no
-//! request is made for it. What the limits mean is [`plan::quota`](crate::plan::quota)'s.
+//! Namespace quotas, evaluated against the watch cache: without requests, and without
+//! sorting all objects of a namespace in a reconcile. See
+//! [`plan::quota`](crate::plan::quota) for their meaning.
 
+use std::collections::{BTreeMap, HashMap};
+use std::marker::PhantomData;
+use std::sync::{PoisonError, RwLock};
+
+use kube::ResourceExt;
 use kube::runtime::reflector::Store as Cache;
-use kube::{Resource, ResourceExt};
+use kube::runtime::watcher::Event;
 
-use super::context::Context;
-use super::owners::age;
-use crate::api::{PressureQueue, Semaphore};
-use crate::plan::quota::{Demand, OverLimit, fits};
+use super::kind::{Age, Kind, age};
+use crate::plan::quota::{Demand, Limits, OverLimit, fits};
 
-/// Whether this Semaphore fits in beside the older ones of its namespace.
-pub(super) fn of_semaphore(ctx: &Context, object: &Semaphore) -> Result<(), OverLimit> {
-    let demand = |object: &Semaphore| {
-        let count = |number: i32| u32::try_from(number).unwrap_or(0);
-        let made = object.status.as_ref().and_then(|status| status.highest_slot);
-        Demand { slots: count(object.spec.slots), made: made.map_or(0, count) }
-    };
-    check(ctx, ctx.all_semaphores.get(), object, demand)
+/// Demands of the watched objects of one kind on the quotas, by namespace, the oldest
+/// object first. Empty without quotas.
+pub struct Demands<K> {
+    limits: Limits,
+    all: RwLock<ByNamespace>,
+    _kind: PhantomData<fn(&K)>,
 }
 
-/// Whether this `PressureQueue` fits in beside the older ones of its namespace.
-pub(super) fn of_queue(ctx: &Context, object: &PressureQueue) -> Result<(), OverLimit> {
-    check(ctx, ctx.all_pressure_queues.get(), object, |_| Demand::default())
-}
+type ByNamespace = HashMap<String, BTreeMap<Age, Demand>>;
 
-fn check<K>(
-    ctx: &Context,
-    cache: Option<&Cache<K>>,
-    object: &K,
-    demand: impl Fn(&K) -> Demand,
-) -> Result<(), OverLimit>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    let limits = ctx.limits;
-    if limits.slots.is_none() && limits.objects.is_none() {
-        return Ok(());
+impl<K: Kind> Demands<K> {
+    /// Creates the demands of a kind without objects.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, all: RwLock::default(), _kind: PhantomData }
     }
-    let namespace = &object.meta().namespace;
-    let all = cache.map(Cache::state).unwrap_or_default();
-    let mut older: Vec<_> = all
-        .iter()
-        .filter(|other| other.meta().namespace == *namespace && other.uid() != object.uid())
-        .filter(|other| age(&***other) < age(object))
-        .collect();
-    older.sort_by_key(|other| age(&***other));
-    let older: Vec<Demand> = older.into_iter().map(|other| demand(other)).collect();
-    fits(limits, &older, demand(object))
+
+    fn is_limited(&self) -> bool {
+        self.limits.slots.is_some() || self.limits.objects.is_some()
+    }
+
+    /// Handles an event that `cache` has already applied.
+    pub fn see(&self, event: &Event<K>, cache: &Cache<K>) {
+        if !self.is_limited() {
+            return;
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Apply(object) => add(&mut all, object),
+            Event::Delete(object) => {
+                let namespace = object.namespace().unwrap_or_default();
+                if let Some(demands) = all.get_mut(&namespace) {
+                    demands.remove(&age(object));
+                    if demands.is_empty() {
+                        all.remove(&namespace);
+                    }
+                }
+            }
+            // The list has replaced the cache's contents.
+            Event::InitDone => {
+                all.clear();
+                cache.state().iter().for_each(|object| add(&mut all, &**object));
+            }
+            Event::Init | Event::InitApply(_) => {}
+        }
+    }
+
+    /// Checks that an object is within the quota, after the older objects of its
+    /// namespace.
+    pub fn check(&self, object: &K) -> Result<(), OverLimit> {
+        if !self.is_limited() {
+            return Ok(());
+        }
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let beside = all.get(&object.namespace().unwrap_or_default());
+        let older = beside.into_iter().flat_map(|demands| demands.range(..age(object)));
+        let older: Vec<Demand> = older.map(|(_, demand)| *demand).collect();
+        fits(self.limits, &older, object.demand())
+    }
+}
+
+fn add<K: Kind>(all: &mut ByNamespace, object: &K) {
+    let namespace = object.namespace().unwrap_or_default();
+    all.entry(namespace).or_default().insert(age(object), object.demand());
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector;
+
+    use super::*;
+    use crate::api::Semaphore;
+
+    fn semaphore(name: &str, second: u32, slots: i32) -> Semaphore {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {
+                "name": name, "namespace": "ci", "uid": name,
+                "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z"),
+            },
+            "spec": {"slots": slots},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn objects_count_by_age_as_they_come_change_and_go() {
+        let (cache, mut writer) = reflector::store::<Semaphore>();
+        let demands = Demands::<Semaphore>::new(Limits { slots: Some(5), objects: None });
+        let mut see = |event: Event<Semaphore>| {
+            writer.apply_watcher_event(&event);
+            demands.see(&event, &cache);
+        };
+        let fits = |object: &Semaphore| demands.check(object).is_ok();
+        let (old, young) = (semaphore("z", 1, 3), semaphore("a", 2, 3));
+        see(Event::Init);
+        see(Event::InitApply(young.clone()));
+        see(Event::InitApply(old.clone()));
+        see(Event::InitDone);
+        assert!(fits(&old) && !fits(&young));
+        see(Event::Apply(semaphore("z", 1, 2)));
+        assert!(fits(&young), "the older one was made smaller");
+        see(Event::Apply(old.clone()));
+        assert!(!fits(&young));
+        let elsewhere = {
+            let mut object = young.clone();
+            object.metadata.namespace = Some("other".to_owned());
+            object
+        };
+        assert!(fits(&elsewhere));
+        see(Event::Delete(old.clone()));
+        assert!(fits(&young));
+        // An object that is deleted while the watch is down no longer counts after the
+        // next list.
+        see(Event::Apply(old));
+        see(Event::Init);
+        see(Event::InitApply(young.clone()));
+        see(Event::InitDone);
+        assert!(fits(&young));
+    }
 }

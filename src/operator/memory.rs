@@ -1,27 +1,28 @@
-//! What the operator remembers of an object between two reconciles: all of it
-//! can be lost without harm, since everything that must survive is in the
-//! object's status or on the server.
+//! State of an object between two reconciles. It can be lost without harm, because
+//! everything that must persist is in the object's status or on the server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::{Resource, ResourceExt};
 
-/// What is remembered of one object with status `S`; `D` is the kind's own part.
+/// State of one object with status `S`. `D` is the part of its kind.
 pub struct Memory<S, D> {
-    /// What the last reconcile acted on, and until when there is nothing to do.
+    /// The object version of the last reconcile, and the time until which nothing is due.
     quiet: Option<(Version, Instant)>,
-    /// Failures in a row, for growing pauses.
+    /// Consecutive failures, for the backoff.
     pub failures: u32,
-    /// Failures to clean up, since the object was deleted.
+    /// Failed cleanups since the object was deleted.
     pub cleanups_failed: u32,
+    /// What the deletion waits for, and the number of observations with this result.
+    awaited: Option<(String, u32)>,
     /// The last status written by this process.
     written: Option<Written<S>>,
-    /// The outcome that was last told by an event: Ready's status and reason.
+    /// The outcome of the last event: Ready's status and reason.
     pub told: Option<(bool, String)>,
-    /// What only this kind remembers.
+    /// State of this kind only.
     pub detail: D,
 }
 
@@ -34,46 +35,60 @@ struct Version {
 struct Written<S> {
     /// The resourceVersion of the object that the status was computed from.
     over: Option<String>,
-    /// The object's resourceVersion since.
+    /// The object's resourceVersion after the write.
     version: Option<String>,
     status: S,
     at: Instant,
 }
 
-impl<S: Clone, D: Default> Memory<S, D> {
-    fn new() -> Self {
+impl<S, D: Default> Default for Memory<S, D> {
+    fn default() -> Self {
         Self {
             quiet: None,
             failures: 0,
             cleanups_failed: 0,
+            awaited: None,
             written: None,
             told: None,
             detail: D::default(),
         }
     }
+}
 
-    /// How long nothing needs to be done about this object, if it is as the last
-    /// reconcile saw it: our own status writes come back as watch events, and
-    /// must not cause another look at the server.
+impl<S: Clone, D: Default> Memory<S, D> {
+    /// Returns how long nothing has to be done about this object, if it is unchanged
+    /// since the last reconcile. The operator's own status writes return as watch events
+    /// and must not cause another observation.
     pub fn quiet_for<K: Resource>(&self, object: &K) -> Option<Duration> {
         let (version, until) = self.quiet.as_ref()?;
         let left = until.checked_duration_since(Instant::now())?;
         (*version == Version::of(object)).then_some(left)
     }
 
-    /// Notes that nothing needs to be done for this long unless the object changes.
+    /// Records that nothing has to be done for this long unless the object changes.
     pub fn be_quiet<K: Resource>(&mut self, object: &K, pause: Duration) {
         self.quiet = Some((Version::of(object), Instant::now() + pause));
     }
 
-    /// Whether the object's spec is another one than at the last reconcile, or
-    /// there was none.
+    /// Records what the deletion waits for. Returns how many consecutive observations
+    /// before this one had the same result.
+    pub fn waits_for(&mut self, what: &str) -> u32 {
+        let looks = match self.awaited.take() {
+            Some((known, looks)) if known == what => looks.saturating_add(1),
+            _ => 0,
+        };
+        self.awaited = Some((what.to_owned(), looks));
+        looks
+    }
+
+    /// Returns whether the object's spec has changed since the last reconcile, or this is
+    /// the first.
     pub fn is_new_generation<K: Resource>(&self, object: &K) -> bool {
         self.quiet.as_ref().is_none_or(|(v, _)| v.generation != object.meta().generation)
     }
 
-    /// The newest status known: the one in `object`, unless that is as old as the
-    /// one that our last write was computed from (hazard K13: a stale cache).
+    /// Returns the newest known status: the one in `object`, unless it is as old as the
+    /// one that the last write was computed from (hazard K13: a stale cache).
     pub fn newest_status<K: Resource>(&self, object: &K, in_object: Option<&S>) -> Option<S> {
         match &self.written {
             Some(written) if written.over == object.resource_version() => {
@@ -83,7 +98,7 @@ impl<S: Clone, D: Default> Memory<S, D> {
         }
     }
 
-    /// The resourceVersion that [`Memory::newest_status`] is of.
+    /// Returns the resourceVersion of [`Memory::newest_status`].
     pub fn newest_version<K: Resource>(&self, object: &K) -> Option<String> {
         match &self.written {
             Some(written) if written.over == object.resource_version() => written.version.clone(),
@@ -91,14 +106,14 @@ impl<S: Clone, D: Default> Memory<S, D> {
         }
     }
 
-    /// Notes a status that was computed from `over`, and the object's
+    /// Records a written status that was computed from `over`, and the object's
     /// resourceVersion with it.
     pub fn wrote<K: Resource>(&mut self, over: &K, version: Option<String>, status: S) {
         let over = over.resource_version();
         self.written = Some(Written { over, version, status, at: Instant::now() });
     }
 
-    /// How long ago this process wrote a status.
+    /// Returns the time since this process wrote a status.
     pub fn since_write(&self) -> Option<Duration> {
         self.written.as_ref().map(|written| written.at.elapsed())
     }
@@ -112,11 +127,24 @@ impl Version {
     }
 }
 
-/// The memories of all objects of a kind, by uid: an object recreated under the
-/// same name starts afresh (hazard K14).
-pub struct Memories<S, D>(Mutex<HashMap<String, Shared<S, D>>>);
+/// State of all objects of a kind, by uid. An object recreated under the same name has
+/// new state (hazard K14).
+pub struct Memories<S, D>(Mutex<HashMap<String, Entry<S, D>>>);
+
+struct Entry<S, D> {
+    place: Place,
+    memory: Shared<S, D>,
+}
 
 type Shared<S, D> = Arc<tokio::sync::Mutex<Memory<S, D>>>;
+
+/// Namespace and name.
+pub type Place = (String, String);
+
+/// Returns the namespace and name of an object.
+pub fn place<K: Resource>(object: &K) -> Place {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
 
 impl<S, D> Default for Memories<S, D> {
     fn default() -> Self {
@@ -125,18 +153,26 @@ impl<S, D> Default for Memories<S, D> {
 }
 
 impl<S: Clone, D: Default> Memories<S, D> {
-    /// The memory of an object. Only one reconcile of an object runs at a time,
-    /// so its lock is never waited for.
+    /// Returns the state of an object. Its lock is never contended, because only one
+    /// reconcile of an object runs at a time.
     pub fn of<K: Resource>(&self, object: &K) -> Arc<tokio::sync::Mutex<Memory<S, D>>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let uid = object.uid().unwrap_or_default();
-        all.entry(uid).or_insert_with(|| Arc::new(tokio::sync::Mutex::new(Memory::new()))).clone()
+        let new = || Entry { place: place(object), memory: Shared::default() };
+        all.entry(uid).or_insert_with(new).memory.clone()
+    }
+}
+
+impl<S, D> Memories<S, D> {
+    /// Drops the state of this uid. Returns whether it existed.
+    pub fn forget(&self, uid: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid).is_some()
     }
 
-    /// Forgets an object that is gone.
-    pub fn forget<K: Resource>(&self, object: &K) {
+    /// Drops the state of all other uids. Returns the objects that they belonged to.
+    pub fn forget_others(&self, uids: &HashSet<String>) -> Vec<Place> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.remove(&object.uid().unwrap_or_default());
+        all.extract_if(|uid, _| !uids.contains(uid)).map(|(_, entry)| entry.place).collect()
     }
 }
 
@@ -154,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_written_status_counts_until_the_cache_has_moved_on() {
-        let mut memory = Memory::<&str, ()>::new();
+        let mut memory = Memory::<&str, ()>::default();
         memory.wrote(&object("5", 1), Some("6".to_owned()), "ours");
         assert_eq!(memory.newest_status(&object("5", 1), Some(&"stale")), Some("ours"));
         assert_eq!(memory.newest_version(&object("5", 1)).as_deref(), Some("6"));
@@ -163,8 +199,27 @@ mod tests {
     }
 
     #[test]
+    fn memories_of_missing_objects_are_dropped() {
+        let memories = Memories::<&str, ()>::default();
+        let named = |uid: &str| {
+            let mut object = object("1", 1);
+            object.metadata.uid = Some(uid.to_owned());
+            object.metadata.name = Some(format!("name-{uid}"));
+            object.metadata.namespace = Some("ns".to_owned());
+            object
+        };
+        for uid in ["a", "b", "c"] {
+            memories.of(&named(uid));
+        }
+        assert!(memories.forget("a") && !memories.forget("a"));
+        let missing = memories.forget_others(&HashSet::from(["b".to_owned()]));
+        assert_eq!(missing, [("ns".to_owned(), "name-c".to_owned())]);
+        assert!(memories.forget("b"));
+    }
+
+    #[test]
     fn an_object_is_quiet_until_it_changes_or_time_is_up() {
-        let mut memory = Memory::<&str, ()>::new();
+        let mut memory = Memory::<&str, ()>::default();
         assert!(memory.quiet_for(&object("1", 1)).is_none());
         memory.be_quiet(&object("1", 1), Duration::from_secs(60));
         assert!(memory.quiet_for(&object("2", 1)).is_some(), "a status write is no change");

@@ -1,37 +1,43 @@
-//! How Kubernetes is touched: this file starts the controllers and stops them.
-//! Each kind's reconcile is in a file of its own; what is decided is in
-//! [`plan`](crate::plan).
+//! The operator. This file starts and stops the controllers. Each kind has a folder of its
+//! own. See [`plan`](crate::plan) for the decisions.
 
 mod api_server;
-pub mod cleanup;
+mod cleanup;
 pub mod context;
-pub mod error;
-pub mod events;
+mod decoding;
+pub mod defaults;
+mod error;
+mod events;
 pub mod fetch;
+mod kind;
+mod kind_context;
 pub mod leader;
+mod leaving;
 mod limits;
-pub mod memory;
-pub mod metrics;
+mod memory;
+mod metrics;
 mod names;
+mod outcome;
 mod owners;
-pub mod pressure_queue;
-pub mod report;
-pub mod semaphore;
-pub mod server;
+mod pressure_queue;
+mod proofs;
+mod reconcile;
+mod report;
+mod semaphore;
+mod server;
 mod turns;
+mod watched;
 mod watches;
 mod work;
 
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
 use futures::{StreamExt, TryStreamExt};
-use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::reflector::Store as Cache;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::{Config, Controller};
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
@@ -41,65 +47,63 @@ use tracing::{info, warn};
 
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
-use self::error::{ReconcileError, on_error};
+use self::defaults::{DefaultSources, Defaults};
+use self::error::on_error;
 use self::events::Events;
 use self::fetch::Connections;
+use self::kind::Kind;
+use self::kind_context::KindContext;
 use self::leader::{Candidate, LeaderElection};
+use self::leaving::Leaving;
 use self::metrics::Metrics;
-use self::names::Names;
-use self::report::Managed;
 use self::server::Readiness;
-use crate::api::validate::DefaultNames;
+use crate::api::validate::DefaultRules;
 use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
 use crate::plan::MayAct;
-use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::plan::quota::Limits;
 use crate::pressure::StoreOptions;
 use crate::semaphore::BrokerOptions;
 
-/// How the operator runs.
+/// Options of the operator.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where `/healthz`, `/readyz` and `/metrics` are served.
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
     pub http_address: SocketAddr,
-    /// The namespaces to watch; none means all.
+    /// Namespaces to watch. Empty: all.
     pub watch_namespaces: BTreeSet<String>,
-    /// Which objects to watch by their labels, in the API server's syntax; absent
-    /// means all. Objects beyond them are not seen, by the search for two that stand
-    /// for the same lock either.
+    /// Label selector of the objects to watch, in the API server's syntax. `None`: all.
+    /// Other objects are not considered when conflicts are detected.
     pub watch_labels: Option<String>,
-    /// The broker of Semaphores that name none.
-    pub rabbitmq: Option<RabbitmqSettings>,
-    /// The server of `PressureQueue`s that name none.
-    pub redis: Option<RedisSettings>,
-    /// How often to look at the servers.
+    /// Servers of objects that specify none.
+    pub defaults: DefaultSources,
+    /// Intervals of observation.
     pub rhythm: Rhythm,
-    /// Which names are allowed on the default connections.
-    pub default_names: DefaultNames,
-    /// How much each namespace may have.
+    /// Rules for the default connections.
+    pub default_rules: DefaultRules,
+    /// Quotas of each namespace.
     pub limits: Limits,
-    /// How one of several replicas is chosen to act; absent, this one acts at once.
+    /// Leader election among replicas. `None`: this process acts immediately.
     pub leader_election: Option<LeaderElection>,
-    /// Whether `/metrics` has a series or more for each object.
+    /// Whether `/metrics` has series for each object.
     pub metrics_per_object: bool,
 }
 
-/// Why the operator could not start, or stopped.
+/// Error that stopped the operator or prevented its start.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
     /// There is no usable configuration for the API server.
     #[error("no Kubernetes API server to talk to: {0}; set KUBECONFIG, or run in a pod")]
     NoCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The HTTP address is taken or not ours.
+    /// The HTTP address is in use or cannot be bound.
     #[error("could not listen on {address}: {source}; choose another --http-address")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The Lease could not be renewed in time. Whoever starts this program again (in a
-    /// pod, the kubelet) starts it as a candidate.
+    /// The Lease could not be renewed in time. The process exits. When it is restarted
+    /// (in a pod, by the kubelet), it starts as a candidate.
     #[error(
         "the lease {lease:?} was lost: another replica acts now, or the API server does not answer; start again"
     )]
@@ -109,28 +113,33 @@ pub enum OperatorError {
     },
 }
 
-/// What is waited for until it is known whether this replica is the leader.
+/// Readiness condition until the leader election has determined this replica's role.
 const LEASE: &str = "the lease of the leader election";
 
-/// Seconds. A leader that falls silent in the middle of a change keeps the lock's admin
-/// mutex for two to three of them: so long its successor waits for that one lock.
+/// AMQP heartbeat in seconds. A leader that fails during a change keeps the lock's admin
+/// mutex for two to three heartbeats. Its successor waits that long for that one lock.
 const HEARTBEAT: u16 = 15;
 
-/// After the first word to stop, reconciles that run get this long.
+/// Time that running reconciles get to end after the stop was requested.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 
-/// How the controllers came to their end.
+/// How the controllers ended.
 enum End {
-    /// Asked to stop, and every reconcile has ended.
+    /// Stop was requested, and every reconcile has ended.
     Quiet,
-    /// Asked to stop, and one has not.
+    /// Stop was requested, and a reconcile has not ended in time.
     Late,
-    /// This replica is not the leader any more.
+    /// This replica is no longer the leader.
     Deposed,
 }
 
-/// Runs until `stop`; then no reconcile is begun, and running ones end (a resize
-/// between two effects).
+/// Runs the operator until `stop`. After that, no reconcile starts, and running ones end
+/// (a resize between two effects).
+///
+/// # Errors
+///
+/// [`OperatorError`]: there is no API server, the address can't be bound, or the Lease
+/// was lost.
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
     let metrics = Metrics::new(options.metrics_per_object);
     let mut candidate = match options.leader_election.clone() {
@@ -146,10 +155,11 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let client = connect(&metrics, may_act.clone()).await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
     let listener = TcpListener::bind(options.http_address).await.map_err(not_listening)?;
-    // With port 0 the system has chosen one.
+    // With port 0, the system chooses the port.
     let address = listener.local_addr().map_err(not_listening)?;
     let kinds = [what::<Semaphore>(), what::<PressureQueue>()];
-    // Who stands by is ready: a rollout waits for that, and the leader for the rollout.
+    // A standby replica is ready. A rollout waits for its readiness, and the old leader
+    // ends only when the rollout proceeds.
     let readiness = match &candidate {
         Some(_) => Readiness::waiting_for([LEASE.to_owned()]),
         None => Readiness::waiting_for(kinds.clone()),
@@ -172,36 +182,15 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let publishing = tokio::spawn(publishing);
     let ctx = Arc::new(context(&options, &client, events, metrics, may_act, stop.clone()));
 
-    let semaphores = control(
-        Arc::clone(&ctx),
-        &options,
-        &readiness,
-        Arc::clone(&ctx.semaphore_names),
-        |cache| {
-            ctx.metrics.read_semaphores(cache.clone());
-            let _ = ctx.all_semaphores.set(cache);
-        },
-        semaphore::reconcile,
-        cleanup::semaphore,
-    );
-    let queues = control(
-        Arc::clone(&ctx),
-        &options,
-        &readiness,
-        Arc::clone(&ctx.pressure_queue_names),
-        |cache| {
-            ctx.metrics.read_queues(cache.clone());
-            let _ = ctx.all_pressure_queues.set(cache);
-        },
-        pressure_queue::reconcile,
-        cleanup::pressure_queue,
-    );
+    let semaphores = control::<Semaphore>(Arc::clone(&ctx), &options, &readiness);
+    let queues = control::<PressureQueue>(Arc::clone(&ctx), &options, &readiness);
     let both = async { tokio::join!(semaphores, queues) };
     let too_late = async {
         stop.cancelled().await;
         tokio::time::sleep(SHUTDOWN_PATIENCE).await;
     };
-    // Until the last reconcile has ended: a resize that runs may end.
+    // Renews the Lease until the last reconcile has ended, so that a running resize can
+    // end.
     let deposed = async {
         match &mut candidate {
             Some(candidate) => candidate.keeps().await,
@@ -221,7 +210,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
                 candidate.resigns().await;
             }
         }
-        // The Lease runs out by itself: what is not done yet may still act for a moment.
+        // The Lease is left to expire, because unfinished work may still have effects for
+        // a moment.
         (End::Late, ..) => warn!("a reconcile did not end in time"),
         (End::Deposed, _, election) => {
             let lease = election.map(|election| election.name).unwrap_or_default();
@@ -235,7 +225,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     Ok(())
 }
 
-/// What every reconcile may use.
+/// Creates the context of all reconciles.
 fn context(
     options: &Options,
     client: &Client,
@@ -249,8 +239,7 @@ fn context(
         events,
         connections: Connections::new(
             client.clone(),
-            options.rabbitmq.clone(),
-            options.redis.clone(),
+            Defaults::new(options.defaults.clone()),
             BrokerOptions {
                 client_name: FIELD_MANAGER.to_owned(),
                 facts_interval: options.rhythm.observe,
@@ -265,44 +254,25 @@ fn context(
         rhythm: options.rhythm,
         metrics,
         started: Instant::now(),
-        default_names: options.default_names,
-        limits: options.limits,
+        default_rules: options.default_rules,
         stop,
         may_act,
-        semaphores: memory::Memories::default(),
-        pressure_queues: memory::Memories::default(),
-        all_semaphores: OnceLock::new(),
-        all_pressure_queues: OnceLock::new(),
-        semaphore_names: Arc::default(),
-        pressure_queue_names: Arc::default(),
     }
 }
 
-/// Objects listed at once at a start: a page is in memory as text and as objects
-/// before any of it is made smaller.
+/// Page size of the initial list. A page is in memory as text and as objects before the
+/// objects are reduced.
 const PAGE: u32 = 100;
 
-/// What is waited for until a kind is watched.
-fn what<K: Managed>() -> String {
+/// Returns the readiness condition for the watch of a kind.
+fn what<K: Kind>() -> String {
     format!("the resource {}", K::plural(&()))
 }
 
 /// Watches one kind until the operator stops.
-async fn control<K, R, C>(
-    ctx: Arc<Context>,
-    options: &Options,
-    readiness: &Readiness,
-    names: Arc<Names>,
-    share: impl FnOnce(Cache<K>),
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Copy + Send + Sync + 'static,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Copy + Send + Sync + 'static,
-) where
-    K: Managed + Unpin,
-    R: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-    C: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-{
+async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readiness: &Readiness) {
     let namespaces = options.watch_namespaces.iter();
-    let mut apis: Vec<Api<K>> =
+    let mut apis: Vec<Api<DeserializeGuard<K>>> =
         namespaces.map(|namespace| Api::namespaced(ctx.client.clone(), namespace)).collect();
     if apis.is_empty() {
         apis.push(Api::all(ctx.client.clone()));
@@ -313,19 +283,32 @@ async fn control<K, R, C>(
     let stop = ctx.stop.clone();
     tokio::select! {
         () = stop.cancelled() => return,
-        _ = join_all(apis.iter().map(|api| watches::until_installed(api, &config))) => {}
+        () = watches::until_installed(&apis, &config) => {}
     }
     let (cache, writer) = reflector::store();
-    let objects = watches::of(apis, &config, cache.clone())
-        // Nobody asks who wrote which field, and it is most of an object's weight.
+    let labels = options.watch_labels.clone();
+    let kind = Arc::new(KindContext::new(Arc::clone(&ctx), cache.clone(), options.limits));
+    let leaving = Leaving::new(Arc::clone(&kind), labels);
+    let objects = watches::of(apis, &config, cache.clone(), &ctx)
+        // Nothing reads the managed fields, which are most of an object's size.
         .modify(|object: &mut K| object.meta_mut().managed_fields = None)
-        .inspect_ok(move |event| names.see(event))
+        .inspect_ok({
+            let kind = Arc::clone(&kind);
+            move |event| kind.names.see(event)
+        })
         .reflect(writer)
+        .inspect_ok({
+            let kind = Arc::clone(&kind);
+            move |event| {
+                kind.demands.see(event, &kind.cache);
+                leaving.see(event);
+            }
+        })
         .applied_objects();
     let controller = Controller::for_stream(objects, cache.clone())
         .with_config(Config::default())
         .graceful_shutdown_on(stop.cancelled_owned());
-    share(cache.clone());
+    ctx.metrics.read(Box::new(cache.clone()));
     let ready = {
         let readiness = readiness.clone();
         async move {
@@ -335,14 +318,12 @@ async fn control<K, R, C>(
             }
         }
     };
-    let running = controller
-        .run(move |object, ctx| work::one(object, ctx, reconcile, cleanup), on_error, ctx)
-        .for_each(|result| async move {
-            // Reconcile errors were logged where they happened; an object that is
-            // gone needs no word.
-            if let Err(kube::runtime::controller::Error::QueueError(error)) = result {
-                warn!(%error, kind = %K::kind(&()), "the watch failed, trying again");
-            }
-        });
+    let running = controller.run(work::one, on_error, kind).for_each(|result| async move {
+        // Reconcile errors were logged where they occurred. An object that is gone
+        // needs no message.
+        if let Err(kube::runtime::controller::Error::QueueError(error)) = result {
+            warn!(%error, kind = %K::kind(&()), "the watch failed, trying again");
+        }
+    });
     tokio::join!(running, ready);
 }

@@ -1,5 +1,5 @@
-//! Which objects are named alike, so that no reconcile passes by all of them. Whether
-//! they stand for the same lock, and which of them owns it, is `owners`'s.
+//! Index of objects by the names of their locks and queues, so that no reconcile iterates
+//! over all of them. See `owners` for conflicts between them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{PoisonError, RwLock};
@@ -8,9 +8,9 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 
-use super::report::Managed;
+use super::kind::Kind;
 
-/// The objects of one kind by the names that they have on their servers.
+/// Objects of one kind, by the names of their locks or queues.
 #[derive(Default)]
 pub struct Names(RwLock<HashMap<String, BTreeSet<Place>>>);
 
@@ -18,9 +18,9 @@ pub struct Names(RwLock<HashMap<String, BTreeSet<Place>>>);
 type Place = (String, String);
 
 impl Names {
-    /// Takes notice of what is watched. An object that went unseen stays: whoever asks
-    /// looks whether it is there.
-    pub fn see<K: Managed>(&self, event: &Event<K>) {
+    /// Handles a watch event. An object whose deletion was missed stays, so callers must
+    /// check that it still exists.
+    pub fn see<K: Kind>(&self, event: &Event<K>) {
         let (Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) = event
         else {
             return;
@@ -38,8 +38,8 @@ impl Names {
         }
     }
 
-    /// Where the objects of this name are or were.
-    pub fn of<K: Managed>(&self, name: &str) -> Vec<ObjectRef<K>> {
+    /// Returns the current and possibly former objects with this name.
+    pub fn of<K: Kind>(&self, name: &str) -> Vec<ObjectRef<K>> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let alike = all.get(name).into_iter().flatten();
         alike.map(|(namespace, name)| ObjectRef::new(name).within(namespace)).collect()

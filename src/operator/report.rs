@@ -1,196 +1,41 @@
-//! The last step of a reconcile, and the only place that writes status and
-//! events: an outcome becomes conditions, a status write where something
-//! changed and it is time, and an event where the outcome changed.
+//! The last step of a reconcile, and the only one that writes status and events. Turns an
+//! outcome into conditions, writes a changed status when it is due, and publishes an
+//! event when the outcome changed.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use kube::core::object::HasStatus;
 use kube::runtime::events::{Event, EventType};
-use kube::{Resource, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tracing::{debug, info, warn};
 
 use super::context::Context;
-use super::error::{ReconcileError, StepError};
-use super::memory::Memory;
+use super::error::ReconcileError;
+use super::kind::{Kind, ReportedStatus, StateOf};
 use super::metrics::controller::failed;
-use super::turns::Connection;
+use super::outcome::{Note, Outcome, Report};
 use crate::api::FIELD_MANAGER;
 use crate::api::conditions::{
-    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge, reason,
+    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, find, merge,
 };
-use crate::plan::{ErrorClass, clean_text};
+use crate::plan::clean_text;
 
-/// A kind whose status this file can write.
-pub trait Managed:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + HasStatus<Status: ReportedStatus>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Serialize
-    + Send
-    + Sync
-    + 'static
-{
-    /// Which connection it is reconciled over.
-    fn connection(&self) -> Connection;
-    /// What its server knows it by, as far as the spec says it: two of one kind that have
-    /// it in common may stand for the same.
-    fn server_name(&self) -> String;
-}
-
-/// What this file must know about a status.
-pub trait ReportedStatus: Clone + PartialEq + Serialize + Default {
-    /// Its conditions.
-    fn conditions(&self) -> &Vec<Condition>;
-    /// Completes it: the generation it is about, and its conditions.
-    fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>);
-    /// The status without what changes all the time on a busy server and is
-    /// written at most once a minute.
-    fn without_counters(&self) -> Self;
-}
-
-/// What happened beside the outcome and deserves an event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
-    /// A repair or a refusal, rather than what was asked for.
-    pub warning: bool,
-    /// CamelCase.
-    pub reason: &'static str,
-    /// What was done, CamelCase. Events of one object that differ only in their
-    /// message are counted as repeats of the first and lose theirs, so what must
-    /// stay apart has to differ here.
-    pub action: String,
-    /// For people.
-    pub message: String,
-}
-
-impl Note {
-    /// An event that says how things stand.
-    pub fn new(warning: bool, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { warning, reason, action: "Reconcile".to_owned(), message: message.into() }
-    }
-
-    /// The same, about something that was done.
-    #[must_use]
-    pub fn action(self, action: impl Into<String>) -> Self {
-        Self { action: action.into(), ..self }
-    }
-}
-
-/// What Ready, Reconciling and Stalled say.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The server is as wished, or nothing more is wished.
-    Ready {
-        /// CamelCase.
-        reason: &'static str,
-        /// For people.
-        message: String,
-    },
-    /// The server differs from the wish; work goes on or is awaited.
-    Working {
-        /// CamelCase.
-        reason: &'static str,
-        /// For people.
-        message: String,
-    },
-    /// The server differs from the wish, and nothing will be done about it by
-    /// itself.
-    Blocked {
-        /// CamelCase.
-        reason: &'static str,
-        /// For people.
-        message: String,
-    },
-    /// A step failed.
-    Failed(StepError),
-}
-
-impl Outcome {
-    fn says(&self) -> (bool, &'static str, String) {
-        match self {
-            Self::Ready { reason, message } => (true, reason, message.clone()),
-            Self::Working { reason, message } | Self::Blocked { reason, message } => {
-                (false, reason, message.clone())
-            }
-            Self::Failed(error) => (false, error.reason(), error.to_string()),
-        }
-    }
-
-    /// Ready, Reconciling and Stalled as kstatus reads them.
-    fn conditions(&self) -> Vec<Say> {
-        let (ready, reason, message) = self.says();
-        let mut said = vec![Say::new(READY, ready, reason, message.clone())];
-        let stalled = match self {
-            Self::Ready { .. } => return said,
-            Self::Working { .. } => false,
-            Self::Blocked { .. } => true,
-            Self::Failed(error) => error.class() == ErrorClass::Invalid,
-        };
-        said.push(Say::new(if stalled { STALLED } else { RECONCILING }, true, reason, message));
-        said
-    }
-
-    /// `BackendReachable`, where the outcome tells.
-    fn backend(&self, reached: bool) -> Option<Say> {
-        if reached {
-            return Some(Say::new(
-                BACKEND_REACHABLE,
-                true,
-                reason::CONNECTED,
-                "The server answers",
-            ));
-        }
-        let Self::Failed(error) = self else { return None };
-        match error.cause() {
-            error @ (StepError::Broker(_) | StepError::Store(_)) => {
-                Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
-            }
-            error @ StepError::Fetch(_) => {
-                Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// All that a reconcile has to say.
-pub struct Report<S> {
-    /// The status but for its conditions.
-    pub status: S,
-    /// Whether the server answered.
-    pub reached: bool,
-    /// What Ready, Reconciling and Stalled say.
-    pub outcome: Outcome,
-    /// The kind's own conditions.
-    pub said: Vec<Say>,
-    /// Events beside the outcome.
-    pub notes: Vec<Note>,
-}
-
-/// A status is written at most this often, unless something urgent changed.
+/// Minimum interval between status writes, except for urgent changes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Counters alone are written at most this often.
+/// Minimum interval between writes that only change counters.
 const COUNTER_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Longest note of an event, in bytes (the API's limit is 1,024).
-const MAX_NOTE_BYTES: usize = 1000;
+/// Maximum length of an event's note, in bytes (the API's limit is 1,024).
+pub const MAX_NOTE_BYTES: usize = 1000;
 
-/// Writes what changed. Returns after how long a change that may not be written
-/// yet wants to be written.
-pub async fn report<K: Managed, D: Default>(
+/// Writes changes. Returns the time until a delayed change is due to be written.
+pub async fn report<K: Kind>(
     ctx: &Context,
     object: &K,
-    memory: &mut Memory<K::Status, D>,
+    memory: &mut StateOf<K>,
     report: Report<K::Status>,
 ) -> Result<Option<Duration>, ReconcileError> {
     let old = memory.newest_status(object, object.status()).unwrap_or_default();
@@ -205,7 +50,7 @@ pub async fn report<K: Managed, D: Default>(
     let generation = object.meta().generation;
     status.complete(generation, merge(old.conditions(), conditions, generation, &now()));
     let when = match when_to_write(&old, &status, memory.since_write()) {
-        // What was told once must not be found to be new at the next look.
+        // An event that was published must not be considered new at the next observation.
         Write::After(_) if !notes.is_empty() => Write::Now,
         when => when,
     };
@@ -219,7 +64,7 @@ pub async fn report<K: Managed, D: Default>(
     }
 }
 
-/// The present time in whole seconds, as Kubernetes writes times.
+/// Returns the current time in whole seconds, as used by Kubernetes.
 pub fn now() -> Time {
     Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default())
 }
@@ -231,8 +76,9 @@ enum Write {
     After(Duration),
 }
 
-/// A new outcome or generation is written at once, so that whoever applied a
-/// change sees it; what comes from clients taking and leaving slots is spread.
+/// Returns when to write. A new outcome or generation is written immediately, so that the
+/// user who applied a change sees its result. Changes by clients that acquire and release
+/// slots are delayed.
 fn when_to_write<S: ReportedStatus>(old: &S, new: &S, since: Option<Duration>) -> Write {
     if old == new {
         return Write::Never;
@@ -248,7 +94,7 @@ fn when_to_write<S: ReportedStatus>(old: &S, new: &S, since: Option<Duration>) -
     }
     let counters_only = old.without_counters() == new.without_counters();
     let interval = if counters_only { COUNTER_INTERVAL } else { WRITE_INTERVAL };
-    // After a start it is not known when the last write was. Counters can wait.
+    // After a start the time of the last write is unknown. Counters can wait.
     let since = since.unwrap_or(WRITE_INTERVAL);
     match interval.checked_sub(since) {
         None | Some(Duration::ZERO) => Write::Now,
@@ -256,18 +102,18 @@ fn when_to_write<S: ReportedStatus>(old: &S, new: &S, since: Option<Duration>) -
     }
 }
 
-/// Writes a status as it is. Server-side apply: what is no longer said goes away.
+/// Writes a status by server-side apply, which removes fields that are no longer set.
 ///
-/// Only over the object that it was computed from: whoever acts on an old copy (one
-/// of two operators, or one that was asleep) would else take back what the status
-/// must remember, above all the high-water mark.
-pub async fn write<K: Managed, D: Default>(
+/// The write only succeeds on the object that the status was computed from. Otherwise a
+/// process with a stale copy (one of two operators, or one that was suspended) would
+/// revert state that the status must keep, above all the high-water mark.
+pub async fn write<K: Kind>(
     ctx: &Context,
     object: &K,
-    memory: &mut Memory<K::Status, D>,
+    memory: &mut StateOf<K>,
     status: K::Status,
 ) -> Result<(), ReconcileError> {
-    // The uid keeps a status from landing on an object recreated under this name.
+    // The uid prevents writing the status to an object recreated under the same name.
     let version = memory.newest_version(object);
     let body = serde_json::json!({
         "apiVersion": K::api_version(&()),
@@ -283,18 +129,18 @@ pub async fn write<K: Managed, D: Default>(
             memory.wrote(object, now.resource_version(), status);
             Ok(())
         }
-        // It was deleted meanwhile: there is nothing left to report to.
+        // The object was deleted. There is nothing to report to.
         Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(()),
         Err(kube::Error::Api(answer)) if answer.is_conflict() => Err(ReconcileError::Outdated),
         Err(error) => Err(ReconcileError::WriteStatus(error)),
     }
 }
 
-/// One event for each note, and one if the outcome is another than last time.
-async fn tell<K: Managed, D: Default>(
+/// Publishes one event for each note, and one if the outcome has changed.
+async fn tell<K: Kind>(
     ctx: &Context,
     object: &K,
-    memory: &mut Memory<K::Status, D>,
+    memory: &mut StateOf<K>,
     old: &K::Status,
     report: &Report<K::Status>,
 ) {
@@ -317,7 +163,7 @@ async fn tell<K: Managed, D: Default>(
     } else {
         warn!(reason, message, "not in sync");
     }
-    // What a note says already needs no second event; work in progress is no
+    // A note needs no second event for the same change. Work in progress is not an
     // outcome.
     let working = matches!(report.outcome, Outcome::Working { .. });
     if !(working || ready && !report.notes.is_empty()) {
@@ -326,7 +172,7 @@ async fn tell<K: Managed, D: Default>(
 }
 
 /// Publishes one event.
-pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
+pub async fn publish<K: Kind>(ctx: &Context, object: &K, note: &Note) {
     let event = Event {
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
         reason: note.reason.to_owned(),
@@ -342,6 +188,7 @@ pub async fn publish<K: Managed>(ctx: &Context, object: &K, note: &Note) {
 mod tests {
     use super::*;
     use crate::api::SemaphoreStatus;
+    use crate::api::conditions::{Say, reason};
 
     fn status(held: i32, ready: bool) -> SemaphoreStatus {
         let said = vec![Say::new(READY, ready, reason::IN_SYNC, "")];

@@ -1,7 +1,7 @@
-//! The HTTP server. For the kubelet: `/healthz` (the process answers) and
-//! `/readyz` (both kinds are watched; if not, what is missing), which deliberately
-//! say nothing of brokers: restarting the operator would not mend them. For
-//! Prometheus: `/metrics`; what is counted is not here.
+//! The HTTP server. For the kubelet: `/healthz` (the process responds) and `/readyz`
+//! (both kinds are watched; otherwise, the missing conditions). Both deliberately ignore
+//! brokers, because a restart of the operator would not repair them. For Prometheus:
+//! `/metrics`; see `metrics` for its contents.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,35 +16,35 @@ use tracing::error;
 
 use super::metrics::{self, Metrics};
 
-/// What `/readyz` answers: what the operator still waits for.
+/// State of `/readyz`: the conditions that the operator still waits for.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Vec<String>>>);
 
 impl Readiness {
-    /// Not ready while anything is waited for.
+    /// Creates a state that is not ready until all these conditions are done.
     #[must_use]
     pub fn waiting_for(what: impl IntoIterator<Item = String>) -> Self {
         Self(Arc::new(Mutex::new(what.into_iter().collect())))
     }
 
-    /// From now on this is waited for as well.
+    /// Adds conditions to wait for.
     pub fn wait_for(&self, what: impl IntoIterator<Item = String>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(what);
     }
 
-    /// One thing is no longer waited for.
+    /// Marks a condition as done.
     pub fn done(&self, what: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|waiting| waiting != what);
     }
 
-    /// What is still waited for.
+    /// Returns the conditions that are not done.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Serves until `stop`.
+/// Serves requests until `stop`.
 pub async fn serve(
     listener: TcpListener,
     readiness: Readiness,

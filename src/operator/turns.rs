@@ -1,36 +1,33 @@
-//! How many reconciles of one connection are under way at a time. Who waits for a turn
-//! has not begun and costs little, where thousands that have begun would all be kept in
-//! memory and end together, the first as late as the last. Whose server is slow waits
-//! for others of the same connection only.
+//! Concurrency limit of the reconciles of one connection. Waiting reconciles have not
+//! started and cost little; thousands of started ones would all be kept in memory and end
+//! together. Objects on a slow server only delay those of the same connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::api;
-
-/// Reconciles of one connection at a time: as many as look at a broker at once. More
-/// are no faster.
+/// Maximum number of concurrent reconciles of one connection, equal to the concurrent
+/// observations of a broker. A higher limit is not faster.
 const AT_ONCE: usize = 128;
 
-/// The turns of all connections.
+/// The concurrency limits of all connections.
 #[derive(Default)]
 pub struct Turns(Mutex<HashMap<Connection, Arc<Semaphore>>>);
 
-/// Which connection an object means, by its spec alone: two of them may turn out to be
-/// one server.
+/// The connection of an object, according to its spec. Two connections may lead to the
+/// same server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Connection(String);
 
 impl Turns {
-    /// Waits for a turn, in the order of those who ask; it ends when it is dropped.
-    /// Cancel safe. None never comes: no turns are closed.
+    /// Waits for a permit, in order of arrival. Dropping the permit releases it. Cancel
+    /// safe. Never returns `None`, because the limits are never closed.
     pub async fn take(&self, connection: Connection) -> Option<OwnedSemaphorePermit> {
         let turns = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if !all.contains_key(&connection) {
-                // Nobody has or awaits a turn of these.
+                // Remove limits that no reconcile uses or waits for.
                 all.retain(|_, turns| Arc::strong_count(turns) > 1);
             }
             let new = || Arc::new(Semaphore::new(AT_ONCE));
@@ -41,21 +38,9 @@ impl Turns {
 }
 
 impl Connection {
-    /// A Semaphore's.
-    pub fn of_semaphore(semaphore: &api::Semaphore) -> Self {
-        let spec = &semaphore.spec;
-        let reference = spec.rabbitmq_cluster_reference.as_ref();
-        let namespace = reference.and(semaphore.metadata.namespace.as_ref());
-        Self(format!("broker {:?}", (namespace, reference, &spec.vhost)))
-    }
-
-    /// A `PressureQueue`'s.
-    pub fn of_queue(queue: &api::PressureQueue) -> Self {
-        let reference = queue.spec.redis_reference.as_ref();
-        let secret = reference.and_then(|reference| reference.connection_secret.as_ref());
-        let namespace = secret.and(queue.metadata.namespace.as_ref());
-        let database = reference.and_then(|reference| reference.database);
-        Self(format!("store {:?}", (namespace, secret, database)))
+    /// Returns the connection with this description, which must be unique.
+    pub fn new(description: String) -> Self {
+        Self(description)
     }
 }
 
@@ -64,19 +49,21 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
+    use crate::api;
+    use crate::operator::kind::Kind;
 
     fn semaphore(namespace: &str, spec: &str) -> Connection {
         let text = format!("{{metadata: {{name: x, namespace: {namespace}}}, spec: {{{spec}}}}}");
-        Connection::of_semaphore(&serde_yaml::from_str(&text).unwrap())
+        serde_yaml::from_str::<api::Semaphore>(&text).unwrap().connection()
     }
 
     fn queue(namespace: &str, spec: &str) -> Connection {
         let text = format!("{{metadata: {{name: x, namespace: {namespace}}}, spec: {{{spec}}}}}");
-        Connection::of_queue(&serde_yaml::from_str(&text).unwrap())
+        serde_yaml::from_str::<api::PressureQueue>(&text).unwrap().connection()
     }
 
     #[test]
-    fn who_waits_for_a_turn_holds_nobody_of_another_connection_up() {
+    fn reconciles_that_wait_for_one_connection_do_not_delay_those_of_another() {
         let turns = Turns::default();
         let take = |connection| turns.take(connection).now_or_never().flatten();
         let slow = || semaphore("a", "rabbitmqClusterReference: {connectionSecret: {name: slow}}");
@@ -90,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_told_by_what_the_spec_names() {
+    fn a_connection_is_identified_by_the_references_in_the_spec() {
         let secret = "rabbitmqClusterReference: {connectionSecret: {name: s}}";
         assert_eq!(semaphore("a", "slots: 1"), semaphore("b", "slots: 2"), "the default one");
         assert_ne!(semaphore("a", ""), semaphore("a", "vhost: other"));

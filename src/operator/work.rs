@@ -1,7 +1,6 @@
-//! One reconcile of one object, of whatever kind: its turn, its task, its finalizer.
-//! What is done is the kinds' own.
+//! Runs one reconcile of one object of any kind: its concurrency limit, its task and its
+//! finalizer. See `reconcile` and `cleanup` for what it runs.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -10,52 +9,41 @@ use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use tokio::task::JoinSet;
 use tracing::{Instrument, debug, field, info_span, warn};
 
-use super::context::Context;
+use super::cleanup::cleanup;
 use super::error::ReconcileError;
-use super::report::Managed;
+use super::kind::Kind;
+use super::kind_context::KindContext;
+use super::reconcile::reconcile;
 use crate::api::FINALIZER;
 
-/// Reconciles an object in a task of its own: the runtime polls all reconciles of a kind
-/// when one of them goes on, and only then looks at the watch. The task is aborted when
-/// this future is dropped.
-pub async fn one<K, R, C>(
+/// Reconciles an object in a separate task, because the runtime polls all reconciles of a
+/// kind when one of them progresses, and only then the watch. Dropping the future aborts
+/// the task.
+pub async fn one<K: Kind>(
     object: Arc<K>,
-    ctx: Arc<Context>,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send + Sync + 'static,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send + Sync + 'static,
-) -> Result<Action, ReconcileError>
-where
-    K: Managed,
-    R: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-    C: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
-{
+    kind: Arc<KindContext<K>>,
+) -> Result<Action, ReconcileError> {
     let mut task = JoinSet::new();
     let work = async move {
-        // Nothing of the work is there before: it is large, and thousands may wait.
-        let _turn = ctx.turns.take(object.connection()).await;
-        Box::pin(at_work(object, Arc::clone(&ctx), reconcile, cleanup)).await
+        // Before this, none of the reconcile's state exists: it is large, and thousands
+        // may wait.
+        let _turn = kind.shared.turns.take(object.connection()).await;
+        Box::pin(at_work(object, Arc::clone(&kind))).await
     };
     task.spawn(work.in_current_span());
     match task.join_next().await {
         Some(Ok(result)) => result,
         Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The process ends.
+        // The process is stopping.
         _ => Ok(Action::await_change()),
     }
 }
 
-/// The reconcile itself, in its turn.
-async fn at_work<K, R, C>(
+/// Runs the reconcile itself, within the concurrency limit.
+async fn at_work<K: Kind>(
     object: Arc<K>,
-    ctx: Arc<Context>,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> R + Send,
-    cleanup: impl Fn(Arc<K>, Arc<Context>) -> C + Send,
-) -> Result<Action, ReconcileError>
-where
-    K: Managed,
-    R: Future<Output = Result<Action, ReconcileError>> + Send,
-    C: Future<Output = Result<Action, ReconcileError>> + Send,
-{
+    kind: Arc<KindContext<K>>,
+) -> Result<Action, ReconcileError> {
     let span = info_span!(
         "reconcile",
         controller = K::kind(&()).to_lowercase(),
@@ -64,15 +52,15 @@ where
         reconcileID = %format_args!("{:016x}", rand::random::<u64>()),
         otel.status_code = field::Empty,
     );
-    let controllers = ctx.metrics.controllers.clone();
+    let controllers = kind.shared.metrics.controllers.clone();
     let work = async move {
-        if !ctx.goes_on() {
+        if !kind.shared.goes_on() {
             return Ok(Action::await_change());
         }
-        let api = ctx.api_of(&*object);
+        let api = kind.shared.api_of(&*object);
         let done = finalizer(&api, FINALIZER, object, async |event| match event {
-            Event::Apply(object) => reconcile(object, Arc::clone(&ctx)).await,
-            Event::Cleanup(object) => cleanup(object, Arc::clone(&ctx)).await,
+            Event::Apply(object) => reconcile(object, Arc::clone(&kind)).await,
+            Event::Cleanup(object) => cleanup(object, Arc::clone(&kind)).await,
         })
         .await;
         let result = done.map_err(|error| match error {
@@ -80,7 +68,7 @@ where
             other => ReconcileError::Finalizer(Box::new(other)),
         });
         if matches!(result, Err(ReconcileError::Outdated)) {
-            debug!("the object was changed meanwhile, looking again");
+            debug!("the object was changed concurrently, reconciling again");
         } else if let Err(error) = &result {
             let source = std::error::Error::source(error).map(ToString::to_string);
             warn!(%error, source, "to be tried again");

@@ -1,8 +1,8 @@
-//! What should happen, as values. Wishes (what a resource asks for) and
-//! observations (what a server has) go in; effects and things to report come
-//! out. Nothing here is async, reads a clock, or knows Kubernetes, RabbitMQ's or
-//! Redis's client: that is what makes every decision testable on its own, and
-//! lets the client library build without Kubernetes.
+//! Decisions as pure functions. Inputs are the desired state (from a resource) and the
+//! observed state (of a server). Outputs are effects and conditions. Nothing here is
+//! async, reads a clock, or depends on Kubernetes or on the clients of RabbitMQ or Redis.
+//! Every decision can therefore be tested on its own, and the client library builds
+//! without Kubernetes.
 
 pub mod connection;
 pub mod naming;
@@ -15,33 +15,32 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an error means for the next attempt.
+/// The class of an error, which determines the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// Trying again changes nothing: a person or a pipeline must change the
-    /// resource, its Secret, or what stands in the way on the server.
+    /// A retry can't succeed. The resource, its Secret or a conflicting object on the
+    /// server must be changed first.
     Invalid,
-    /// Something that ends by itself (a busy mutex, a role in use): look again
-    /// after this long.
+    /// The condition ends by itself (a busy mutex, a role in use). Retry after this time.
     Waiting(Duration),
-    /// A server, a network or a moment: try again with growing pauses.
+    /// A temporary error of a server or a network. Retry with growing pauses.
     Transient,
 }
 
-/// Whether who acts may still act: asked right before each effect on a server, so that
-/// a process that slept through the end of its right does nothing when it wakes up
-/// (hazard K2). By default it always may.
+/// Guards every side effect. It is checked immediately before each effect on a server. A
+/// process that was suspended beyond its lease then does nothing when it resumes (hazard
+/// K2). By default it always allows effects.
 #[derive(Clone)]
 pub struct MayAct(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl MayAct {
-    /// As long as `may` says so, which must be quick.
+    /// Allows effects while `may` returns true. `may` must be fast.
     #[must_use]
     pub fn when(may: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(may))
     }
 
-    /// Whether it may act now.
+    /// Whether effects are allowed now.
     #[must_use]
     pub fn now(&self) -> bool {
         (self.0)()
@@ -60,13 +59,12 @@ impl fmt::Debug for MayAct {
     }
 }
 
-/// Text from elsewhere (a client's name for itself, a server's error) made fit
-/// for a status field, an event or a log line: control characters become
-/// spaces, and what exceeds `max_bytes` is cut at a character's boundary and
-/// marked with `…`.
+/// Sanitizes foreign text (a client's name for itself, a server's error) for a status
+/// field, an event or a log line. Control characters become spaces. Text beyond
+/// `max_bytes` is truncated at a character boundary and marked with `…`.
 ///
-/// Such text is whatever an attacker likes (hazard K8), so everything foreign
-/// goes through here before it leaves the process.
+/// An attacker controls such text (hazard K8), so all foreign text must be sanitized here
+/// before it leaves the process.
 #[must_use]
 pub fn clean_text(text: &str, max_bytes: usize) -> String {
     const MARK: &str = "…";

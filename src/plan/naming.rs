@@ -1,18 +1,18 @@
-//! The names that a lock or a queue has on its server, and which names are
-//! refused. The only place that knows how a slot number becomes a queue name
-//! or an operation's part becomes a Redis key.
+//! The names of a lock or a queue on its server, and which names are rejected. Only this
+//! module maps a slot number to a queue name or a part of a pressure queue to a Redis
+//! key.
 
 use std::fmt;
 
-/// Longest lock or queue name, in bytes. AMQP's own limit is 255 and suffixes
-/// are added; `<namespace>.<name>` alone can reach 317, hence a check also on
-/// defaulted names.
+/// Maximum length of a lock or queue name, in bytes. AMQP's own limit is 255, and
+/// suffixes are added. `<namespace>.<name>` alone can reach 317, so defaulted names are
+/// checked too.
 pub const MAX_NAME_BYTES: usize = 200;
 
-/// Most slots of one semaphore.
+/// Maximum number of slots of a semaphore.
 pub const MAX_SLOTS: u32 = 10_000;
 
-/// Why a name was refused; its text says the rule and what to do.
+/// Why a name was rejected. The message contains the rule and the next step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name {name:?} can't be used: {rule}. Choose another name")]
 pub struct NameError {
@@ -45,38 +45,39 @@ fn check_common(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// How a semaphore's queues are named, and whether they outlive the broker.
+/// How a semaphore's queues are named, and whether they survive a restart of the broker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Profile {
     /// The source document's: `N-i-A`, durable.
     #[default]
     Guideline,
-    /// That of the library amqp-locks-python: `N-A-i`, gone with the broker. It
-    /// has neither slot records nor a wait queue.
+    /// That of the library amqp-locks-python: `N-A-i`, not durable. It has neither slot
+    /// records nor a wait queue.
     AmqpLocksPython,
 }
 
-/// What kind of queue keeps the tokens of a semaphore of protocol Token.
+/// The type of the queue that contains the tokens, in protocol Token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum QueueType {
     /// As the clients of the RabbitMQ blog declare it: durable, without arguments.
     #[default]
     Classic,
-    /// Replicated, and counting how often a token changed hands (fencing); such
-    /// clients' declares are refused.
+    /// Replicated, with a delivery count per token (fencing). The declares of those
+    /// clients are refused.
     Quorum,
 }
 
-/// How a holder holds, and in which queues that shows.
+/// How a holder holds a slot, and which queues show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// By an exclusive queue `B[i]` (source document "persistent semaphore").
     ExclusiveQueue(Profile),
-    /// By an exclusive consumer of a queue `C[i]`, whose loss the broker tells.
+    /// By an exclusive consumer of a queue `C[i]`. The broker notifies the holder of its
+    /// loss.
     ExclusiveConsumer,
-    /// By a message that is never acknowledged (RabbitMQ blog, "Distributed
-    /// Semaphores with RabbitMQ"): there are tokens rather than slots, and the
-    /// broker itself gives them to those who wait.
+    /// By an unacknowledged message (RabbitMQ blog, "Distributed Semaphores with
+    /// RabbitMQ"). The lock has tokens instead of slots, and the broker delivers them to
+    /// the waiters.
     Token(QueueType),
 }
 
@@ -87,18 +88,17 @@ impl Default for Protocol {
 }
 
 impl Protocol {
-    /// Whether there are numbered slots, each with queues of its own; else tokens in
-    /// one queue.
+    /// Whether the protocol has numbered slots, each with queues of its own. Otherwise it
+    /// has tokens in one queue.
     #[must_use]
     pub fn has_slots(self) -> bool {
         !matches!(self, Self::Token(_))
     }
 }
 
-/// A semaphore's name on the broker: `N` of the source document "persistent
-/// semaphore", and the protocol. Everything that belongs to the semaphore is
-/// derived from it, so a name that could be read as a part of another semaphore
-/// is refused.
+/// A semaphore's name on the broker: `N` of the source document "persistent semaphore",
+/// and the protocol. All queue names of the semaphore are derived from it. Names that
+/// could be mistaken for a part of another semaphore are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName {
     name: String,
@@ -107,6 +107,10 @@ pub struct LockName {
 
 impl LockName {
     /// Checks the naming rules. The protocol is [`Protocol::default`].
+    ///
+    /// # Errors
+    ///
+    /// [`NameError`]: the rule that the name breaks.
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         check_common(&name)?;
@@ -119,31 +123,31 @@ impl LockName {
         Ok(Self { name, protocol: Protocol::default() })
     }
 
-    /// The same name under another protocol.
+    /// Returns the same name with another protocol.
     #[must_use]
     pub fn with_protocol(self, protocol: Protocol) -> Self {
         Self { protocol, ..self }
     }
 
-    /// The same name under the protocol `ExclusiveQueue` with another profile.
+    /// Returns the same name with protocol `ExclusiveQueue` and another profile.
     #[must_use]
     pub fn with_profile(self, profile: Profile) -> Self {
         self.with_protocol(Protocol::ExclusiveQueue(profile))
     }
 
-    /// The name as written.
+    /// Returns the name as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.name
     }
 
-    /// How a holder holds.
+    /// Returns the protocol.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// How the queues are named.
+    /// Returns the naming profile.
     #[must_use]
     pub fn profile(&self) -> Profile {
         match self.protocol {
@@ -152,23 +156,23 @@ impl LockName {
         }
     }
 
-    /// Whether it has numbered slots, each with queues of its own; else tokens in
-    /// one queue.
+    /// Whether the lock has numbered slots, each with queues of its own. Otherwise it has
+    /// tokens in one queue.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         self.protocol.has_slots()
     }
 
-    /// The slot queue `A[i]`, `N-i-A`: while it exists, slot `i` (from 1) may be
+    /// Returns the slot queue `A[i]`, `N-i-A`. While it exists, slot `i` (from 1) may be
     /// taken.
     #[must_use]
     pub fn slot_queue(&self, slot: u32) -> String {
         self.part(slot, 'A')
     }
 
-    /// The queue by which slot `i` is held: `B[i]`, `N-i-B`, exclusive to the
-    /// connection that holds it; in protocol `ExclusiveConsumer` `C[i]`, `N-i-C`,
-    /// which whoever administers makes, and whose only consumer holds it.
+    /// Returns the queue by which slot `i` is held. `B[i]`, `N-i-B`, is exclusive to the
+    /// connection that holds it. In protocol `ExclusiveConsumer` it is `C[i]`, `N-i-C`:
+    /// the administrator declares it, and its only consumer holds the slot.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
         self.part(slot, self.holder_part())
@@ -178,30 +182,38 @@ impl LockName {
         if self.protocol == Protocol::ExclusiveConsumer { 'C' } else { 'B' }
     }
 
-    /// The token queue, `N.semaphore`, which has one message for each holder that
-    /// there may be. Only in protocol Token.
+    /// Returns the token queue, `N.semaphore`, which contains one message per permitted
+    /// holder. Only in protocol Token.
     #[must_use]
     pub fn token_queue(&self) -> String {
         format!("{}.semaphore", self.name)
     }
 
-    /// The queue by which the holder of a token says who it is, `N-<token>-B`:
-    /// exclusive to its connection. Only in protocol Token.
+    /// Returns the queue by which the holder of a token identifies itself, `N-<token>-B`.
+    /// It is exclusive to its connection. Only in protocol Token.
     #[must_use]
     pub fn announcement(&self, token: u64) -> String {
         format!("{}-{token}-B", self.name)
     }
 
-    /// The slot record `F[i]`, `N-i-F`: it has one message, the record of slot
-    /// `i`'s last holder, and exists only where there is fencing or a lock delay.
-    /// Not in profile `AmqpLocksPython` and protocol Token.
+    /// Returns the queue that shows whether two addresses lead to one broker,
+    /// `N-probe-<token>`. It is exclusive and short-lived.
+    #[must_use]
+    pub fn probe_queue(&self, token: u128) -> String {
+        format!("{}-probe-{token:032x}", self.name)
+    }
+
+    /// Returns the slot record `F[i]`, `N-i-F`. It contains one message, the record of
+    /// slot `i`'s last holder, and exists only with fencing or a lock delay. Not in
+    /// profile `AmqpLocksPython` and protocol Token.
     #[must_use]
     pub fn record_queue(&self, slot: u32) -> Option<String> {
         self.has_more_than_slots().then(|| self.part(slot, 'F'))
     }
 
-    /// The wait queue `N-W`: who waits for a slot consumes from it. Not in profile
-    /// `AmqpLocksPython`, and not in protocol Token, whose broker keeps the queue.
+    /// Returns the wait queue `N-W`. Clients that wait for a slot consume from it. Not in
+    /// profile `AmqpLocksPython`, and not in protocol Token, where the broker itself
+    /// queues the waiters.
     #[must_use]
     pub fn wait_queue(&self) -> Option<String> {
         self.has_more_than_slots().then(|| format!("{}-W", self.name))
@@ -211,7 +223,7 @@ impl LockName {
         self.has_slots() && self.profile() == Profile::Guideline
     }
 
-    /// The administration mutex: the exclusive queue `N`, in every protocol.
+    /// Returns the admin mutex: the exclusive queue `N`, in every protocol.
     #[must_use]
     pub fn admin_mutex(&self) -> &str {
         &self.name
@@ -224,13 +236,13 @@ impl LockName {
         }
     }
 
-    /// The slot number if `queue` is one of this semaphore's slot queues.
+    /// Returns the slot number if `queue` is one of this semaphore's slot queues.
     #[must_use]
     pub fn slot_of_slot_queue(&self, queue: &str) -> Option<u32> {
         self.slot_of(queue, 'A')
     }
 
-    /// The slot number if `queue` is one of this semaphore's holder queues.
+    /// Returns the slot number if `queue` is one of this semaphore's holder queues.
     #[must_use]
     pub fn slot_of_holder_queue(&self, queue: &str) -> Option<u32> {
         self.slot_of(queue, self.holder_part())
@@ -243,7 +255,7 @@ impl LockName {
             Profile::AmqpLocksPython => rest.strip_prefix(part)?.strip_prefix('-')?,
         };
         let slot = number.parse().ok().filter(|&slot| slot > 0)?;
-        // "007" and "+7" parse too, but are nobody's slot.
+        // "007" and "+7" parse too, but are not slot numbers.
         (number == u32::to_string(&slot)).then_some(slot)
     }
 }
@@ -272,8 +284,8 @@ fn collides_with_a_part(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The suffixes of a pressure queue's keys, in the order of the source document
-/// "pressure 0.15"; the data list itself has none.
+/// The suffixes of a pressure queue's keys, in the order of the source document "pressure
+/// 0.15". The data list itself has none.
 pub const KEY_SUFFIXES: [&str; 11] = [
     ":bound",
     ":producer",
@@ -288,10 +300,10 @@ pub const KEY_SUFFIXES: [&str; 11] = [
     ":closed",
 ];
 
-/// The key prefix of pressure 0.15 when none is set.
+/// Default key prefix of pressure 0.15.
 pub const DEFAULT_PREFIX: &str = "__pressure__";
 
-/// A pressure queue's name and prefix: what its twelve Redis keys start with.
+/// A pressure queue's name and prefix, with which its twelve Redis keys start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName {
     prefix: String,
@@ -299,16 +311,20 @@ pub struct QueueName {
 }
 
 impl QueueName {
-    /// Checks the naming rules. A name that ends in a key suffix is refused:
-    /// `jobs:closed` would write into the closed list of `jobs`, and so would
-    /// `closed` under a prefix that ends in `:jobs`.
+    /// Checks the naming rules. A name that ends in a key suffix is rejected:
+    /// `jobs:closed` would write into the closed list of `jobs`, and so would `closed`
+    /// under a prefix that ends in `:jobs`.
+    ///
+    /// # Errors
+    ///
+    /// [`NameError`]: the rule that the name breaks.
     pub fn new(prefix: impl Into<String>, name: impl Into<String>) -> Result<Self, NameError> {
         let (prefix, name) = (prefix.into(), name.into());
         check_common(&prefix)?;
         check_common(&name)?;
         let queue = Self { prefix, name };
         let data = queue.data();
-        // What is left is another queue's data list, which has a colon of its own.
+        // The rest is another queue's data list if it contains a colon.
         let is_key = |suffix: &&&str| data.strip_suffix(**suffix).is_some_and(|d| d.contains(':'));
         if let Some(suffix) = KEY_SUFFIXES.iter().find(is_key) {
             return Err(NameError::new(
@@ -319,27 +335,27 @@ impl QueueName {
         Ok(queue)
     }
 
-    /// The name without prefix.
+    /// Returns the name without prefix.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.name
     }
 
-    /// The prefix of every key.
+    /// Returns the prefix of every key.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The data list, `PREFIX:NAME`: what every other key starts with.
+    /// Returns the data list, `PREFIX:NAME`, with which all other keys start.
     #[must_use]
     pub fn data(&self) -> String {
         format!("{}:{}", self.prefix, self.name)
     }
 
-    /// What a Redis Cluster hashes of every key of this queue alike: the text
-    /// between the first brace and the next closing one, unless it is empty.
-    /// Without it each key is hashed whole, and they lie on different nodes.
+    /// Returns the part of the queue's keys that a Redis Cluster hashes. It is the text
+    /// between the first opening brace and the next closing one, unless empty. Without it
+    /// each key is hashed whole, and the keys are stored on different nodes.
     #[must_use]
     pub fn hash_tag(&self) -> Option<String> {
         let data = self.data();
@@ -348,15 +364,15 @@ impl QueueName {
         (!tag.is_empty()).then(|| tag.to_owned())
     }
 
-    /// The cluster slot, from 0 to 16383, in which all keys of the queue lie;
-    /// none if they do not lie together.
+    /// Returns the cluster slot, from 0 to 16383, of all keys of the queue. `None` if
+    /// they are in different slots.
     #[must_use]
     pub fn cluster_slot(&self) -> Option<u16> {
         Some(crc16(self.hash_tag()?.as_bytes()) % 16384)
     }
 }
 
-/// CRC-16/XMODEM, by which Redis Cluster spreads keys.
+/// CRC-16/XMODEM, by which Redis Cluster distributes keys.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {

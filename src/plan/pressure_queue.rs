@@ -1,6 +1,6 @@
-//! What should happen to a pressure queue: the wish, what Redis has and what
-//! was last reported go in; the effects to apply and the remarks to report come
-//! out. How a queue is read or changed is not here (see `crate::pressure`).
+//! Decides what happens to a pressure queue. Inputs are the desired state, the observed
+//! keys in Redis and the last status. Outputs are effects to apply and conditions to
+//! report. See `crate::pressure` for reading and changing a queue.
 
 pub mod doctor;
 mod remark;
@@ -9,45 +9,45 @@ use std::fmt;
 
 pub use remark::Remark;
 
-/// What stands for the data list where key suffixes are listed: the list itself
-/// has no suffix.
+/// Label of the data list in lists of key suffixes, because the list itself has no
+/// suffix.
 pub const DATA_LABEL: &str = "(data)";
 
-/// Whether a queue takes new elements.
+/// Whether a queue accepts new elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WantedState {
     /// Elements may be put.
     Open,
-    /// No element may be put any more; what is in the queue can still be got.
-    /// The protocol knows no way back.
+    /// No element may be put any more. Elements in the queue can still be read. The
+    /// protocol cannot reopen a queue.
     Closed,
 }
 
-/// What a resource asks of its queue.
+/// The desired state of a queue, from its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueWish {
-    /// Most elements the queue may hold; 0 means no limit.
+    /// Maximum number of elements. 0 means no limit.
     pub bound: u64,
     /// Open or closed.
     pub state: WantedState,
 }
 
-/// One of the two roles of a queue, as its keys tell.
+/// The state of one role of a queue, according to its keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
-    /// Who took the role last (kept after it was given back), cleaned and cut;
-    /// absent while nobody ever took it.
+    /// The client that took the role last, sanitized and truncated. It is kept after a
+    /// release. `None` if the role was never taken.
     pub id: Option<String>,
     /// Whether the role is taken now: its `_free` list is empty.
     pub busy: bool,
 }
 
-/// One of a queue's two roles, by its name.
+/// One of the two roles of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueRole {
-    /// Who puts, or closes.
+    /// The client that puts or closes.
     Producer,
-    /// Who gets, or deletes.
+    /// The client that gets or deletes.
     Consumer,
 }
 
@@ -60,60 +60,61 @@ impl fmt::Display for QueueRole {
     }
 }
 
-/// What a queue's twelve keys held at one moment.
+/// The content of a queue's twelve keys at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSeen {
-    /// The bound; 0 is no limit, absent means that the queue does not exist (the
+    /// The bound. 0 means no limit. `None` means that the queue does not exist (the
     /// protocol: `:bound` "is the only way to tell").
     pub bound: Option<u64>,
-    /// Elements in the queue.
+    /// Number of elements in the queue.
     pub length: u64,
     /// Whether the queue is closed: `:closed` has an element.
     pub closed: bool,
-    /// Elements of `:closed`: two after a close, one less for every client that
+    /// Number of elements of `:closed`: two after a close, one less for every client that
     /// the close woke.
     pub closed_tokens: u64,
-    /// Elements of `:not_full`; 0 or 1 while the protocol is kept.
+    /// Number of elements of `:not_full`. 0 or 1 if all clients follow the protocol.
     pub not_full: u64,
-    /// Who puts.
+    /// The producer role.
     pub producer: Role,
-    /// Who gets.
+    /// The consumer role.
     pub consumer: Role,
-    /// Elements of `:producer_free`; 0 or 1 while the protocol is kept.
+    /// Number of elements of `:producer_free`. 0 or 1 if all clients follow the protocol.
     pub producer_free: u64,
-    /// Elements of `:consumer_free`; 0 or 1 while the protocol is kept.
+    /// Number of elements of `:consumer_free`. 0 or 1 if all clients follow the protocol.
     pub consumer_free: u64,
-    /// Elements ever put, as the clients counted.
+    /// Number of elements ever put, as counted by the clients.
     pub produced_messages: u64,
-    /// Bytes ever put; clients may leave this out.
+    /// Number of bytes ever put. Clients may omit this.
     pub produced_bytes: u64,
-    /// Elements ever got, as the clients counted.
+    /// Number of elements ever read, as counted by the clients.
     pub consumed_messages: u64,
-    /// Bytes ever got; clients may leave this out.
+    /// Number of bytes ever read. Clients may omit this.
     pub consumed_bytes: u64,
-    /// Suffixes of the keys that exist although there is no `:bound`
-    /// ([`DATA_LABEL`] for the data list); empty while the queue exists.
+    /// Suffixes of existing keys if `:bound` is missing ([`DATA_LABEL`] for the data
+    /// list). Empty if the queue exists.
     pub leftovers: Vec<String>,
-    /// Suffixes of the keys that hold what pressure never writes there: another
-    /// type, or text where a number belongs.
+    /// Suffixes of keys with a value that pressure never writes there: another type, or
+    /// text instead of a number.
     pub wrong_types: Vec<String>,
 }
 
 impl QueueSeen {
-    /// Whether `bound` leaves room for another element.
+    /// Whether `bound` allows another element.
     #[must_use]
     pub fn has_room(&self, bound: u64) -> bool {
         bound == 0 || self.length < bound
     }
 
-    /// Whether the queue exists and nobody works on it.
+    /// Whether the queue exists and both roles are free.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.bound.is_some() && !self.producer.busy && !self.consumer.busy
     }
 
-    /// Elements that were put and neither got nor are there, as the clients count:
-    /// below 0 if there are more than were put. Off by right while somebody works.
+    /// Returns the elements put, less those read, less those in the queue, according to
+    /// the clients' counters. Negative if the queue contains more than were put. While a
+    /// role is taken, a difference is legitimate.
     #[must_use]
     pub fn drift(&self) -> i64 {
         let number = |n: u64| i128::from(n);
@@ -122,7 +123,7 @@ impl QueueSeen {
         i64::try_from(by).unwrap_or(if by < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// One of the two roles.
+    /// Returns one of the two roles.
     #[must_use]
     pub fn role(&self, role: QueueRole) -> &Role {
         match role {
@@ -131,7 +132,7 @@ impl QueueSeen {
         }
     }
 
-    /// Whether nothing was ever put, as far as the keys tell.
+    /// Whether no element was ever put, according to the keys.
     fn is_unused(&self) -> bool {
         self.length == 0
             && self.produced_messages == 0
@@ -139,9 +140,8 @@ impl QueueSeen {
             && !self.closed
     }
 
-    /// The keys that a creation has not written, or not yet: a role that is
-    /// neither free nor was ever taken, a token that is missing before the first
-    /// use.
+    /// Returns keys that a creation has not written, or not yet: a role that is neither
+    /// free nor was ever taken, or a token that is missing before the first use.
     fn never_written(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if self.is_unused() {
@@ -160,50 +160,51 @@ impl QueueSeen {
     }
 }
 
-/// What the last status said of the queue.
+/// The last reported state of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
     /// The queue existed.
     pub existed: bool,
-    /// The queue was closed, or asked to be.
+    /// The queue was closed, or its closing was requested.
     pub closed: bool,
 }
 
-/// One change on the server. Each is applied by one script, and is harmless when
-/// it is applied again.
+/// A change on the server. One script applies it, and applying it again is harmless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueEffect {
-    /// Make the queue, only where none of its keys exists.
+    /// Create the queue, only if none of its keys exists.
     Create {
-        /// Most elements; 0 for no limit.
+        /// Maximum number of elements. 0 means no limit.
         bound: u64,
     },
-    /// Change the bound of the queue, and what follows from it for producers.
+    /// Change the bound of the queue, and its consequences for producers.
     SetBound {
-        /// Most elements; 0 for no limit.
+        /// Maximum number of elements. 0 means no limit.
         bound: u64,
     },
     /// Close the queue, once its producer role is free.
     Close,
 }
 
-/// What to do and what to say.
+/// The planned effects and conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueuePlan {
-    /// To be applied in this order.
+    /// Effects, applied in this order.
     pub effects: Vec<QueueEffect>,
-    /// To be reported, whether or not the effects succeed.
+    /// Conditions, reported whether or not the effects succeed.
     pub remarks: Vec<Remark>,
 }
 
-/// Decides. Total and without side effects; the rules are those of the source
-/// document "pressure 0.15", and where it is silent: an existing queue is
-/// adopted with its data, data is never removed, and what a client may do
-/// (close, delete) is no drift.
+/// Plans the next effects. The function is total and pure. The rules are those of the
+/// source document "pressure 0.15". Where it does not specify a case, these rules apply:
+///
+/// * An existing queue is adopted with its data.
+/// * Data is never removed.
+/// * An action that a client is allowed to take (close, delete) is not drift.
 #[must_use]
 pub fn plan(wish: &QueueWish, seen: &QueueSeen, past: &Past) -> QueuePlan {
     if !seen.wrong_types.is_empty() {
-        // Not a queue, or not only: every change could destroy somebody's data.
+        // The keys contain foreign data, which any change could destroy.
         let remarks =
             seen.wrong_types.iter().map(|key| Remark::WrongType { key: key.clone() }).collect();
         return QueuePlan { effects: Vec::new(), remarks };
@@ -220,7 +221,7 @@ fn plan_absent(wish: &QueueWish, seen: &QueueSeen, past: Past) -> QueuePlan {
         let residue = Remark::Residue { keys: seen.leftovers.clone() };
         return QueuePlan { effects: Vec::new(), remarks: vec![residue] };
     }
-    // A queue that existed is not made only to be closed.
+    // A queue that existed is not created again just to be closed.
     if past.existed && (past.closed || wants_closed) {
         return QueuePlan { effects: Vec::new(), remarks: vec![Remark::Completed] };
     }
@@ -236,8 +237,7 @@ fn plan_existing(wish: &QueueWish, seen: &QueueSeen, past: Past, bound: u64) -> 
     let mut plan = QueuePlan::default();
     let missing = seen.never_written();
     if !missing.is_empty() {
-        // Its creator may be at it just now: whatever we wrote, it would write
-        // again.
+        // Its creator may be active right now, and would overwrite every change.
         plan.remarks.push(Remark::HalfCreated { missing });
         return plan;
     }

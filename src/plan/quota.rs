@@ -1,55 +1,59 @@
-//! How much one namespace may have, and which of its objects go beyond that: the
-//! oldest count first. Pure; whose objects these are is the operator's to say.
+//! Namespace quotas: the limits of one namespace, and which of its objects exceed them.
+//! Older objects take precedence. Pure logic. The operator determines the objects.
 
-/// The limits of each namespace; absent means none.
+/// The limits per namespace. `None`: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Slots (or tokens) of all its Semaphores together.
     pub slots: Option<u32>,
-    /// Semaphores, and as many `PressureQueue`s.
+    /// Number of Semaphores, and separately of `PressureQueue`s.
     pub objects: Option<u32>,
 }
 
-/// What one object asks of the limits.
+/// The demand of one object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// The slots that it is to have; 0 for a queue.
+    /// Its desired slots. 0 for a queue.
     pub slots: u32,
-    /// The slots that it may have already.
+    /// The slots that it may already have.
     pub made: u32,
 }
 
-/// The limit that an object goes beyond.
+/// The limit that an object exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverLimit {
-    /// There are enough older ones.
+    /// The older objects already reach the limit.
     #[error(
         "a namespace may have {limit} objects of this kind, and {older} are older than this one: delete some, or have the operator's --max-objects-per-namespace raised. Until then nothing is done about it on the server"
     )]
     Objects {
-        /// How many there may be.
+        /// The maximum number of objects.
         limit: u32,
-        /// How many are older.
+        /// The number of older objects.
         older: u32,
     },
-    /// The older ones leave too few slots.
+    /// The older objects leave too few slots.
     #[error(
         "a namespace may have {limit} slots in all; its older Semaphores count for {used}, and this one asks for {wanted}: lower spec.slots here to {} or there, or have the operator's --max-slots-per-namespace raised. Until then nothing is done about it on the broker",
         .limit.saturating_sub(*.used)
     )]
     Slots {
-        /// How many there may be.
+        /// The maximum number of slots.
         limit: u32,
-        /// What the older ones count for.
+        /// The slots counted for the older objects.
         used: u32,
-        /// What this one asks for.
+        /// The slots that this object requests.
         wanted: u32,
     },
 }
 
-/// Whether an object fits in, beside `older` ones of its namespace and kind, the oldest
-/// first. One of these that does not fit in itself counts only for what it keeps: a
-/// mistake in one object must not stop all that are younger.
+/// Whether an object fits into the quota, given the `older` ones of its namespace and
+/// kind, the oldest first. An older object that exceeds the quota itself counts only with
+/// the slots that it keeps. A mistake in one object must not block all younger ones.
+///
+/// # Errors
+///
+/// [`OverLimit`]: the limit that the object exceeds.
 pub fn fits(limits: Limits, older: &[Demand], own: Demand) -> Result<(), OverLimit> {
     let count = u32::try_from(older.len()).unwrap_or(u32::MAX);
     if let Some(limit) = limits.objects
@@ -64,7 +68,7 @@ pub fn fits(limits: Limits, older: &[Demand], own: Demand) -> Result<(), OverLim
         used = if all <= limit { all } else { used.saturating_add((*made).min(*slots)) };
     }
     let wanted = own.slots;
-    // Whoever asks for nothing is in nobody's way.
+    // An object without slots never exceeds the quota.
     if wanted > 0 && used.saturating_add(wanted) > limit {
         return Err(OverLimit::Slots { limit, used, wanted });
     }
@@ -108,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_fit_in_counts_for_what_it_keeps() {
+    fn an_object_over_the_quota_counts_with_the_slots_it_keeps() {
         let limits = Limits { slots: Some(10), objects: None };
         let grown = Demand { slots: 20, made: 3 };
         assert_eq!(fits(limits, &[grown], asks(7)), Ok(()));
         let refused = fits(limits, &[grown], asks(8));
         assert_eq!(refused, Err(OverLimit::Slots { limit: 10, used: 3, wanted: 8 }));
-        // What is on the broker beyond its wish goes anyway.
+        // Slots above the desired count are removed anyway.
         let shrinks = Demand { slots: 2, made: 9 };
         assert_eq!(fits(limits, &[shrinks], asks(8)), Ok(()));
     }

@@ -1,73 +1,97 @@
-//! The slot record: the one message of `F[i]`, which says who held slot `i` last
-//! and how that ended. Pure; how it is read and replaced is the room
-//! `semaphore`'s. It gives each acquisition of a slot a greater token (fencing),
-//! and lets the next holder wait after an unclean end (lock delay).
+//! The slot record: the message of `F[i]`, which contains the last holder of slot `i` and
+//! how it ended. It gives each acquisition of a slot a greater token (fencing), and makes
+//! the next holder wait after an unclean end (lock delay). Pure logic. See
+//! [`crate::semaphore`] for reading and replacing it.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a slot record says. As JSON: `{"token": 1760000000000001, "holder":
-/// "4fz…", "state": "held", "since": "2026-11-21T10:00:00Z", "delay": 15000}`.
+/// The content of a slot record. As JSON: `{"token": 1760000000000001, "holder": "4fz…",
+/// "state": "held", "since": "2026-11-21T10:00:00Z", "delay": 15000}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotRecord {
-    /// The fencing token of the last acquisition: greater than any before on
-    /// this slot. The first is made from the microseconds since 1970, so that a
-    /// semaphore that is deleted and created again never repeats one.
+    /// The fencing token of the last acquisition, greater than any earlier one of this
+    /// slot. The first is derived from the microseconds since 1970, so that a semaphore
+    /// that is deleted and created again never repeats one.
     pub token: u64,
-    /// The last holder's id; empty if there was none yet.
+    /// The id of the last holder. Empty in a seed, which an administrator wrote.
     #[serde(default)]
     pub holder: String,
-    /// How it stands with that holder.
+    /// The state of the last holder.
     pub state: RecordState,
-    /// When that began, RFC 3339.
+    /// Start of that state, RFC 3339. For display only: no decision depends on it,
+    /// because the clocks of two clients may differ.
     #[serde(default)]
     pub since: String,
-    /// How long the next holder waits after an unclean end, in milliseconds.
+    /// How long the next holder rests after an unclean end, in milliseconds.
     #[serde(default)]
     pub delay: u64,
+    /// The elapsed part of an unfinished rest, in milliseconds, as measured by the
+    /// clients that rested. Only with `held`: the last client ended during its rest, so
+    /// the next one continues from here. A client that doesn't support this field finds
+    /// `held`, and rests for the whole delay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rested: Option<u64>,
 }
 
-/// How it stands with a slot's last holder.
+/// The state of a slot's last holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordState {
-    /// It acquired the slot. Whoever finds this while holding the slot itself
-    /// knows that the last holder ended without releasing.
+    /// It acquired the slot. If a client finds this after acquiring the slot, the last
+    /// holder ended without releasing it.
     Held,
-    /// It gave the slot back, or there was none yet.
+    /// It released the slot, or there was no holder yet.
     Released,
 }
 
 impl SlotRecord {
-    /// The record of a slot that nobody has held yet.
+    /// Creates the first record of a slot, as written by an administrator. `Held` if the
+    /// slot has a holder that wrote no record, or if the record was lost. The next holder
+    /// must then rest.
     #[must_use]
-    pub fn seed(now_micros: u64, since: String, delay: Duration) -> Self {
-        Self {
-            token: now_micros,
-            holder: String::new(),
-            state: RecordState::Released,
-            since,
-            delay: millis(delay),
-        }
+    pub fn seed(now_micros: u64, since: String, delay: Duration, state: RecordState) -> Self {
+        let (holder, rested) = (String::new(), None);
+        Self { token: now_micros, holder, state, since, delay: millis(delay), rested }
     }
 
-    /// The record that counts among those found: a crash between publishing a
-    /// new record and acknowledging the old one leaves both. `None` if there is
-    /// none that can be read.
+    /// Merges the messages found. `None` if none can be parsed.
+    ///
+    /// There is more than one message after a crash between publishing a new record and
+    /// acknowledging the old one. There is also more than one if an administrator seeded
+    /// a record while a client had the old one unacknowledged. The greatest token counts,
+    /// whoever wrote it. All other fields are those of the last holder, because the
+    /// author of a seed did not see them. Without a holder's record, the result is `held`
+    /// if any seed is.
     #[must_use]
-    pub fn newest<'a>(bodies: impl IntoIterator<Item = &'a [u8]>) -> Option<Self> {
-        bodies
-            .into_iter()
-            .filter_map(|body| serde_json::from_slice::<Self>(body).ok())
-            // Of equals the last: "released" follows "held" with the same token.
-            .max_by_key(|record| record.token)
+    pub fn merge<'a>(bodies: impl IntoIterator<Item = &'a [u8]>) -> Option<Self> {
+        let found: Vec<Self> =
+            bodies.into_iter().filter_map(|body| serde_json::from_slice(body).ok()).collect();
+        let token = found.iter().map(|record| record.token).max()?;
+        let by_holder = |record: &&Self| !record.holder.is_empty();
+        let newest = found.iter().filter(by_holder).max_by_key(|record| record.progress());
+        let seed = || found.iter().max_by_key(|seed| (seed.state == RecordState::Held, seed.token));
+        newest.or_else(seed).map(|record| Self { token, ..record.clone() })
     }
 
-    /// The record of the next acquisition, and how long its holder has to wait
-    /// before it may begin. `delay` is the newest lock delay that the holder
-    /// knows of; else the one found stays. Without a record the token is made
-    /// from the clock again, which is later than any that came before.
+    /// Returns the order in which a slot's holders write. Of two records of one rest, the
+    /// shorter one counts, because the longer may overlap with another client's.
+    fn progress(&self) -> (u64, u8, u64) {
+        let (step, rested) = match (self.state, self.rested) {
+            (RecordState::Held, Some(rested)) => (0, u64::MAX - rested),
+            (RecordState::Held, None) => (1, 0),
+            (RecordState::Released, _) => (2, 0),
+        };
+        (self.token, step, rested)
+    }
+
+    /// Returns the record of the next acquisition, and how long its holder must rest
+    /// first. `delay` is the lock delay of the lock's resource, if the holder knows it.
+    /// Otherwise the delay in the found record stays.
+    ///
+    /// Without a record, the last end is unknown and counts as unclean. The token is then
+    /// derived from the clock again, which is later than any earlier token.
     #[must_use]
     pub fn acquired(
         found: Option<&Self>,
@@ -77,26 +101,62 @@ impl SlotRecord {
         delay: Option<Duration>,
     ) -> (Self, Duration) {
         let kept = found.map_or(0, |record| record.delay);
-        let unclean = found.is_some_and(|record| record.state == RecordState::Held);
+        let delay = delay.map_or(kept, millis);
+        let (unclean, rested) = found.map_or((true, 0), |record| {
+            (record.state == RecordState::Held, record.rested.unwrap_or(0))
+        });
+        // The resource's current value applies, also to an earlier unclean end.
+        let rest = if unclean { delay.saturating_sub(rested) } else { 0 };
         let next = Self {
             token: found.map_or(now_micros, |record| record.token.saturating_add(1)),
             holder: holder.to_owned(),
             state: RecordState::Held,
             since,
-            delay: delay.map_or(kept, millis),
+            delay,
+            rested: (rest > 0).then_some(rested),
         };
-        // What its resource says now counts, also for the end of one before.
-        let wait = if unclean { Duration::from_millis(next.delay) } else { Duration::ZERO };
-        (next, wait)
+        (next, Duration::from_millis(rest))
     }
 
-    /// The same acquisition, given back.
+    /// Returns the elapsed part of the rest. Zero if the slot doesn't rest.
     #[must_use]
-    pub fn released(self, since: String) -> Self {
-        Self { state: RecordState::Released, since, ..self }
+    pub fn rested(&self) -> Duration {
+        Duration::from_millis(self.rested.unwrap_or(0))
     }
 
-    /// As it is sent.
+    /// Returns the record of the same acquisition, still resting, with this elapsed time.
+    /// Rounded down.
+    #[must_use]
+    pub fn resting(self, rested: Duration) -> Self {
+        Self { rested: Some(millis(rested)), ..self }
+    }
+
+    /// Returns the record of the same acquisition after its rest. The slot is used from
+    /// here on.
+    #[must_use]
+    pub fn begun(self, since: String) -> Self {
+        Self { since, rested: None, ..self }
+    }
+
+    /// Returns the record of the same acquisition after its release. A slot that still
+    /// rests was not released cleanly: the next holder continues the rest.
+    #[must_use]
+    pub fn given_back(self, since: String) -> Self {
+        match self.rested {
+            Some(_) => self,
+            None => Self { state: RecordState::Released, since, ..self },
+        }
+    }
+
+    /// Returns the record with a token that is not smaller than the one found, which an
+    /// administrator may have seeded in the meantime.
+    #[must_use]
+    pub fn above(self, found: Option<&Self>) -> Self {
+        let token = found.map_or(self.token, |found| found.token.max(self.token));
+        Self { token, ..self }
+    }
+
+    /// Returns the record in wire format.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
@@ -108,42 +168,4 @@ fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn held(token: u64) -> SlotRecord {
-        let found = SlotRecord::seed(token - 1, String::new(), Duration::from_secs(15));
-        SlotRecord::acquired(Some(&found), "4fz", String::new(), 0, None).0
-    }
-
-    #[test]
-    fn each_acquisition_has_a_greater_token_whatever_happened_before() {
-        let (next, wait) = SlotRecord::acquired(Some(&held(7)), "x", String::new(), 3, None);
-        assert_eq!((next.token, wait), (8, Duration::from_secs(15)));
-        let released = held(7).released(String::new());
-        let (next, wait) = SlotRecord::acquired(Some(&released), "x", String::new(), 3, None);
-        assert_eq!((next.token, wait), (8, Duration::ZERO));
-        let (next, wait) = SlotRecord::acquired(None, "x", String::new(), 99, None);
-        assert_eq!((next.token, wait), (99, Duration::ZERO));
-    }
-
-    #[test]
-    fn the_newest_known_lock_delay_is_obeyed_and_passed_on() {
-        let newer = Some(Duration::from_secs(40));
-        let (next, wait) = SlotRecord::acquired(Some(&held(7)), "x", String::new(), 0, newer);
-        assert_eq!((next.delay, wait), (40_000, Duration::from_secs(40)));
-        let (next, _) = SlotRecord::acquired(Some(&held(7)), "x", String::new(), 0, None);
-        assert_eq!(next.delay, 15_000);
-    }
-
-    #[test]
-    fn of_two_records_that_a_crash_left_the_later_one_counts() {
-        let (old, new) = (held(7).to_json(), held(8).to_json());
-        let newest = SlotRecord::newest([old.as_slice(), new.as_slice()]);
-        assert_eq!(newest.map(|record| record.token), Some(8));
-        let released = held(8).released(String::new()).to_json();
-        let newest = SlotRecord::newest([new.as_slice(), released.as_slice()]);
-        assert_eq!(newest.map(|record| record.state), Some(RecordState::Released));
-        assert_eq!(SlotRecord::newest([b"?".as_slice()]), None);
-    }
-}
+mod tests;

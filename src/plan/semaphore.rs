@@ -1,6 +1,6 @@
-//! What should happen to a semaphore's slots: the wish and what the broker has
-//! in, effects and things to report out. Pure. Names are `naming`'s, and how a
-//! queue is probed, declared or deleted is the room `semaphore`'s.
+//! Decides what happens to a semaphore's slots: takes the desired and the observed state,
+//! and returns effects and conditions. Pure logic. See `naming` for names, and the module
+//! `semaphore` for probing, declaring and deleting queues.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -8,40 +8,40 @@ use std::time::Duration;
 use super::clean_text;
 use super::naming::MAX_SLOTS;
 
-/// How many slots beyond the highest that ever existed a sweep looks at, when a
-/// resource doesn't say (`T` of the source document's "overshooting").
+/// Default number of slots that a sweep probes beyond the highest that ever existed (`T`
+/// of the source document's "overshooting").
 pub const DEFAULT_OVERSHOOT: u32 = 16;
 
-/// In which order the slots above the count go.
+/// The order in which surplus slots are deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeletionOrder {
-    /// From the highest down: at no moment is there a hole.
+    /// From the highest down, which never leaves a gap.
     #[default]
     Descending,
-    /// From the lowest up, for clients that search from 1 and stop at the first
-    /// missing slot: these keep out of all the others at once. Cut short, it
-    /// leaves slots above a hole, which only a sweep finds: the overshoot must be
-    /// at least 1.
+    /// From the lowest up, for clients that search from 1 and stop at the first missing
+    /// slot. They then find none of the other surplus slots either. If interrupted, it
+    /// leaves slots above a gap, which only a sweep finds. This order requires an
+    /// overshoot of at least 1.
     Ascending,
 }
 
-/// What slots a resource asks for.
+/// The desired slots, from a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWish {
-    /// Slots that should exist, 0 to [`MAX_SLOTS`]; 0 means that nobody may
+    /// Number of slots that should exist, 0 to [`MAX_SLOTS`]. With 0, no client can
     /// acquire.
     pub slots: u32,
-    /// How many slots beyond the highest known one are swept as well.
+    /// Number of slots to sweep beyond the highest known one.
     pub overshoot: u32,
-    /// How those go that are too many.
+    /// Order in which surplus slots are deleted.
     pub order: DeletionOrder,
-    /// Whether each slot has a record (fencing, lock delay), and the lock delay
-    /// that a new record begins with.
+    /// Whether each slot has a record (fencing, lock delay), and the lock delay of a new
+    /// record.
     pub records: Option<Duration>,
 }
 
 impl SlotWish {
-    /// This many slots, and the defaults otherwise.
+    /// Returns this number of slots, with defaults for the rest.
     #[must_use]
     pub fn new(slots: u32) -> Self {
         let order = DeletionOrder::default();
@@ -49,33 +49,34 @@ impl SlotWish {
     }
 }
 
-/// What the broker was seen to have.
+/// The observed state on the broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotsSeen {
-    /// Slots 1 to this were looked at; nothing is known about higher ones.
+    /// Slots 1 to this number were probed. The state of higher ones is unknown.
     pub swept_to: u32,
     /// The slots whose slot queue `A[i]` exists.
     pub slots: BTreeSet<u32>,
-    /// The slots that have a holder: by protocol, those whose holder queue `B[i]`
-    /// exists or whose `C[i]` has a consumer.
+    /// The slots with a holder. By protocol, their holder queue `B[i]` exists, or their
+    /// `C[i]` has a consumer.
     pub held: BTreeSet<u32>,
-    /// The slots without slot queue whose `C[i]` nobody holds: it is only left over.
+    /// The slots without slot queue whose `C[i]` is a leftover without a holder.
     pub left_over: BTreeSet<u32>,
 }
 
-/// Holders and room, as a status shows them.
+/// Counts of holders and free slots, as shown in status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Holders on slots up to the count.
+    /// Holders of slots up to the desired count.
     pub held: u32,
-    /// Holders on slots above the count: a shrink waits for them to leave.
+    /// Holders of slots above the desired count: a shrink waits for them to release.
     pub draining: u32,
-    /// Slots up to the count that exist and are not held: what may be taken now.
+    /// Slots up to the desired count that exist and are not held, and can be acquired
+    /// now.
     pub free: u32,
 }
 
 impl SlotsSeen {
-    /// Counts for a semaphore that should have `slots` slots.
+    /// Returns the counts for a semaphore with `slots` desired slots.
     #[must_use]
     pub fn counts(&self, slots: u32) -> Counts {
         let count = |holders: usize| u32::try_from(holders).unwrap_or(u32::MAX);
@@ -85,15 +86,15 @@ impl SlotsSeen {
         Counts { held, draining, free: count(free) }
     }
 
-    /// The highest slot that has a slot queue, a holder or something left over; 0 if
-    /// none has.
+    /// Returns the highest slot that has a slot queue, a holder or a leftover. 0 if none
+    /// has.
     #[must_use]
     pub fn highest(&self) -> u32 {
         let last = |set: &BTreeSet<u32>| set.last().copied().unwrap_or(0);
         last(&self.slots).max(last(&self.held)).max(last(&self.left_over))
     }
 
-    /// Whether exactly the slots 1 to `slots` exist, as far as was looked.
+    /// Whether exactly the slots 1 to `slots` exist, within the observed range.
     #[must_use]
     pub fn is_as_wished(&self, slots: u32) -> bool {
         self.swept_to >= slots
@@ -103,30 +104,31 @@ impl SlotsSeen {
     }
 }
 
-/// How far to sweep: `max(desired, mark) + overshoot`, each capped at
-/// [`MAX_SLOTS`] so that a broken mark can't ask for four billion probes.
+/// Returns up to which slot to sweep: `max(desired, mark) + overshoot`. Both terms are
+/// capped at [`MAX_SLOTS`], so that a corrupt mark can't cause four billion probes.
 ///
-/// `mark` is the high-water mark (`status.highestSlot`): no slot above `mark +
-/// overshoot` can have been declared. A sweep of this range, rather than "probe
-/// until the first missing one", is what makes convergence certain: checked by
-/// model, orphans stay for ever without it.
+/// `mark` is the high-water mark (`status.highestSlot`): no slot above `mark + overshoot`
+/// can have been declared. Sweeping this range guarantees convergence. A sweep that ends
+/// at the first missing slot does not: a model check showed that orphans then stay
+/// permanently.
 #[must_use]
 pub fn sweep_to(wish: SlotWish, mark: u32) -> u32 {
     wish.slots.max(mark).min(MAX_SLOTS) + wish.overshoot.min(MAX_SLOTS)
 }
 
-/// Effects that make the slots as wished.
+/// The effects that converge the slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotPlan {
-    /// The high-water mark must be written as this before the first declare:
-    /// a declare that no later sweep would find might leave an orphan for ever.
+    /// The value of the high-water mark to persist before the first declare. Otherwise a
+    /// declare beyond the range of later sweeps might leave a permanent orphan.
     pub raise_mark_to: Option<u32>,
-    /// Slots to declare, ascending: clients that search from 1 find no hole.
+    /// Slots to declare, in ascending order, so that clients that search from 1 find no
+    /// gap.
     pub declare: Vec<u32>,
-    /// Slots to delete, in the wished order, each after the one before was
-    /// confirmed.
+    /// Slots to delete, in the desired order. Each delete waits for the confirmation of
+    /// the previous one.
     pub delete: Vec<u32>,
-    /// Slots above the wish of which something is left over.
+    /// Slots above the desired count with leftovers.
     pub tidy: Vec<u32>,
 }
 
@@ -141,9 +143,9 @@ impl SlotPlan {
     }
 }
 
-/// What to do. `mark` is the high-water mark as it was last written; absent, it
-/// counts as 0, so that whatever reaches further than the overshoot writes it
-/// first, and a small semaphore needs no write before it is made.
+/// Plans the change. `mark` is the last persisted high-water mark. `None` counts as 0: a
+/// change that reaches beyond the overshoot must then persist the mark first. A small
+/// semaphore needs no write before its creation.
 #[must_use]
 pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     let declare: Vec<u32> = (1..=wish.slots).filter(|slot| !seen.slots.contains(slot)).collect();
@@ -158,45 +160,44 @@ pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     SlotPlan { raise_mark_to, declare, delete, tidy }
 }
 
-/// What the high-water mark may be written as after a clean sweep: everything
-/// above the wish and above what was seen is known not to exist. (Records reach
-/// as far as there ever were slots; whoever deletes them finds them without it.)
+/// Returns the high-water mark to persist after a clean sweep. No slot above the desired
+/// count and above the observed ones exists. (Records may exist up to the highest slot
+/// ever. Their deletion does not rely on this mark.)
 #[must_use]
 pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
     slots.max(seen.highest())
 }
 
-/// How many waiters to wake for so many free slots: none for nothing, since a
-/// waiter that finds no slot has been woken in vain.
+/// Returns how many waiters to wake for this number of free slots. No surplus waiter is
+/// woken, because it would find no slot.
 #[must_use]
 pub fn wake_ups(free: u32, waiting: Option<u32>) -> u32 {
     free.min(waiting.unwrap_or(0))
 }
 
-/// Who holds a slot.
+/// The holder of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// What tells this holder from the others, unique in its list: the id that
-    /// the client made for this acquisition, else its connection's name with
-    /// the slot, else `slot-<i>`.
+    /// Identifies this holder, unique in its list. The id that the client generated for
+    /// this acquisition, else its connection's name with the slot, else `slot-<i>`.
     pub id: String,
-    /// The slot, from 1; absent where a protocol has none.
+    /// The slot, from 1. `None` if the protocol has no numbered slots.
     pub slot: Option<u32>,
-    /// Who, in the client's words, else its user on the broker.
+    /// The identity given by the client, or else its user on the broker.
     pub identity: Option<String>,
-    /// Why, in the client's words.
+    /// The reason given by the client.
     pub reason: Option<String>,
-    /// Where to read more, in the client's words.
+    /// Link to more information, given by the client.
     pub url: Option<String>,
-    /// Since when, in the client's words (RFC 3339).
+    /// Start time given by the client (RFC 3339).
     pub since: Option<String>,
-    /// The broker's name for the connection that holds it.
+    /// The broker's name for the connection that holds the slot.
     pub connection: Option<String>,
-    /// Whether the slot is above the count.
+    /// Whether the slot is above the desired count.
     pub draining: bool,
 }
 
-/// What is known about the holder of one slot, as it was read: foreign text.
+/// The raw facts about the holder of one slot: foreign text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HolderFacts {
     /// `x-lockkeeper-id`.
@@ -215,13 +216,13 @@ pub struct HolderFacts {
     pub user: Option<String>,
 }
 
-/// Longest id, identity, time or connection name shown, in bytes.
+/// Maximum length of a displayed id, identity, time or connection name, in bytes.
 const MAX_SHORT: usize = 128;
-/// Longest reason or URL shown, in bytes.
+/// Maximum length of a displayed reason or URL, in bytes.
 const MAX_LONG: usize = 512;
 
-/// The holders to show: those of the lowest slots, at most `limit`. Every text
-/// is cleaned, and every id is unique even if clients chose the same one: a
+/// Returns the holders for display: those of the lowest slots, at most `limit`. Every
+/// text is sanitized. Every id is unique even if clients chose the same one, because a
 /// duplicate key would make a whole status write fail.
 #[must_use]
 pub fn describe_holders(
@@ -244,8 +245,8 @@ pub fn describe_holders(
                 .unwrap_or_else(|| format!("slot-{slot}"));
             let mut id = chosen.clone();
             while !taken.insert(id.clone()) {
-                // Another client calls itself the same, perhaps even with this
-                // suffix: it grows until it is nobody's.
+                // Another client chose the same id, perhaps even with this suffix. The
+                // suffix grows until the id is unique.
                 id = if id == chosen { format!("{chosen}#{slot}") } else { format!("{id}#{slot}") };
             }
             Holder {

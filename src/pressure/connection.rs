@@ -1,57 +1,62 @@
-//! The connections to one database: to a server, or to the nodes of a cluster,
-//! one each. Opened when they are first needed and opened again when they broke;
-//! shared by everything that uses a store. What is sent over them is not decided
-//! here, and how one is opened is in `opening.rs`.
+//! The connections to one database: one to a server, or one to each node of a cluster.
+//! They are opened on first use, reopened after a loss, and shared by all users of a
+//! store. See `opening.rs` for how one is opened.
 //!
-//! The redis crate's own `ConnectionManager` is not used: it keeps the failure
-//! of a refused login for ever, so a corrected password on the server would go
-//! unnoticed, and it reports every refusal during the login, "max number of
-//! clients" too, as a wrong password. Nor is its cluster client: a script on the
-//! keys of one slot needs nothing of what it splits, gathers and refreshes.
+//! The redis crate's own `ConnectionManager` is not used. It keeps the failure of a
+//! refused login permanently, so it would not notice a corrected password on the server.
+//! It also reports every refusal during the login as a wrong password, even "max number
+//! of clients". The crate's cluster client is not used either: it splits commands,
+//! gathers replies and refreshes topology, which a script on the keys of one slot does
+//! not need.
 
+mod flow;
 mod nodes;
 mod opening;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use derive_setters::Setters;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::StoreError;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
+pub(super) use flow::Connection;
 use nodes::{Node, Nodes};
 use opening::{Opener, Purpose};
 
-/// How often one operation is sent on to another node of a cluster.
+/// Maximum number of redirections of one operation within a cluster.
 const MOST_HOPS: u32 = 4;
-/// First and longest pause before an operation is sent again while its slot
-/// moves to another node.
+/// First and longest pause before an operation is sent again while its slot moves to
+/// another node.
 const MOVING_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// How a store behaves.
-#[derive(Clone, Debug)]
+/// Options of a store.
+#[derive(Clone, Debug, Setters)]
+#[setters(prefix = "with_", strip_option)]
+#[non_exhaustive]
 pub struct StoreOptions {
-    /// Who we are: written into `:producer` when a queue is closed, and shown as
-    /// the connection's name in `CLIENT LIST`, after `lockkeeper/`. Should be the
-    /// same through the life of the process and different from every other
-    /// client's.
+    /// The id of this client, written into `:producer` when a queue is closed. `CLIENT
+    /// LIST` shows it as the connection's name, after `lockkeeper/`. It should stay the
+    /// same for the life of the process and differ from every other client's.
+    #[setters(into)]
     pub client_id: String,
-    /// Longest time until a connection is open, login included. Default 3 s.
+    /// Maximum time for opening a connection, login included. Default 3 s.
     pub connect_timeout: Duration,
-    /// Longest time until an answer. Default 5 s (the redis crate's own is half
-    /// a second, which a server that saves its data exceeds).
+    /// Maximum silence of the server while an answer is awaited. An answer may take
+    /// longer while bytes flow. Default 5 s (the redis crate's own limit, on the whole
+    /// answer, is half a second).
     pub response_timeout: Duration,
-    /// While a queue is deleted: how long a role that is neither free nor was
-    /// ever taken must have been so, before it counts as gone. Default 1 s. See
+    /// During a deletion, how long a role must have been neither free nor ever taken
+    /// before it counts as gone. Default 1 s. See
     /// [`Store::delete`](super::Store::delete).
     pub nameless_role_grace: Duration,
 }
 
 impl StoreOptions {
-    /// The defaults, with this client id.
+    /// Returns the defaults with this client id.
     #[must_use]
     pub fn new(client_id: impl Into<String>) -> Self {
         Self {
@@ -63,24 +68,24 @@ impl StoreOptions {
     }
 }
 
-/// A connection in use. Keeps its attempt's number, so that only this connection
-/// is given up when it turns out to be broken, never its successor.
+/// A connection in use. It contains its attempt's number, so that an error retires only
+/// this connection and never its successor.
 pub(super) struct Lease {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) connection: Connection,
     node: Arc<Node>,
     attempt: u64,
-    /// Whether it was opened for this caller: a failure is then not that of an
-    /// old connection that nobody noticed to be broken.
+    /// Whether it was opened for this caller. A failure is then not caused by an old
+    /// connection whose loss was unnoticed.
     pub(super) is_new: bool,
 }
 
-/// What a failed command comes to.
+/// What to do after a failed command.
 pub(super) enum After {
-    /// It was not carried out, and which node would is known now: lease again
-    /// and send it again.
+    /// It was not performed, and the right node is now known: lease again and send it
+    /// again.
     Moved,
-    /// It was not carried out because the queue's slot is moving to another
-    /// node: send it again a little later.
+    /// It was not performed because the queue's slot is moving to another node: send it
+    /// again a little later.
     Moving(StoreError),
     /// It failed.
     Failed(StoreError),
@@ -94,7 +99,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(settings: RedisSettings, options: StoreOptions) -> Self {
-        Self { opener: Opener { settings, options }, nodes: Nodes::default() }
+        Self { opener: Opener::new(settings, options), nodes: Nodes::default() }
     }
 
     pub(super) fn settings(&self) -> &RedisSettings {
@@ -105,27 +110,31 @@ impl Link {
         &self.opener.options
     }
 
-    /// Sends something to the server that has the queue (without a queue: to
-    /// any), and again where a cluster sends it on. After a failure of the
-    /// connection it is unknown whether it was carried out; it is sent once more
-    /// only if `may_repeat`, and if the connection had been open before.
+    /// Sends a command to the server of the queue (without a queue: to any server), and
+    /// follows redirections of a cluster. If a previously open connection has ended,
+    /// sends it once more over a new one, provided that `may_repeat` or that nothing of
+    /// it was sent. The server may have closed the connection long ago.
     ///
-    /// Cancel safe as [`Self::lease`] is; what was sent may have been carried
-    /// out or not.
+    /// Fails with [`StoreError::Unanswered`] if the command may have been performed and
+    /// must not be repeated.
+    ///
+    /// Cancel safe as [`Self::lease`] is. A command that was sent may have been performed
+    /// or not.
     pub(super) async fn run<T, F>(
         &self,
         queue: Option<&QueueName>,
-        mut may_repeat: bool,
-        send: impl Fn(MultiplexedConnection) -> F,
+        may_repeat: bool,
+        send: impl Fn(Connection) -> F,
     ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
         let started = Instant::now();
         let (mut pause, longest) = MOVING_PAUSE;
-        let mut hops = 0;
+        let (mut hops, mut is_first) = (0, true);
         loop {
             let lease = self.lease(queue).await?;
+            let written = lease.connection.written();
             let err = match send(lease.connection.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(err) => err,
@@ -143,44 +152,68 @@ impl Link {
                     sleep(pause).await;
                     pause = longest.min(pause * 2);
                 }
-                After::Failed(StoreError::Unreachable { .. }) if may_repeat && !lease.is_new => {
-                    may_repeat = false;
+                After::Failed(err @ (StoreError::Unreachable { .. } | StoreError::Timeout)) => {
+                    let has_ended = err != StoreError::Timeout;
+                    let is_unsent = has_ended && lease.connection.written() == written;
+                    if !may_repeat && !is_unsent {
+                        return Err(StoreError::Unanswered { why: Box::new(err) });
+                    }
+                    if !has_ended || lease.is_new || !is_first {
+                        return Err(err);
+                    }
+                    is_first = false;
                 }
                 After::Failed(err) => return Err(err),
             }
         }
     }
 
-    /// The open connection to the server that has the queue (without a queue: to
-    /// any), or a new one. Whoever waits for another's attempt shares its
+    /// Returns the open connection to the server of the queue (without a queue: to any
+    /// server), or opens one. A caller that waits for another's attempt shares its
     /// outcome, good or bad.
     ///
-    /// Cancel safe: a dropped attempt leaves no trace, the next caller makes its
+    /// Cancel safe: a dropped attempt leaves no trace, and the next caller starts its
     /// own.
     pub(super) async fn lease(&self, queue: Option<&QueueName>) -> Result<Lease, StoreError> {
         self.reach(queue, Purpose::Shared).await
     }
 
-    /// The number of the attempt that made the connection that is shared to the
-    /// server of this queue, if there is one. No two attempts have the same.
+    /// Returns the unique number of the attempt that opened the shared connection to the
+    /// server of this queue, if there is one.
     pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
         self.nodes.of(Some(queue)).ok()?.attempt()
     }
 
-    /// A connection of the caller's own to the server that has the queue, which
-    /// waits for answers so long; its keepalive finds out if the server has gone.
+    /// Returns when no byte has flowed over the shared connection to the server of this
+    /// queue for this long, counted from now at the earliest.
+    ///
+    /// Cancel safe.
+    pub(super) async fn silence(&self, queue: &QueueName, limit: Duration) {
+        let began = Instant::now();
+        loop {
+            let last = self.nodes.of(Some(queue)).ok().and_then(|node| node.last_flow());
+            let due = last.map_or(began, |last| last.max(began)) + limit;
+            if due <= Instant::now() {
+                return;
+            }
+            sleep_until(due).await;
+        }
+    }
+
+    /// Opens a connection of the caller's own to the server of the queue, which waits
+    /// this long for answers. Its keepalive detects a server that is gone.
     ///
     /// Cancel safe.
     pub(super) async fn open(
         &self,
         queue: &QueueName,
         patience: Duration,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         Ok(self.reach(Some(queue), Purpose::Own(patience)).await?.connection)
     }
 
-    /// What a failed command comes to. A connection that is broken or leads to
-    /// the wrong server is given up.
+    /// Decides what to do after a failed command. Retires a connection that is broken or
+    /// leads to the wrong server.
     pub(super) fn after(&self, lease: &Lease, err: &RedisError) -> After {
         match err.kind() {
             ErrorKind::Server(ServerErrorKind::Moved)
@@ -188,8 +221,8 @@ impl Link {
             {
                 return After::Moved;
             }
-            // A script's keys may be on two nodes while their slot moves, so
-            // following ASK leads to TRYAGAIN there.
+            // A script's keys may be on two nodes while their slot moves, so following
+            // ASK leads to TRYAGAIN there.
             ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain) => {
                 let detail = "the queue's slot is moving to another node".to_owned();
                 return After::Moving(StoreError::Unavailable { detail });
@@ -213,7 +246,7 @@ impl Link {
         if !matches!(first, Err(StoreError::Unreachable { .. } | StoreError::Timeout)) {
             return first;
         }
-        // Any other node of a cluster knows which one took the place of this.
+        // Any other node of a cluster knows the successor of this one.
         for other in self.nodes.others_than(&node) {
             if let Ok(lease) = self.reach_node(&other, purpose).await {
                 return Ok(lease);
@@ -224,7 +257,8 @@ impl Link {
 
     async fn reach_node(&self, node: &Arc<Node>, purpose: Purpose) -> Result<Lease, StoreError> {
         let open = || async {
-            // Boxed: it is large, rare, and else a part of every operation's future.
+            // Boxed, because it is large and rare, and would otherwise be a part of every
+            // operation's future.
             let opening = Box::pin(self.opener.open(node.address(), purpose));
             timeout(self.options().connect_timeout, opening)
                 .await
@@ -247,8 +281,8 @@ impl Link {
     }
 }
 
-/// Whether a cluster's node refused a command because the queue's slot is on
-/// another node, or on its way there.
+/// Whether a cluster node refused a command because the queue's slot is on another node,
+/// or moving there.
 pub(super) fn is_elsewhere(err: &RedisError) -> bool {
     use ServerErrorKind::{Ask, Moved, TryAgain};
     matches!(err.kind(), ErrorKind::Server(Moved | Ask | TryAgain))

@@ -1,38 +1,45 @@
-//! What the doctor needs of a server: who is connected, and a repair that is made
-//! only while what it rests on is still so. What is wrong and what may be mended
-//! is decided in [`crate::plan::pressure_queue::doctor`].
+//! Accesses a server for the diagnosis: guards over suspected keys, the list of
+//! connections, and repairs that are applied only while their evidence is valid. See
+//! [`crate::plan::pressure_queue::doctor`] for the diagnosis and the decision to repair.
+
+mod guard;
+mod listing;
 
 use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rand::RngExt;
 
+use self::guard::Guard;
 use super::reply::{Observation, Verdict, queue_seen};
 use super::{Store, StoreError, scripts};
-use crate::plan::clean_text;
 use crate::plan::naming::QueueName;
-use crate::plan::pressure_queue::doctor::{Connection, Connections, Doctor, Look, Repair};
+use crate::plan::pressure_queue::doctor::{
+    Diagnosis, Doctor, Effort, Guarded, Look, Repair, Subject,
+};
 use crate::plan::pressure_queue::{QueueRole, QueueSeen};
 
-/// What became of a repair.
+/// Time after which a guard is tried again, if the ACL refused one.
+const REFUSAL_LASTS: Duration = Duration::from_mins(1);
+
+/// The result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// This was done.
+    /// These changes were made.
     Done(Vec<Deed>),
-    /// There was nothing to do.
+    /// Nothing had to be changed.
     AlreadySo,
-    /// Nothing was changed, because the queue or the server is not any more what
-    /// the repair was decided upon: look again.
+    /// Nothing was changed: a client touched the queue after the repair was decided, or
+    /// the connection that watched it was closed. Observe again.
     Stale,
 }
 
-/// One change that a repair made, to the key with this suffix.
+/// One change made by a repair, to the key with this suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// An element was pushed to the empty list.
     Pushed(String),
-    /// The list was cut to one element.
+    /// The list was trimmed to one element.
     Trimmed(String),
     /// The key was removed.
     Removed(String),
@@ -48,140 +55,157 @@ impl fmt::Display for Deed {
     }
 }
 
+/// Examines one queue repeatedly, and repairs it.
+///
+/// Between two observations it may hold connections of its own that `WATCH` the queue's
+/// keys. They are closed when it is dropped.
+pub struct QueueDoctor {
+    queue: QueueName,
+    doctor: Doctor,
+    guards: Vec<Guard>,
+    lists_every: Duration,
+}
+
+impl fmt::Debug for QueueDoctor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueDoctor").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
 impl Store {
-    /// A doctor for a queue of this store, who lets nothing be mended on account of
-    /// its client's death that was not seen unchanged for `idle`.
+    /// Creates a doctor for a queue of this store. A repair that depends on a client's
+    /// death requires that the server has watched the keys for `idle`. All doctors of the
+    /// store share a list of the server's connections for `lists_every`.
     #[must_use]
-    pub fn doctor(&self, idle: Duration) -> Doctor {
-        Doctor::new(idle, self.settings().database)
+    pub fn doctor(&self, queue: QueueName, idle: Duration, lists_every: Duration) -> QueueDoctor {
+        let doctor = Doctor::new(idle, self.settings().database);
+        QueueDoctor { queue, doctor, guards: Vec::new(), lists_every }
+    }
+}
+
+impl QueueDoctor {
+    /// Announces that the queue will be deleted with its elements.
+    pub fn expect_deletion(&mut self) {
+        self.doctor.expect_deletion();
     }
 
-    /// Who is connected to the server that has the queue, this store's own
-    /// connection included. [`Connections::Forbidden`] where the ACL does not allow
-    /// `CLIENT LIST`.
-    pub async fn connections(&self, queue: &QueueName) -> Result<Connections, StoreError> {
-        let mut command = redis::cmd("CLIENT");
-        command.arg("LIST");
-        let answer: Result<Vec<u8>, _> = self.command(Some(queue), command).await;
-        match answer {
-            Ok(list) => Ok(Connections::Listed(
-                String::from_utf8_lossy(&list).lines().filter_map(connection).collect(),
-            )),
-            Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
-                Ok(Connections::Forbidden)
-            }
-            Err(err) => Err(err),
-        }
-    }
-
-    /// Makes what was just seen of a queue, at `at` on the doctor's clock, a look
-    /// for its doctor. Asks who is connected only where that tells something, or
-    /// `in_full`.
-    pub async fn look_around(
-        &self,
-        queue: &QueueName,
-        doctor: &Doctor,
+    /// Processes a new observation of the queue in `store`, made at `at` on the caller's
+    /// monotonic clock.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if a request to the server fails. A command that the ACL forbids is
+    /// not an error, but part of the diagnosis.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future may be dropped at any time. Subjects may then be watched from now on.
+    pub async fn look(
+        &mut self,
+        store: &Store,
         seen: QueueSeen,
         at: Duration,
-        in_full: bool,
-    ) -> Result<Look, StoreError> {
-        let (mut run_id, mut connections) = (None, Connections::NotAsked);
-        if in_full || doctor.needs_connections(&seen) {
-            // In this order: a holder at the moment of the observation is listed
-            // unless it is gone by now, and the list is not of an earlier start of
-            // the server than the run id.
-            run_id = self.identity_of(Some(queue)).await?.run_id;
-            connections = self.connections(queue).await?;
+        effort: Effort,
+    ) -> Result<Diagnosis, StoreError> {
+        let subjects = self.doctor.to_guard(&seen, effort);
+        self.guards.retain(|guard| subjects.contains(&guard.subject));
+        let mut guarded = Vec::new();
+        for subject in subjects {
+            guarded.push((subject, self.guarded(store, subject).await?));
         }
-        Ok(Look { at, time: Timestamp::now(), run_id, seen, connections })
+        Ok(self.doctor.look(Look { at, time: Timestamp::now(), seen, guarded }))
     }
 
-    /// Makes one repair, in one script that checks all of its evidence again. Where it
-    /// rests on evidence, it first looks at the queue for a second, or for as long as
-    /// the evidence took, whichever is shorter.
-    pub async fn repair(&self, queue: &QueueName, repair: &Repair) -> Result<Repaired, StoreError> {
-        if !self.stays_so(queue, repair).await? {
-            return Ok(Repaired::Stale);
-        }
-        let raw = self.observation(queue).await?;
-        let mut expected = expected(&raw);
-        if !repair.still_fits(&queue_seen(raw)?) {
-            return Ok(Repaired::Stale);
-        }
-        let (what, evidence, ignored): (_, _, &[usize]) = match repair {
-            Repair::GiveBack { role: QueueRole::Producer, evidence } => {
-                ("producer", Some(evidence), &[CONSUMER, CONSUMER_FREE, NOT_FULL])
+    /// Returns the server's state of a subject, and sets a guard on it if it has none.
+    async fn guarded(&mut self, store: &Store, subject: Subject) -> Result<Guarded, StoreError> {
+        if !self.guards.iter().any(|guard| guard.subject == subject) {
+            match Guard::set(store, &self.queue, subject).await {
+                Ok(guard) => self.guards.push(guard),
+                Err(refusal) => return Ok(refusal),
             }
-            Repair::GiveBack { role: QueueRole::Consumer, evidence } => {
-                ("consumer", Some(evidence), &[PRODUCER, PRODUCER_FREE, NOT_FULL])
-            }
-            Repair::FinishCreation { evidence } => ("creation", Some(evidence), &[]),
-            Repair::FinishDeletion { evidence } => ("deletion", Some(evidence), &[]),
-            Repair::SettleTokens => ("tokens", None, &[]),
+        }
+        // Read the list after setting the guard, so that it includes the current holder
+        // if it is alive.
+        let listing = store.listing(&self.queue, self.lists_every).await?;
+        let Some(guard) = self.guards.iter_mut().find(|guard| guard.subject == subject) else {
+            return Ok(Guarded::Touched);
         };
-        for (number, expected) in (1..).zip(&mut expected) {
-            if evidence.is_none() || ignored.contains(&number) {
-                *expected = b"*".to_vec();
-            }
+        let state = guard.state(&listing).await;
+        if matches!(state, Guarded::Touched) {
+            self.guards.retain(|guard| guard.subject != subject);
         }
+        Ok(state)
+    }
+
+    /// Applies one repair. A repair with evidence runs as a transaction on the connection
+    /// that has watched the keys. The server refuses it if any client has touched them
+    /// since then.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. Whether the repair was applied is then unknown, and the next
+    /// observation shows it.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped repair may have been applied or not. It may be repeated.
+    pub async fn repair(&mut self, store: &Store, repair: &Repair) -> Result<Repaired, StoreError> {
         let mut call = scripts::REPAIR.prepare_invoke();
-        call.key(scripts::keys(queue)).arg(what);
-        call.arg(evidence.map_or("", |evidence| &evidence.run_id)).arg(expected);
-        let verdict = self.ask(queue, &call).await?;
+        call.key(scripts::keys(&self.queue)).arg(what(repair));
+        let verdict = match repair.evidence() {
+            None => Some(store.ask(&self.queue, call.arg(vec!["*"; KEYS])).await?),
+            Some((subject, evidence)) => {
+                let is_it = |guard: &Guard| guard.is(subject, evidence.guard);
+                let Some(index) = self.guards.iter().position(is_it) else {
+                    return Ok(Repaired::Stale);
+                };
+                let guard = self.guards.swap_remove(index);
+                let raw = store.observation(&self.queue).await?;
+                let expected = expected(&raw, subject);
+                if !repair.still_fits(&queue_seen(raw)?) {
+                    return Ok(Repaired::Stale);
+                }
+                guard.run(call.arg(expected)).await?
+            }
+        };
+        let Some(verdict) = verdict else { return Ok(Repaired::Stale) };
         match verdict.word.as_str() {
             "done" => Ok(Repaired::Done(deeds(&verdict)?)),
             "already" => Ok(Repaired::AlreadySo),
             "stale" => Ok(Repaired::Stale),
-            _ => Err(verdict.into_error(&queue.data())),
+            _ => Err(verdict.into_error(&self.queue.data())),
         }
     }
 }
 
-/// So often a queue is looked at just before a repair that rests on evidence.
-const CHECKS: u32 = 20;
-
-/// The longest time that this takes, but for the looks themselves.
-const CHECKING: Duration = Duration::from_secs(1);
-
-impl Store {
-    /// Whether the queue stays as the repair wants it, at many moments. Looks that are
-    /// far apart may each time have met a client that takes and returns a role over and
-    /// over, under the same name and always over a new connection.
-    async fn stays_so(&self, queue: &QueueName, repair: &Repair) -> Result<bool, StoreError> {
-        let evidence = match repair {
-            Repair::SettleTokens => return Ok(true),
-            Repair::GiveBack { evidence, .. }
-            | Repair::FinishCreation { evidence }
-            | Repair::FinishDeletion { evidence } => evidence,
-        };
-        let pause = evidence.idle.min(CHECKING) / CHECKS;
-        for _ in 0..CHECKS {
-            if !repair.still_fits(&self.observe(queue).await?) {
-                return Ok(false);
-            }
-            // At no rhythm that a client could have too.
-            let pause = pause.mul_f64(rand::rng().random_range(0.0..2.0));
-            tokio::time::sleep(pause).await;
-        }
-        Ok(true)
+/// Returns the name of the repair in `repair.lua`.
+fn what(repair: &Repair) -> &'static str {
+    match repair {
+        Repair::GiveBack { role: QueueRole::Producer, .. } => "producer",
+        Repair::GiveBack { role: QueueRole::Consumer, .. } => "consumer",
+        Repair::FinishCreation { .. } => "creation",
+        Repair::FinishDeletion { .. } => "deletion",
+        Repair::SettleTokens => "tokens",
     }
 }
 
-// Numbers of keys, as Lua counts.
+/// Key numbers in Lua's counting, and the number of keys.
 const PRODUCER: usize = 3;
 const CONSUMER: usize = 4;
 const PRODUCER_FREE: usize = 5;
 const CONSUMER_FREE: usize = 6;
 const NOT_FULL: usize = 11;
+const KEYS: usize = 12;
 
-/// An observation as `repair.lua` expects it: what each key holds.
-fn expected((_, _, numbers, ids, lengths): &Observation) -> Vec<Vec<u8>> {
+/// Converts an observation to the arguments of `repair.lua`: the content of each key, or
+/// `*` if the subject does not depend on it.
+fn expected((_, _, numbers, ids, lengths): &Observation, subject: Subject) -> Vec<Vec<u8>> {
     let string = |text: Option<&Option<Vec<u8>>>| match text {
         Some(Some(text)) => [b"=", text.as_slice()].concat(),
         _ => b"-".to_vec(),
     };
     let length = |n: usize| lengths.get(n).copied().unwrap_or_default().to_string().into_bytes();
-    vec![
+    let mut all = vec![
         length(0),
         string(numbers.first()),
         string(ids.first()),
@@ -194,7 +218,18 @@ fn expected((_, _, numbers, ids, lengths): &Observation) -> Vec<Vec<u8>> {
         string(numbers.get(4)),
         length(3),
         length(4),
-    ]
+    ];
+    let ignored: &[usize] = match subject {
+        Subject::Role(QueueRole::Producer) => &[CONSUMER, CONSUMER_FREE, NOT_FULL],
+        Subject::Role(QueueRole::Consumer) => &[PRODUCER, PRODUCER_FREE, NOT_FULL],
+        Subject::Creation | Subject::Deletion => &[],
+    };
+    for (number, expected) in (1..).zip(&mut all) {
+        if ignored.contains(&number) {
+            *expected = b"*".to_vec();
+        }
+    }
+    all
 }
 
 fn deeds(verdict: &Verdict) -> Result<Vec<Deed>, StoreError> {
@@ -211,25 +246,6 @@ fn deeds(verdict: &Verdict) -> Result<Vec<Deed>, StoreError> {
         .collect()
 }
 
-/// One line of `CLIENT LIST`; nothing if it has no number.
-fn connection(line: &str) -> Option<Connection> {
-    let get = |wanted: &str| {
-        line.split(' ').filter_map(|field| field.split_once('=')).find(|(key, _)| *key == wanted)
-    };
-    let text = |wanted| get(wanted).map(|(_, value)| value).unwrap_or_default();
-    let flags = text("flags");
-    // With the third version of the wire protocol a subscriber may do all else too.
-    let is_subscriber = flags.contains('P') && text("resp") != "3";
-    Some(Connection {
-        id: text("id").parse().ok()?,
-        address: clean_text(text("addr"), 64),
-        name: clean_text(text("name"), 64),
-        age: Duration::from_secs(text("age").parse().unwrap_or_default()),
-        database: text("db").parse().unwrap_or_default(),
-        only_listens: is_subscriber || flags.contains(['S', 'M', 'O']),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use redis::FromRedisValue;
@@ -237,29 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listed_connection_is_read_also_without_the_fields_of_newer_servers() {
-        let old = connection("id=7 addr=[::1]:5 fd=8 name=a age=3 idle=0 flags=b db=2 cmd=brpop");
-        let old = old.unwrap();
-        assert_eq!((old.id, old.database, old.only_listens), (7, 2, false));
-        assert_eq!((old.address.as_str(), old.name.as_str()), ("[::1]:5", "a"));
-        assert_eq!(old.age, Duration::from_secs(3));
-        assert_eq!(connection(""), None);
-        assert_eq!(connection("txt:whatever"), None);
-    }
-
-    #[test]
-    fn replicas_monitors_and_subscribers_only_listen_but_not_those_that_may_do_more() {
-        let listens = |rest: &str| connection(&format!("id=1 {rest}")).unwrap().only_listens;
-        for flags in ["S", "SO", "M", "O", "P"] {
-            assert!(listens(&format!("flags={flags} resp=2")), "{flags}");
-        }
-        for rest in ["flags=P resp=3", "flags=N", "flags=b", "flags=x", "flags=e"] {
-            assert!(!listens(rest), "{rest}");
-        }
-    }
-
-    #[test]
-    fn a_reply_of_a_repair_tells_each_deed_and_its_key() {
+    fn a_repair_reply_lists_each_action_with_its_key() {
         let word = |text: &str| redis::Value::BulkString(text.as_bytes().to_vec());
         let reply = [word("done"), word("pushed"), redis::Value::Int(5), word("removed")];
         let reply = reply.into_iter().chain([redis::Value::Int(1)]).collect();

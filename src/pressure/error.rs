@@ -1,72 +1,71 @@
-//! What can go wrong with a Redis server, told apart by what helps against it.
-//! The only place that reads the server's error texts; nothing here connects.
+//! Errors of a Redis server, classified by what resolves them. Only this module parses
+//! the server's error texts. Nothing here connects.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::plan::{ErrorClass, clean_text};
 
-/// Longest text of a server's that an error repeats, in bytes.
+/// Maximum length of a server's text in an error, in bytes.
 const DETAIL_BYTES: usize = 256;
 
-/// Why an operation on a store failed. Never contains a password or an element
-/// of a queue. After [`Self::Unreachable`], [`Self::Timeout`] and
-/// [`Self::Protocol`] a change may have happened; after the others it has not
-/// (but before Redis 7 a script can't know of a missing permission until it is
-/// half done). It may be repeated after all of them.
+/// Why an operation on a store failed. Never contains a password or an element of a
+/// queue. After [`Self::Unanswered`] and [`Self::Protocol`] a change may have happened;
+/// after the others it has not. (Before Redis 7 there is an exception: a script detects a
+/// missing permission only when it is partially done.) The operation may be repeated
+/// after every error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// There is no connection, or it broke.
+    /// The connection could not be opened, or was lost.
     #[error("Redis can't be reached ({detail}): check host and port, and that the server runs")]
     Unreachable {
-        /// What the network said.
+        /// The network error.
         detail: String,
     },
-    /// The server refused the user or the password, or wants one.
+    /// The server rejected the user name or password, or requires them.
     #[error(
         "Redis refused the user or the password ({detail}): check username and password in the connection's Secret"
     )]
     AuthenticationFailed {
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
-    /// The encrypted connection came to nothing: one side does not trust the
-    /// other's certificate, or the server speaks no TLS.
+    /// The TLS handshake failed. Either one side rejected the other's certificate, or the
+    /// server does not use TLS on that port.
     #[error(
         "the encrypted connection to Redis was refused ({detail}): check ca.crt, tls.crt and tls.key, that the server's certificate names the host, and that the port speaks TLS"
     )]
     CertificateRefused {
-        /// What was wrong.
+        /// The cause.
         detail: String,
     },
-    /// The ACL user may not run a command or touch a key.
+    /// The ACL user may not run a command or access a key.
     #[error(
         "the Redis user lacks a permission ({detail}): extend its ACL by the commands that the docs list, on the queue's prefix"
     )]
     PermissionDenied {
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
     /// The server has no such database.
     #[error("Redis has no database {database}: choose one below the server's `databases` setting")]
     DatabaseOutOfRange {
-        /// The number that was asked for.
+        /// The requested number.
         database: i64,
     },
-    /// A key holds what pressure never writes there.
+    /// A key has a value that pressure never writes there.
     #[error(
         "the key {key} holds something that is not pressure's: choose another queueName or prefix, or remove the key"
     )]
     WrongType {
-        /// The whole key.
+        /// The full key.
         key: String,
     },
-    /// The server is a cluster's node, and the queue's keys lie in different
-    /// slots.
+    /// The server is a cluster node, and the queue's keys are in different slots.
     #[error(
         "this Redis is part of a cluster ({detail}): write the queue's name in braces, {{name}}, so that its keys stay together, and use database 0"
     )]
     ClusterUnsafe {
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
     /// The server is loading its data.
@@ -75,36 +74,43 @@ pub enum StoreError {
     /// The server is a replica or refuses writes.
     #[error("Redis takes no writes ({detail}): connect to the primary")]
     ReadOnly {
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
     /// The server's memory limit is reached.
     #[error("Redis has no memory left for a write: raise maxmemory or drain queues")]
     OutOfMemory,
-    /// The server is there, but refuses for a reason that passes or that its
-    /// administrator must look at.
+    /// The server is reachable, but refuses for a temporary reason or one that its
+    /// administrator must resolve.
     #[error("Redis refuses for now ({detail}): it is tried again; see the server's log")]
     Unavailable {
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
     /// The server did not answer in time.
     #[error("Redis did not answer in time: it is tried again; check the server's load")]
     Timeout,
-    /// The server answered what is not understood.
+    /// A change was sent, and the connection failed before the answer. It may have
+    /// happened.
+    #[error("{why}. Whether the last command took effect is not known")]
+    Unanswered {
+        /// The connection's error: [`Self::Unreachable`] or [`Self::Timeout`].
+        why: Box<StoreError>,
+    },
+    /// The server's answer was not understood.
     #[error(
         "Redis answered something unexpected ({detail}): check that the server is Redis 6.2 or newer"
     )]
     Protocol {
-        /// What was unexpected.
+        /// The unexpected part.
         detail: String,
     },
 }
 
 impl StoreError {
-    /// What the error means for the next attempt. [`ErrorClass::Invalid`] is for
-    /// what a person must change; since that may happen on the server or in a
-    /// Secret nobody watches, look again at the rhythm of the drift check.
+    /// Classifies the error for the next attempt. [`ErrorClass::Invalid`] means that a
+    /// person must change something. That may happen on the server or in an unwatched
+    /// Secret, so it is retried at the interval of the drift check.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -120,11 +126,12 @@ impl StoreError {
             | Self::OutOfMemory
             | Self::Unavailable { .. }
             | Self::Timeout
+            | Self::Unanswered { .. }
             | Self::Protocol { .. } => ErrorClass::Transient,
         }
     }
 
-    /// The error's name as a condition or an event shows it.
+    /// Returns the condition or event reason.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -140,12 +147,13 @@ impl StoreError {
             Self::OutOfMemory => "StoreOutOfMemory",
             Self::Unavailable { .. } => "StoreUnavailable",
             Self::Timeout => "StoreTimeout",
+            Self::Unanswered { why } => why.reason(),
             Self::Protocol { .. } => "StoreProtocolError",
         }
     }
 
-    /// Whether the connection that met this error should be replaced: it is
-    /// broken, or leads to a server that another one has taken over from.
+    /// Whether the connection with this error should be replaced, because it is broken or
+    /// leads to a server that was superseded.
     pub(super) fn spoils_connection(&self) -> bool {
         matches!(
             self,
@@ -157,7 +165,14 @@ impl StoreError {
         )
     }
 
-    /// An answer that is not understood.
+    /// Whether the error is temporary and the command was not performed, so that a
+    /// waiting operation may retry.
+    pub(super) fn passes(&self) -> bool {
+        self.class() == ErrorClass::Transient
+            && !matches!(self, Self::Unanswered { .. } | Self::Protocol { .. })
+    }
+
+    /// Creates the error for an answer that was not understood.
     pub(super) fn unexpected(detail: &str) -> Self {
         Self::Protocol { detail: clean_text(detail, DETAIL_BYTES) }
     }
@@ -174,12 +189,10 @@ impl From<RedisError> for StoreError {
             ErrorKind::Io if is_about_tls(&err.to_string()) => {
                 Self::CertificateRefused { detail: clean_text(&err.to_string(), DETAIL_BYTES) }
             }
-            // Certificates that can't be read, or a key that is not theirs.
-            ErrorKind::InvalidClientConfig => Self::CertificateRefused { detail },
             ErrorKind::Io => Self::Unreachable { detail: clean_text(&err.to_string(), 256) },
             ErrorKind::AuthenticationFailed => Self::AuthenticationFailed { detail },
             ErrorKind::Server(kind) => from_server(kind, detail),
-            // Codes that the library has no name for.
+            // Codes that the library does not define.
             ErrorKind::Extension => from_code(err.code().unwrap_or_default(), detail),
             _ => Self::Protocol { detail },
         }
@@ -206,29 +219,22 @@ fn from_code(code: &str, detail: String) -> StoreError {
     match code {
         "WRONGPASS" | "NOAUTH" => StoreError::AuthenticationFailed { detail },
         "OOM" => StoreError::OutOfMemory,
-        // Who waits on a master that becomes a replica.
+        // For a client that waits on a master that becomes a replica.
         "UNBLOCKED" => StoreError::ReadOnly { detail },
         "BUSY" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE" => StoreError::Unavailable { detail },
         _ => from_text(detail),
     }
 }
 
-/// What the TLS library says of a handshake that failed, on either side.
+/// Whether the text is one of the TLS library about a failed handshake, on either side.
 fn is_about_tls(text: &str) -> bool {
-    [
-        "invalid peer certificate",
-        "received fatal alert",
-        "received corrupt message",
-        // Before anything is sent: certificates or a key that can't be read.
-        " PEM",
-        "TLS trust anchors",
-    ]
-    .iter()
-    .any(|part| text.contains(part))
+    ["invalid peer certificate", "received fatal alert", "received corrupt message"]
+        .iter()
+        .any(|part| text.contains(part))
 }
 
-/// Servers before 7 wrap the error of a command inside a script into a general
-/// one; a few refusals have no code of their own in any version.
+/// Classifies by the text. Servers before 7 wrap the error of a command inside a script
+/// into a general one. A few refusals have no code of their own in any version.
 fn from_text(detail: String) -> StoreError {
     let has = |part| detail.contains(part);
     if has("NOPERM") || has("ACL failure in script") || has("can't run this command") {
@@ -258,8 +264,8 @@ mod tests {
     }
 
     #[test]
-    fn refusals_without_a_code_of_their_own_are_told_apart_by_their_text() {
-        // As Redis 6.2 wraps what happened inside a script.
+    fn refusals_without_a_distinct_code_are_classified_by_their_text() {
+        // As Redis 6.2 wraps an error inside a script.
         let in_script =
             |text| format!("Error running script (call to f_0): @user_script:9: {text}");
         let denied = "-NOPERM this user has no permissions to run the 'lpush' command";
@@ -281,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_with_a_code_are_told_apart_by_it() {
+    fn refusals_with_a_code_are_classified_by_that_code() {
         let coded = |code: &str| {
             let err = redis::make_extension_error(code.to_owned(), Some("x".to_owned()));
             StoreError::from(err).reason()
@@ -294,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_is_cleaned_and_cut() {
+    fn server_messages_are_sanitized_and_truncated() {
         let err = general(&format!("evil\n\u{1b}[31m{}", "x".repeat(1000)));
         let text = err.to_string();
         assert!(text.len() < 500 && !text.chars().any(char::is_control), "{text}");

@@ -1,24 +1,26 @@
-//! How Redis is touched: the queues of the source document "pressure 0.15". One
-//! [`Store`] is one database of one server. What should happen to a queue is
-//! decided in [`crate::plan::pressure_queue`]; here it is only read and carried
-//! out. [`Queue`] is one queue as programs use it: put, get, close, delete.
+//! Access to Redis: the queues of the source document "pressure 0.15". A [`Store`] is one
+//! database of one server, for administration. It observes queues and applies changes.
+//! See [`crate::plan::pressure_queue`] for the decisions. A [`Queue`] is one queue for
+//! programs: put, get, close, delete.
 //!
-//! Every change is one Lua script (`scripts/*.lua`), so no crash and no foreign
-//! client falls between two halves of it, and every script may be sent again
-//! when its answer was lost.
+//! Every change is one Lua script (`scripts/*.lua`). No crash and no foreign client can
+//! interrupt it halfway, and every script may be sent again if its answer was lost.
 //!
 //! # Permissions
 //!
-//! The ACL user needs the key pattern `<prefix>:*` and the commands `EVALSHA
-//! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and
-//! `SELECT` for another database than 0 and `ROLE` where sentinels name the
-//! server. `INFO` and `CLIENT|SETNAME` are used where they are allowed; with
-//! `CLIENT|LIST` they let a dead client's role be told from one that is held.
+//! The ACL user requires the key pattern `<prefix>:*` and the commands `EVALSHA
+//! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`. `SELECT` is
+//! required for a database other than 0, and `ROLE` with sentinels. `INFO` and
+//! `CLIENT|SETNAME` are used if allowed. A [`QueueDoctor`] requires `CLIENT|LIST
+//! CLIENT|SETNAME WATCH MULTI EXEC` to distinguish a dead client's role from one that is
+//! held.
 
 mod client;
 mod connection;
 mod doctor;
+mod doctor_state;
 mod error;
+mod identity;
 mod reply;
 mod scripts;
 mod store;
@@ -28,7 +30,7 @@ pub use client::{
     QueueError, QueueOptions, QueueRole, QueueSink, Taken, Wait,
 };
 pub use connection::StoreOptions;
-pub use doctor::{Deed, Repaired};
+pub use doctor::{Deed, QueueDoctor, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
 pub use store::{Applied, Deletion, Holder, Store};

@@ -1,5 +1,5 @@
-//! What the scripts and `INFO` answer, as values. Pure: bytes of the server in,
-//! typed values out; everything foreign is cleaned here.
+//! Parses the replies of the scripts and of `INFO`. Pure: the server's bytes in, typed
+//! values out. All foreign text is sanitized here.
 
 use redis::{FromRedisValue, Value};
 
@@ -8,23 +8,21 @@ use super::scripts::label;
 use crate::plan::clean_text;
 use crate::plan::pressure_queue::{QueueSeen, Role};
 
-/// Longest client id that leaves this room, in bytes.
+/// Maximum length of a client id that leaves this module, in bytes.
 const ID_BYTES: usize = 256;
 
-/// Which server this is, as far as it tells: an ACL may forbid `INFO`, and then
-/// every field is absent.
+/// The server's identity. All fields are `None` if an ACL forbids `INFO`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreIdentity {
     /// Random for each start of the server process: a new one means a restart.
     pub run_id: Option<String>,
-    /// The server's version, such as `7.0.15`.
+    /// The server's version, for example `7.0.15`.
     pub version: Option<String>,
-    /// Whether the server is a cluster's node: every queue's name then needs
-    /// braces.
+    /// Whether the server is a cluster node. Every queue name must then contain braces.
     pub cluster_enabled: Option<bool>,
-    /// `master` or `slave`, in Redis's own words.
+    /// `master` or `slave`, as Redis names them.
     pub role: Option<String>,
-    /// What happens at the memory limit; any policy but `noeviction` may remove
+    /// The eviction policy at the memory limit. Any policy except `noeviction` may remove
     /// a queue's keys.
     pub maxmemory_policy: Option<String>,
 }
@@ -47,7 +45,7 @@ impl StoreIdentity {
     }
 }
 
-/// A client's id fit for a status field.
+/// Sanitizes a client id for a status field.
 pub(super) fn clean_id(bytes: &[u8]) -> String {
     clean_text(&String::from_utf8_lossy(bytes), ID_BYTES)
 }
@@ -56,7 +54,7 @@ pub(super) fn clean_id(bytes: &[u8]) -> String {
 pub(super) type Observation =
     (Vec<usize>, Vec<usize>, Vec<Option<Vec<u8>>>, Vec<Option<Vec<u8>>>, Vec<u64>);
 
-/// Makes sense of what `observe.lua` replied.
+/// Converts the reply of `observe.lua`.
 pub(super) fn queue_seen(reply: Observation) -> Result<QueueSeen, StoreError> {
     let (present, wrong, numbers, ids, lengths) = reply;
     let (Ok(numbers), Ok(ids), Ok(lengths)) =
@@ -65,7 +63,7 @@ pub(super) fn queue_seen(reply: Observation) -> Result<QueueSeen, StoreError> {
         return Err(StoreError::unexpected("an observation of another shape"));
     };
     let mut wrong_types: Vec<String> = wrong.iter().map(|number| label(*number)).collect();
-    // A bound that is no number is a string all the same, hence not seen above.
+    // A bound that is not a number still is a string, so its type does not reveal it.
     let mut parse = |number: usize, text: Option<Vec<u8>>| {
         let text = text?;
         let parsed = std::str::from_utf8(&text).ok().and_then(|text| text.parse::<u64>().ok());
@@ -111,7 +109,7 @@ pub(super) fn queue_seen(reply: Observation) -> Result<QueueSeen, StoreError> {
     })
 }
 
-/// What a script that changes something replied: a word, then what belongs to it.
+/// The reply of a script that changes something: a word, then its values.
 pub(super) struct Verdict {
     pub(super) word: String,
     rest: Vec<Value>,
@@ -126,7 +124,7 @@ impl FromRedisValue for Verdict {
 }
 
 impl Verdict {
-    /// The reports' names of the keys whose numbers follow the word.
+    /// Returns the display names of the keys whose numbers follow the word.
     pub(super) fn labels(&self) -> Vec<String> {
         self.rest
             .iter()
@@ -137,7 +135,7 @@ impl Verdict {
             .collect()
     }
 
-    /// The number at `index` after the word.
+    /// Returns the number at `index` after the word.
     pub(super) fn number(&self, index: usize) -> Option<u64> {
         match self.rest.get(index) {
             Some(Value::Int(number)) => u64::try_from(*number).ok(),
@@ -145,7 +143,7 @@ impl Verdict {
         }
     }
 
-    /// The cleaned text at `index` after the word.
+    /// Returns the sanitized text at `index` after the word.
     pub(super) fn text(&self, index: usize) -> Option<String> {
         match self.rest.get(index) {
             Some(Value::BulkString(bytes)) => Some(clean_id(bytes)),
@@ -153,7 +151,7 @@ impl Verdict {
         }
     }
 
-    /// The elements from `index` after the word on.
+    /// Returns the elements from `index` after the word on.
     pub(super) fn elements(self, index: usize) -> Vec<Vec<u8>> {
         let elements = self.rest.into_iter().skip(index);
         elements
@@ -164,7 +162,7 @@ impl Verdict {
             .collect()
     }
 
-    /// The error that this reply stands for where nothing else explains it.
+    /// Converts this reply to an error if no better explanation exists.
     pub(super) fn into_error(self, data_key: &str) -> StoreError {
         let first = || self.labels().into_iter().next();
         match self.word.as_str() {

@@ -1,5 +1,5 @@
-//! The Lua scripts, made ready once, and the keys they are given. What each
-//! does is written in its own file; this file only binds them.
+//! Loads the Lua scripts once, and defines their keys. Each script documents itself in
+//! its own file.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use redis::Script;
 use crate::plan::naming::{KEY_SUFFIXES, QueueName};
 use crate::plan::pressure_queue::DATA_LABEL;
 
-/// A script's text: the part that all share, then its own.
+/// A script's text: the shared part, then its own.
 macro_rules! text {
     ($file:literal) => {
         concat!(include_str!("scripts/shared.lua"), "\n", include_str!(concat!("scripts/", $file)))
@@ -21,14 +21,6 @@ macro_rules! script {
     };
 }
 
-/// The same, run also at the memory limit: it frees memory. Servers before 7 don't
-/// know the first line.
-macro_rules! script_at_memory_limit {
-    ($file:literal) => {
-        LazyLock::new(|| Script::new(concat!("#!lua flags=allow-oom\n", text!($file))))
-    };
-}
-
 pub(super) static OBSERVE: LazyLock<Script> = script!("observe.lua");
 pub(super) static CREATE: LazyLock<Script> = script!("create.lua");
 pub(super) static SET_BOUND: LazyLock<Script> = script!("setbound.lua");
@@ -38,25 +30,25 @@ pub(super) static REPAIR: LazyLock<Script> = script!("repair.lua");
 pub(super) static LOOK: LazyLock<Script> = script!("look.lua");
 pub(super) static ALLOWED: LazyLock<Script> = script!("allowed.lua");
 pub(super) static PUT: LazyLock<Script> = script!("put.lua");
-/// For a transaction, where a script that the server does not know would be noticed
-/// too late: so its text goes along each time, without what only people read.
+/// The script's text for a transaction, which would detect too late that the server does
+/// not know the script. The text is therefore sent each time, without comments and blank
+/// lines.
 pub(super) static PUT_TEXT: LazyLock<String> = LazyLock::new(|| {
     let lines = text!("put.lua").lines().map(str::trim);
     lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect::<Vec<_>>().join("\n")
 });
 pub(super) static GET: LazyLock<Script> = script!("get.lua");
-pub(super) static GET_AT_MEMORY_LIMIT: LazyLock<Script> = script_at_memory_limit!("get.lua");
 pub(super) static GIVE_BACK: LazyLock<Script> = script!("giveback.lua");
 
-/// The twelve keys in the order that every script expects: the data list, then
-/// the others as the source document lists them.
+/// Returns the twelve keys in the order that every script expects: the data list, then
+/// the others in the order of the source document.
 pub(super) fn keys(queue: &QueueName) -> Vec<String> {
     let data = queue.data();
     let others = KEY_SUFFIXES.iter().map(|suffix| format!("{data}{suffix}"));
     std::iter::once(data.clone()).chain(others).collect()
 }
 
-/// How the key with this number (from 1, as Lua counts) is called in reports.
+/// Returns the display name of the key with this number (from 1, as in Lua).
 pub(super) fn label(number: usize) -> String {
     match number.checked_sub(2) {
         None => DATA_LABEL,

@@ -1,38 +1,38 @@
-//! The store: one database of one Redis server, and what an administrator does
-//! to the queues in it. Which of these to do is decided elsewhere.
+//! The store: one database of one Redis server, and the administration of its queues. See
+//! [`crate::plan::pressure_queue`] for the decisions.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, Pipeline, RedisError, Script, ScriptInvocation};
 use tokio::time::Instant;
 
-use super::connection::{Link, StoreOptions};
-use super::reply::{Observation, StoreIdentity, Verdict, queue_seen};
+use super::connection::{Connection, Link, StoreOptions};
+use super::doctor_state::DoctorState;
+use super::reply::{Observation, Verdict, queue_seen};
 use super::{StoreError, scripts};
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
 use crate::plan::pressure_queue::{QueueEffect, QueueSeen};
 
-/// One database of one Redis server. Cheap to clone; the clones share one
-/// connection, which is opened when it is first needed and again after it
-/// broke.
+/// One database of one Redis server. Cheap to clone. The clones share one connection,
+/// which is opened on first use and reopened after a loss.
 ///
 /// # Cancel safety
 ///
-/// Every method may be dropped at any moment. A change that was under way may
-/// then have happened or not; each of them may be repeated.
+/// Every method may be dropped at any time. A change in progress may then have happened
+/// or not. Each change may be repeated.
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
 
 struct Inner {
     link: Link,
-    /// Queues being deleted in which a role is neither free nor was ever taken,
-    /// and since when we know.
+    /// Queues in deletion with a role that is neither free nor was ever taken, and since
+    /// when that is known.
     nameless: Mutex<HashMap<QueueName, Instant>>,
+    doctors: DoctorState,
 }
 
 impl fmt::Debug for Store {
@@ -41,96 +41,66 @@ impl fmt::Debug for Store {
     }
 }
 
-/// What became of an effect.
+/// The result of an effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It was carried out.
+    /// It was applied.
     Done,
-    /// There was nothing left to do.
+    /// Nothing was left to do.
     AlreadySo,
-    /// The queue does not exist (any more): observe again.
+    /// The queue does not exist, or no longer exists: observe again.
     Absent,
-    /// Not created, because keys of an unfinished deletion are there.
+    /// Not created, because keys of an unfinished deletion exist.
     Residue {
-        /// Suffixes of the keys.
+        /// Suffixes of the existing keys.
         keys: Vec<String>,
     },
     /// Not closed, because a producer holds its role. Nothing was changed.
     ProducerBusy {
-        /// The producer, if it said who it is.
+        /// The producer's id, if it set one.
         who: Option<String>,
     },
 }
 
-/// A role that is not free.
+/// The holder of a role that is not free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Who took it, if it said so.
+    /// The holder's id, if it set one.
     pub id: Option<String>,
 }
 
-/// How far a deletion is.
+/// The progress of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deletion {
-    /// Nothing of the queue is left.
+    /// No key of the queue is left.
     Gone,
-    /// The deletion has begun, and ends when these roles are given back; call
-    /// again. A client that was woken by it needs milliseconds; one that died
-    /// with its role never gives it back.
+    /// The deletion has started, and completes when these roles are released: call again.
+    /// A client that it woke needs milliseconds. A client that died with its role never
+    /// releases it.
     WaitingFor {
         /// The producer, if it holds its role.
         producer: Option<Holder>,
         /// The consumer, if it holds its role.
         consumer: Option<Holder>,
     },
-    /// Not begun, because the queue has elements
-    /// ([`Store::delete_if_empty`] only).
+    /// Not started, because the queue has elements ([`Store::delete_if_empty`] only).
     NotEmpty {
-        /// How many.
+        /// Number of elements.
         length: u64,
     },
 }
 
 impl Store {
-    /// A store at this server and database. Does no I/O.
+    /// Creates a store for this server and database. Does no I/O.
     #[must_use]
     pub fn new(settings: RedisSettings, options: StoreOptions) -> Self {
         let link = Link::new(settings, options);
-        Self(Arc::new(Inner { link, nameless: Mutex::default() }))
+        let (nameless, doctors) = Default::default();
+        Self(Arc::new(Inner { link, nameless, doctors }))
     }
 
-    /// Which server this is. Where the ACL forbids `INFO` the identity is empty,
-    /// and that is no error.
-    pub async fn identity(&self) -> Result<StoreIdentity, StoreError> {
-        self.identity_of(None).await
-    }
-
-    /// Whether both are the same database of the same server process, at whatever address;
-    /// where the ACL forbids `INFO`, it is not known to be. Cancel safe.
-    pub async fn is_same_as(&self, other: &Self) -> Result<bool, StoreError> {
-        if self.settings().database != other.settings().database {
-            return Ok(false);
-        }
-        let (ours, theirs) = futures::try_join!(self.identity(), other.identity())?;
-        Ok(ours.run_id.is_some() && ours.run_id == theirs.run_id)
-    }
-
-    /// Which server has the queue; without a queue, any of a cluster.
-    pub(super) async fn identity_of(
-        &self,
-        queue: Option<&QueueName>,
-    ) -> Result<StoreIdentity, StoreError> {
-        match self.command(queue, redis::cmd("INFO")).await {
-            Ok::<String, _>(info) => Ok(StoreIdentity::from_info(&info)),
-            Err(StoreError::PermissionDenied { .. } | StoreError::Protocol { .. }) => {
-                Ok(StoreIdentity::default())
-            }
-            Err(err) => Err(err),
-        }
-    }
-
-    /// Runs a command that only reads, on the server that has the queue; without a
-    /// queue, on any of a cluster.
+    /// Runs a command that only reads, or may be repeated, on the server of the queue.
+    /// Without a queue, runs it on any server of a cluster.
     pub(super) async fn command<T: FromRedisValue>(
         &self,
         queue: Option<&QueueName>,
@@ -141,13 +111,18 @@ impl Store {
         self.0.link.run(queue, true, send).await
     }
 
-    /// Reads all of a queue at one moment. Changes nothing; a key of a wrong
-    /// type is part of the answer, not an error.
+    /// Reads all keys of a queue at one moment. Changes nothing. A key of a wrong type is
+    /// part of the result, not an error.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: the server can't be reached, does not answer in time, or
+    /// rejects the request.
     pub async fn observe(&self, queue: &QueueName) -> Result<QueueSeen, StoreError> {
         queue_seen(self.observation(queue).await?)
     }
 
-    /// What `observe.lua` replies, as it came.
+    /// Returns the raw reply of `observe.lua`.
     pub(super) async fn observation(&self, queue: &QueueName) -> Result<Observation, StoreError> {
         let mut call = scripts::OBSERVE.prepare_invoke();
         call.key(scripts::keys(queue));
@@ -156,8 +131,13 @@ impl Store {
         self.0.link.run(Some(queue), true, send).await
     }
 
-    /// Carries one effect out, in one script; see [`Applied`] for what can come
-    /// of it. May be repeated, also when an earlier answer was lost.
+    /// Applies one effect, in one script. See [`Applied`] for the results. May be
+    /// repeated, also if an earlier answer was lost.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: the server can't be reached, does not answer in time, or
+    /// rejects the request.
     pub async fn apply(
         &self,
         queue: &QueueName,
@@ -185,36 +165,44 @@ impl Store {
         }
     }
 
-    /// Takes the deletion of a queue with its data one step further; to be
-    /// called until it is [`Deletion::Gone`], by this store or another one: the
-    /// keys themselves tell how far it is. A queue of which nothing exists is
-    /// gone.
+    /// Advances the deletion of a queue with its data by one step. Call it until it
+    /// returns [`Deletion::Gone`], on this store or another one: the keys themselves show
+    /// the progress. A queue without any key counts as gone.
     ///
-    /// The first step makes the queue unknown to new clients and wakes those
-    /// that wait. A producer that waited for room puts its element as the
-    /// protocol says, reports success and gives its role back; the element goes
-    /// with the queue. The last step comes when both roles are free at the same
-    /// moment: whoever holds one will still write keys.
+    /// The first step hides the queue from new clients and wakes waiting ones. A producer
+    /// that waited for room puts its element according to the protocol, reports success
+    /// and releases its role. The element is deleted with the queue. The last step
+    /// requires that both roles are free at the same moment, because a holder will still
+    /// write keys.
     ///
-    /// A role that is not free although nobody ever took it is that of a queue
-    /// half created, or of another client's deletion that was given up. It
-    /// counts as gone once it was seen so for
-    /// [`StoreOptions::nameless_role_grace`].
+    /// A role that is neither free nor was ever taken belongs to a partially created
+    /// queue, or to another client's abandoned deletion. It counts as gone once it was
+    /// observed so for [`StoreOptions::nameless_role_grace`].
     ///
-    /// `force` wakes who waits, and removes every key at once, whoever works on
-    /// the queue: for roles whose holders are dead. A living one would leave keys
-    /// behind (call again), or sleep on a key that is gone.
+    /// `force` wakes waiting clients and removes every key immediately, even if roles are
+    /// taken. Use it for roles whose holders are dead. A living holder would leave keys
+    /// behind (call again), or wait on a key that is gone.
     ///
-    /// What no deletion can help: a client that checked `:bound` just before and
-    /// starts to wait for a role just after the last step sleeps, and wakes in
-    /// the next queue of that name.
+    /// One race can't be avoided: a client checks `:bound` just before the last step and
+    /// starts to wait for a role just after it. It then waits until the next queue of
+    /// that name is created.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: the server can't be reached, does not answer in time, or
+    /// rejects the request.
     pub async fn delete(&self, queue: &QueueName, force: bool) -> Result<Deletion, StoreError> {
         self.delete_step(queue, if force { "force" } else { "ordinary" }).await
     }
 
-    /// As [`Self::delete`] without force, but does not begin while the queue has
-    /// elements; in the same step, so that no element falls between the check
-    /// and the deletion. A deletion that has begun is carried on in any case.
+    /// Like [`Self::delete`] without force, but does not start while the queue has
+    /// elements. The check is part of the first step, so that no element can arrive in
+    /// between. A deletion that has started continues in any case.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: the server can't be reached, does not answer in time, or
+    /// rejects the request.
     pub async fn delete_if_empty(&self, queue: &QueueName) -> Result<Deletion, StoreError> {
         self.delete_step(queue, "if-empty").await
     }
@@ -224,7 +212,7 @@ impl Store {
             if mode != "force" && self.is_nameless_for_long(queue) { "nameless" } else { mode };
         let mut verdict = self.change(&scripts::DELETE, queue, mode).await?;
         if verdict.word == "begun" {
-            // Redis serves those who wait between two scripts, never within one.
+            // Redis serves waiting clients between two scripts, never within one.
             verdict = self.change(&scripts::DELETE, queue, mode).await?;
         }
         let states = (verdict.text(0), verdict.text(2));
@@ -263,28 +251,69 @@ impl Store {
         }
     }
 
-    /// Where the store is.
+    /// Returns the settings of the store.
     pub(super) fn settings(&self) -> &RedisSettings {
         self.0.link.settings()
     }
 
-    /// The number of the attempt that made the connection that is open, if any.
+    /// Returns the number of the attempt that opened the current connection, if there is
+    /// one.
     pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
         self.0.link.attempt(queue)
     }
 
-    /// Another connection to the queue's server, for commands that are answered
-    /// after `patience` at the latest.
+    /// Opens another connection to the queue's server, for commands that are answered
+    /// within `patience`.
     pub(super) async fn open_waiting(
         &self,
         queue: &QueueName,
         patience: Duration,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         self.0.link.open(queue, patience).await
     }
 
-    /// Runs a queue's script, once: whether it happened is unknown after a failure
-    /// of the connection.
+    /// Opens another connection to the queue's server, with the same response timeout as
+    /// the shared one.
+    pub(super) async fn open_own(&self, queue: &QueueName) -> Result<Connection, StoreError> {
+        self.0.link.open(queue, self.0.link.options().response_timeout).await
+    }
+
+    /// Returns the state shared by the doctors of this store.
+    pub(super) fn shared(&self) -> &DoctorState {
+        &self.0.doctors
+    }
+
+    /// Returns when no byte has flowed to or from the queue's server for this long,
+    /// counted from now at the earliest. Cancel safe.
+    pub(super) async fn silence(&self, queue: &QueueName, limit: Duration) {
+        self.0.link.silence(queue, limit).await;
+    }
+
+    /// Runs a script on a queue that changes nothing.
+    pub(super) async fn read(
+        &self,
+        queue: &QueueName,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        self.0.link.run(Some(queue), true, send).await
+    }
+
+    /// Runs a script on a queue whose answer exists nowhere else, once. The answer is
+    /// awaited until the connection ends.
+    pub(super) async fn take(
+        &self,
+        queue: &QueueName,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Verdict, StoreError> {
+        let send = |connection: Connection| async move {
+            call.invoke_async(&mut connection.patient()).await
+        };
+        self.0.link.run(Some(queue), false, send).await
+    }
+
+    /// Runs a script on a queue, once. Whether it happened is unknown after
+    /// [`StoreError::Unanswered`].
     pub(super) async fn ask(
         &self,
         queue: &QueueName,
@@ -294,8 +323,8 @@ impl Store {
         self.0.link.run(Some(queue), false, send).await
     }
 
-    /// Runs a transaction on a queue whose last command is a script, once: whether
-    /// it happened is unknown after a failure of the connection.
+    /// Runs a transaction on a queue whose last command is a script, once. Whether it
+    /// happened is unknown after [`StoreError::Unanswered`].
     pub(super) async fn transact(
         &self,
         queue: &QueueName,
@@ -307,9 +336,8 @@ impl Store {
         self.0.link.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
     }
 
-    /// Runs a script that changes something, once: whether it happened is
-    /// unknown after a failure of the connection, and the caller, who reports
-    /// what was done, observes again.
+    /// Runs a script that changes something, once. After [`StoreError::Unanswered`] the
+    /// outcome is unknown. The caller reports the result and must then observe again.
     async fn change(
         &self,
         script: &Script,
@@ -322,9 +350,9 @@ impl Store {
     }
 }
 
-/// Why a transaction was not carried out: what the server said to the first of its
-/// commands that it refused.
-fn first_refusal(error: RedisError) -> RedisError {
+/// Returns why a transaction was not performed: the server's answer to the first command
+/// that it refused.
+pub(super) fn first_refusal(error: RedisError) -> RedisError {
     let refusals = error.clone().into_server_errors();
     match refusals.as_deref().and_then(<[_]>::first) {
         Some((_, refusal)) => refusal.clone().into(),

@@ -1,6 +1,6 @@
-//! What can go wrong at the broker, as values: each with what it means for the
-//! next attempt, a name for conditions and events, and a text that says what to
-//! do. Telling these apart from lapin's errors is done here and nowhere else.
+//! Errors of the broker, as values. Each one has a class for the retry policy, a name for
+//! conditions and events, and a message with the next step. This is the only module that
+//! classifies lapin's errors.
 
 use std::io;
 use std::time::Duration;
@@ -9,52 +9,53 @@ use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
 
 use crate::plan::{ErrorClass, clean_text};
+use crate::semaphore::refusal::{is_limit, is_node_down};
 
-/// Longest text taken over from the broker, in bytes.
+/// Maximum length of a text taken from the broker, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// Why something could not be done at the broker. Cheap to clone: one failed
-/// attempt to connect is told to everyone who waited for it. Contains no secret.
+/// Why an operation on the broker failed. Cheap to clone, because one failed connection
+/// attempt is reported to all tasks that waited for it. Contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BrokerError {
-    /// No connection could be made.
+    /// The connection could not be opened.
     #[error(
         "the broker at {endpoint} can't be reached ({why}): check that it runs, its address and port, and that a network policy lets us through"
     )]
     Unreachable {
         /// `host:port`.
         endpoint: String,
-        /// What the attempt ended with.
+        /// The cause.
         why: String,
     },
-    /// The broker refused user and password.
+    /// The broker rejected the user name or password.
     #[error(
         "the broker at {endpoint} refuses the user {user:?}: check the user name and the password in the connection's Secret"
     )]
     AuthenticationFailed {
         /// `host:port`.
         endpoint: String,
-        /// The user who was refused.
+        /// The rejected user.
         user: String,
     },
-    /// No encrypted connection came about: one side does not accept the other's
-    /// certificate, or the broker speaks no TLS there.
+    /// The TLS handshake failed. Either one side rejected the other's certificate, or the
+    /// broker does not use TLS on that port.
     #[error(
         "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key, that the broker's certificate names the host, and that the port speaks TLS"
     )]
     CertificateRefused {
         /// `host:port`.
         endpoint: String,
-        /// What was wrong.
+        /// The cause.
         why: String,
     },
-    /// The user may not do this.
+    /// The user lacks a permission.
     #[error(
         "the broker refuses access ({why}): give the user configure, write and read permission for the lock's queues, and write for amq.default, in this virtual host"
     )]
     AccessRefused {
-        /// The broker's words: what was refused to whom.
+        /// The broker's message: the user and the refused permission.
         why: String,
     },
     /// The virtual host does not exist.
@@ -63,90 +64,100 @@ pub enum BrokerError {
         /// The virtual host.
         vhost: String,
     },
-    /// Another connection holds the admin mutex, or a queue of its name.
+    /// The admin mutex, or a queue of that name, is held by another connection.
     #[error(
         "the admin mutex, the exclusive queue {queue:?}, is held by another connection (waited {waited:?}): another administrator works on this lock, or a client took its name; trying again"
     )]
     MutexBusy {
         /// The mutex's queue.
         queue: String,
-        /// How long it was waited for.
+        /// How long the operation waited.
         waited: Duration,
     },
-    /// A queue of ours has other arguments, or belongs to a connection. It is
+    /// A queue of the lock has other arguments, or is exclusive to a connection. It is
     /// neither used, deleted nor declared again.
     #[error("the queue {queue:?} is in the way ({why}): delete it, or choose another lock name")]
     IncompatibleQueue {
         /// The queue's name.
         queue: String,
-        /// How it differs, in the broker's words.
+        /// The difference, as reported by the broker.
         why: String,
     },
-    /// The broker takes no queues that end with it, as the slots of profile
-    /// `AmqpLocksPython` are. It ends the whole connection when asked for one.
+    /// Clients of another protocol hold the lock's slots, by other queues. A client of
+    /// this protocol would hold a slot in addition to them.
+    #[error(
+        "the lock is one of protocol {protocol}, as the queue {queue:?} shows: use that protocol, or choose another lock name"
+    )]
+    ProtocolMismatch {
+        /// The queue that proves it.
+        queue: String,
+        /// The lock's protocol.
+        protocol: &'static str,
+    },
+    /// The broker rejects non-durable queues, which the slots of profile
+    /// `AmqpLocksPython` are. It closes the whole connection on such a declare.
     #[error(
         "the broker refuses queues that are not durable ({why}), as RabbitMQ 4.3 and newer do, and the profile AmqpLocksPython has such slots: set deprecated_features.permit.transient_nonexcl_queues = true on the broker while it allows that, or use the profile Guideline"
     )]
     TransientQueuesRefused {
-        /// The broker's words.
+        /// The broker's message.
         why: String,
     },
-    /// A queue's home node is down, so nobody knows which slots exist.
+    /// The home node of a queue is down, so it is unknown which slots exist.
     #[error(
         "a node of the broker is down, so slots may only seem to be missing ({why}): nothing was changed; bring the node back"
     )]
     NodeDown {
-        /// The broker's words: which queue, which node.
+        /// The broker's message: the queue and the node.
         why: String,
     },
-    /// A memory or disk alarm stops publishers.
+    /// A memory or disk alarm blocks publishers.
     #[error(
         "the broker blocks publishers (a memory or disk alarm), so slots can't be seen and nothing was changed: free memory or disk space on the broker"
     )]
     Blocked,
-    /// A limit of the broker, the virtual host or the user is reached.
+    /// A limit of the broker, the virtual host or the user was reached.
     #[error("a limit of the broker is reached ({why}): raise the limit, or ask for fewer slots")]
     QuotaExceeded {
-        /// The broker's words: which limit.
+        /// The broker's message: the limit.
         why: String,
     },
-    /// How many tokens there are, in protocol Token, is not known.
+    /// The number of tokens is unknown, in protocol Token.
     #[error(
-        "how many tokens the queue {queue:?} has, held ones included, only the management API tells ({why}): nothing was changed; give the connection a managementUrl that answers"
+        "the number of tokens of the queue {queue:?}, including held ones, is only available from the management API ({why}): nothing was changed; give the connection a managementUrl that answers"
     )]
     CountUnknown {
         /// The token queue.
         queue: String,
-        /// Why it is not known.
+        /// The cause.
         why: String,
     },
-    /// The connection that owned the admin mutex died, and the mutex with it.
+    /// The connection that owned the admin mutex was lost, and the mutex with it.
     #[error(
         "the connection that held the admin mutex was lost ({why}): the change is incomplete and is taken up again"
     )]
     MutexLost {
-        /// What the connection ended with.
+        /// Why the connection was closed.
         why: String,
     },
-    /// A connection died.
+    /// A connection was lost.
     #[error("the connection to the broker was lost ({why}): connecting again")]
     ConnectionLost {
-        /// What the connection ended with.
+        /// Why the connection was closed.
         why: String,
     },
-    /// The broker did not answer in time; whether it did what was asked is
-    /// unknown.
+    /// The broker did not answer in time. Whether it performed the operation is unknown.
     #[error("the broker did not answer {what} within {after:?}: check its load and its alarms")]
     Timeout {
-        /// What was asked.
+        /// The operation.
         what: &'static str,
-        /// How long it was waited for.
+        /// How long the operation waited.
         after: Duration,
     },
-    /// The caller asked to stop. What was done so far stays done.
+    /// The caller cancelled the operation. Completed steps are kept.
     #[error("stopped before everything was done; the rest is done at the next attempt")]
     Interrupted,
-    /// The broker answered something that the protocol has no place for.
+    /// The broker sent an answer that the protocol does not allow.
     #[error("the broker answered unexpectedly ({why}): see its log")]
     Protocol {
         /// The answer.
@@ -155,9 +166,9 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// What this means for the next attempt. `Invalid` needs a person, who may
-    /// well act on the broker, where no watch can see it: look again at the
-    /// usual slow interval too.
+    /// Classifies the error for the next attempt. `Invalid` requires a person to act.
+    /// That may happen on the broker, where no watch sees it, so it is also retried at
+    /// the usual slow interval.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -166,6 +177,7 @@ impl BrokerError {
             | Self::AccessRefused { .. }
             | Self::VhostNotFound { .. }
             | Self::IncompatibleQueue { .. }
+            | Self::ProtocolMismatch { .. }
             | Self::TransientQueuesRefused { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
@@ -182,7 +194,8 @@ impl BrokerError {
         }
     }
 
-    /// The name for conditions, events and metrics. An API: never renamed.
+    /// Returns the name for conditions, events and metrics. It is part of the API and
+    /// never renamed.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -193,6 +206,7 @@ impl BrokerError {
             Self::VhostNotFound { .. } => "VhostNotFound",
             Self::MutexBusy { .. } => "AdminMutexBusy",
             Self::IncompatibleQueue { .. } => "IncompatibleQueue",
+            Self::ProtocolMismatch { .. } => "ProtocolMismatch",
             Self::TransientQueuesRefused { .. } => "TransientQueuesRefused",
             Self::NodeDown { .. } => "BrokerNodeDown",
             Self::Blocked => "BrokerBlocked",
@@ -206,9 +220,14 @@ impl BrokerError {
         }
     }
 
-    /// From an error while connecting, where the same reply codes mean other
-    /// things than on an open connection.
-    pub(super) fn connecting(error: &LapinError, endpoint: &str, user: &str, vhost: &str) -> Self {
+    /// Converts an error while connecting. The same reply codes have other meanings there
+    /// than on an open connection.
+    pub(in crate::semaphore) fn connecting(
+        error: &LapinError,
+        endpoint: &str,
+        user: &str,
+        vhost: &str,
+    ) -> Self {
         let ErrorKind::ProtocolError(refusal) = error.kind() else {
             return match error.kind() {
                 ErrorKind::IOError(error) => Self::reaching(error, endpoint),
@@ -222,10 +241,8 @@ impl BrokerError {
                 endpoint: endpoint.to_owned(),
                 user: clean_text(user, MAX_TEXT),
             },
-            // Limits share the reply code with "vhost not found" and "access
-            // refused": only the text tells.
-            530 if text.contains("limit") => Self::QuotaExceeded { why: broker_text(refusal) },
-            530 if text.contains("not found") => {
+            530 if is_limit(text) => Self::QuotaExceeded { why: broker_text(refusal) },
+            530 if text.starts_with("NOT_ALLOWED - vhost ") => {
                 Self::VhostNotFound { vhost: clean_text(vhost, MAX_TEXT) }
             }
             530 => Self::AccessRefused { why: broker_text(refusal) },
@@ -233,9 +250,8 @@ impl BrokerError {
         }
     }
 
-    /// From an error of a socket on which nothing was said yet, or no more than the
-    /// greeting.
-    pub(super) fn reaching(error: &io::Error, endpoint: &str) -> Self {
+    /// Converts an error of a socket on which at most the greeting was exchanged.
+    pub(in crate::semaphore) fn reaching(error: &io::Error, endpoint: &str) -> Self {
         let endpoint = endpoint.to_owned();
         match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             Some(error) => {
@@ -245,8 +261,8 @@ impl BrokerError {
         }
     }
 
-    /// From an error of an operation on `queue`.
-    pub(super) fn operating(error: &LapinError, queue: &str) -> Self {
+    /// Converts an error of an operation on `queue`.
+    pub(in crate::semaphore) fn operating(error: &LapinError, queue: &str) -> Self {
         let ErrorKind::ProtocolError(refusal) = error.kind() else {
             return match error.kind() {
                 ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
@@ -255,20 +271,23 @@ impl BrokerError {
                 _ => Self::ConnectionLost { why: words(error) },
             };
         };
+        let text = refusal.get_message().as_str();
         let why = broker_text(refusal);
         match refusal.get_id() {
             403 => Self::AccessRefused { why },
-            404 if is_node_down(&why) => Self::NodeDown { why },
-            406 if why.contains("limit") => Self::QuotaExceeded { why },
+            404 if is_node_down(text) => Self::NodeDown { why },
+            406 | 530 if is_limit(text) => Self::QuotaExceeded { why },
             405 | 406 => Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why },
-            _ if why.contains("transient_nonexcl_queues") => Self::TransientQueuesRefused { why },
+            541 if text.starts_with("INTERNAL_ERROR - Feature `transient_nonexcl_queues`") => {
+                Self::TransientQueuesRefused { why }
+            }
             320 | 541 | 542 => Self::ConnectionLost { why },
             _ => Self::Protocol { why },
         }
     }
 
-    /// Whether a connection that was being made ended without a word.
-    pub(super) fn is_cut(&self) -> bool {
+    /// Whether a connection attempt was cut off without a reason.
+    pub(in crate::semaphore) fn is_cut(&self) -> bool {
         let Self::Unreachable { why, .. } = self else { return false };
         let why = why.to_ascii_lowercase();
         ["reset by peer", "broken pipe", "connection aborted", "close_notify", "eof"]
@@ -276,16 +295,16 @@ impl BrokerError {
             .any(|part| why.contains(part))
     }
 
-    /// Whether the broker failed at making an exclusive queue because it was still
-    /// removing the last one of that name: RabbitMQ 4 does that after the queue's owner
-    /// is gone, meets the rest of it and ends the connection that wants to be the next
-    /// owner. Nothing was made, and it works a moment later.
-    pub(super) fn is_collision(&self) -> bool {
+    /// Whether the broker failed to declare an exclusive queue because it was still
+    /// removing its predecessor of the same name. RabbitMQ 4 removes the queue after its
+    /// owner is gone. A declare that meets the remains closes the connection of the next
+    /// owner. Nothing was declared, and a retry succeeds shortly after.
+    pub(in crate::semaphore) fn is_collision(&self) -> bool {
         matches!(self, Self::ConnectionLost { why } if why == "INTERNAL_ERROR")
     }
 
-    /// Whether the connection on which this happened must not be used again.
-    pub(super) fn is_fatal_for_connection(&self) -> bool {
+    /// Whether the connection on which this error occurred must not be used again.
+    pub(in crate::semaphore) fn is_fatal_for_connection(&self) -> bool {
         matches!(
             self,
             Self::ConnectionLost { .. }
@@ -296,18 +315,12 @@ impl BrokerError {
     }
 }
 
-/// The reply code of a refusal that closed only the channel.
-pub(super) fn refusal_code(error: &LapinError) -> Option<u16> {
+/// Returns the reply code of a refusal that closed only the channel.
+pub fn refusal_code(error: &LapinError) -> Option<u16> {
     match error.kind() {
         ErrorKind::ProtocolError(refusal) => Some(refusal.get_id()),
         _ => None,
     }
-}
-
-fn is_node_down(text: &str) -> bool {
-    // "home node 'rabbit@b' of durable queue 'x' in vhost '/' is down or
-    // inaccessible": the queue exists, and will be back with its node.
-    text.contains("down or inaccessible") || text.contains("is stopped by supervisor")
 }
 
 fn broker_text(refusal: &AMQPError) -> String {
@@ -328,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_queue_whose_node_is_down_is_told_from_one_that_is_gone() {
+    fn a_queue_whose_node_is_down_is_distinguished_from_a_deleted_one() {
         let down = refused(
             AMQPSoftError::NOTFOUND,
             "NOT_FOUND - home node 'rabbit@b' of durable queue 'jobs-2-A' in vhost '/' is down or inaccessible",
@@ -339,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_of_transient_queues_is_told_from_a_connection_lost_by_accident() {
-        // As 4.0.5 says it where the feature is not permitted.
+    fn refused_transient_queues_are_distinguished_from_a_lost_connection() {
+        // The message of 4.0.5 where the feature is not permitted.
         let text = "INTERNAL_ERROR - Feature `transient_nonexcl_queues` is deprecated.\nIts use is not permitted per the configuration";
         let refused = refused(AMQPHardError::INTERNALERROR, text);
         let error = BrokerError::operating(&refused, "jobs-A-1");

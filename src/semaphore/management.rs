@@ -1,7 +1,13 @@
-//! The few questions put to a broker's management API. When to ask, and what to
-//! make of the answers, is `holders`'.
+//! The requests to a broker's management API. See `holders` for when they are sent and
+//! how answers are used, and `answer` for limits on answers.
+//!
+//! The API adds facts and decides nothing: its address may lead to another broker, or to
+//! a proxy that answers for it.
 
+mod answer;
 mod closing;
+pub mod high_water;
+pub mod listing;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,40 +18,44 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-pub(super) use self::closing::Closed;
-use super::marks::escaped;
-use super::tls::client_config;
+pub use self::answer::Texts;
+use self::answer::{List, MAX_ANSWER, NoAnswer, REQUEST_TIMEOUT, Turn, root_cause};
+pub use self::closing::Closed;
 use crate::plan::clean_text;
 use crate::plan::connection::{ManagementSettings, RabbitmqSettings};
+use crate::plan::semaphore::HolderFacts;
+use crate::tls::client_config;
 
-/// Limit on one request. The API only adds facts, so it gets little patience.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Queues asked for at once, the API's maximum.
+/// Number of queues per page, the API's maximum.
 const PAGE: usize = 500;
 
-/// Most pages read: 100,000 queues.
+/// Maximum number of pages: 100,000 queues.
 const MAX_PAGES: usize = 200;
 
-/// How long a connection is kept for the next request: half of what the broker
-/// keeps one (60 s), which loses the request that crosses its end.
+/// Maximum number of queue names, consumers or channels in one list.
+const MAX_NAMES: usize = 200_000;
+const MAX_LISTED: usize = 50_000;
+
+/// How long an idle connection is kept. This is half of the broker's own idle time (60
+/// s), because a request that crosses the broker's close is lost.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A broker's management API, for one virtual host.
-pub(super) struct Management {
-    /// Or why there is none.
+pub struct Management {
+    /// The client, or why it could not be created.
     client: Result<reqwest::Client, String>,
     settings: ManagementSettings,
     /// Percent-encoded.
     vhost: String,
+    turn: Turn,
 }
 
 /// A queue in a list.
 #[derive(Deserialize)]
-pub(super) struct ListedQueue {
+pub struct ListedQueue {
     pub name: String,
     #[serde(default)]
-    pub arguments: HashMap<String, serde_json::Value>,
+    pub arguments: Texts,
 }
 
 #[derive(Deserialize)]
@@ -57,78 +67,69 @@ struct NamedQueue {
 struct Page {
     #[serde(default)]
     page_count: usize,
-    items: Vec<ListedQueue>,
+    items: List<ListedQueue, PAGE>,
 }
 
-/// What a queue is and has.
+/// The type and the message count of a queue.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Totals {
+pub struct Totals {
     name: String,
     /// `classic` or `quorum`.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// Ready and unacknowledged ones. A classic queue is asked by the API itself (never
-    /// wrong in 150 looks right after a change, on 3.10 and 4.0); of a quorum queue it
-    /// knows what was some seconds ago (up to 5.2 as measured; 0 of a new one).
+    /// Ready and unacknowledged messages. The API queries a classic queue itself (correct
+    /// in 150 of 150 observations right after a change, on 3.10 and 4.0). The count of a
+    /// quorum queue is some seconds old (up to 5.2 s as measured, and 0 for a new queue).
     pub messages: Option<u32>,
 }
 
 #[derive(Deserialize)]
 struct TotalsPage {
-    items: Vec<Totals>,
+    items: List<Totals, PAGE>,
 }
 
 /// A consumer in a list.
 #[derive(Deserialize)]
-pub(super) struct ListedConsumer {
+pub struct ListedConsumer {
     pub queue: ConsumersQueue,
     #[serde(default)]
     pub exclusive: bool,
     #[serde(default)]
     pub consumer_tag: String,
-    // An empty list where there are none.
     #[serde(default)]
-    arguments: serde_json::Value,
+    pub arguments: Texts,
     #[serde(default)]
-    channel_details: serde_json::Value,
+    channel_details: Texts,
 }
 
 /// The queue of a consumer.
 #[derive(Deserialize)]
-pub(super) struct ConsumersQueue {
+pub struct ConsumersQueue {
     pub name: String,
 }
 
 impl ListedConsumer {
-    /// What it was given as arguments.
-    pub fn arguments(&self) -> HashMap<String, serde_json::Value> {
-        match &self.arguments {
-            serde_json::Value::Object(arguments) => arguments.clone().into_iter().collect(),
-            _ => HashMap::new(),
-        }
-    }
-
-    /// The broker's name for the connection that it is on.
+    /// Returns the broker's name for the consumer's connection.
     pub fn connection(&self) -> Option<String> {
-        Some(self.channel_details.get("connection_name")?.as_str()?.to_owned())
+        self.channel_details.get("connection_name").map(str::to_owned)
     }
 
-    /// The broker's name for the channel that it is on.
+    /// Returns the broker's name for the consumer's channel.
     pub fn channel(&self) -> Option<&str> {
-        self.channel_details.get("name")?.as_str()
+        self.channel_details.get("name")
     }
 }
 
-/// Who consumes from a queue, from its own page.
+/// The consumers of a queue, from the queue's own page.
 #[derive(Deserialize)]
 struct QueueConsumers {
     #[serde(default)]
-    consumer_details: Vec<QueueConsumer>,
+    consumer_details: List<QueueConsumer, MAX_LISTED>,
 }
 
 /// A consumer of one queue.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct QueueConsumer {
+pub struct QueueConsumer {
     #[serde(default)]
     pub consumer_tag: String,
     pub channel_details: ConsumersChannel,
@@ -136,7 +137,7 @@ pub(super) struct QueueConsumer {
 
 /// The channel that a consumer is on.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct ConsumersChannel {
+pub struct ConsumersChannel {
     pub name: String,
     #[serde(default)]
     pub connection_name: String,
@@ -152,16 +153,16 @@ struct ListedChannel {
 #[derive(Deserialize)]
 struct QueueDetails {
     #[serde(default)]
-    owner_pid_details: serde_json::Value,
+    owner_pid_details: Texts,
 }
 
-/// Who owns an exclusive queue.
+/// The owner of an exclusive queue.
 #[derive(Clone, Debug)]
-pub(super) struct Owner {
-    /// The broker's name for the connection (peer -> broker) and, where the
-    /// client gave it one, the client's, as the broker's log writes the two.
+pub struct Owner {
+    /// The broker's name for the connection (peer -> broker) and, if set, the name chosen
+    /// by the client, formatted as in the broker's log.
     pub connection: String,
-    /// The connection's user; absent where we may not see other users'.
+    /// The connection's user. `None` if this user may not see other users.
     pub user: Option<String>,
 }
 
@@ -169,40 +170,40 @@ pub(super) struct Owner {
 struct ConnectionDetails {
     user: Option<String>,
     #[serde(default)]
-    client_properties: serde_json::Value,
+    client_properties: Texts,
 }
 
 impl Management {
-    /// Where there is a management API. Does no I/O.
+    /// Creates a client if a management API is configured. Does no I/O.
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
         let management = settings.management.clone()?;
-        // Also for http, for which reqwest would ask the process for a provider.
+        // Also for http, for which reqwest would use the process's default provider.
         let tls = client_config(management.tls.as_ref());
         let client = tls.and_then(|tls| {
-            let builder = reqwest::Client::builder().timeout(REQUEST_TIMEOUT);
-            let builder = builder.pool_idle_timeout(IDLE);
+            // A redirect may lead anywhere, and would be followed with the password.
+            let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+            let builder = builder.timeout(REQUEST_TIMEOUT).pool_idle_timeout(IDLE);
             let client = builder.tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
             client.map_err(|error| root_cause(&error))
         });
         let vhost = utf8_percent_encode(&settings.vhost, NON_ALPHANUMERIC).to_string();
-        Some(Self { client, settings: management, vhost })
+        Some(Self { client, settings: management, vhost, turn: Turn::default() })
     }
 
-    /// Names and arguments of the virtual host's queues whose name matches a
-    /// regular expression (PCRE; the broker evaluates it).
+    /// Returns names and arguments of the virtual host's queues whose name matches a
+    /// regular expression (PCRE, evaluated by the broker).
     pub async fn queues_matching(&self, pattern: &str) -> Result<Vec<ListedQueue>, String> {
         let pattern = utf8_percent_encode(pattern, NON_ALPHANUMERIC);
-        let mut queues = Vec::new();
+        let (mut queues, mut left) = (Vec::new(), MAX_ANSWER);
         for page in 1..=MAX_PAGES {
-            // disable_stats: without it the broker collects statistics of every
-            // queue, most of the cost of a list.
+            // `disable_stats`: without it the broker collects the statistics of every
+            // queue, which is most of the cost of a list.
             let path = format!(
                 "queues/{}?page={page}&page_size={PAGE}&name={pattern}&use_regex=true&columns=name,arguments&disable_stats=true&enable_queue_totals=true",
                 self.vhost
             );
-            let answer: Option<Page> = self.get(&path).await?;
-            let Some(Page { page_count, items }) = answer else { break };
-            queues.extend(items);
+            let Page { page_count, items } = self.page(&path, &mut left).await?;
+            queues.extend(items.0);
             if page >= page_count {
                 break;
             }
@@ -210,108 +211,139 @@ impl Management {
         Ok(queues)
     }
 
-    /// The names of all queues of the virtual host. A page of a list costs the broker as
-    /// much as all of it: it makes the list, and cuts the page out (3.10: 5,000 queues
-    /// in 10 pages took 8 times as long as in one answer).
+    /// Returns the names of all queues of the virtual host. A page costs the broker as
+    /// much as the whole list, because it builds the list and cuts the page out. (3.10:
+    /// 5,000 queues in 10 pages took 8 times as long as in one answer.)
     pub async fn queue_names(&self) -> Result<Vec<String>, String> {
         let path = format!("queues/{}?columns=name&disable_stats=true", self.vhost);
-        let queues: Option<Vec<NamedQueue>> = self.get(&path).await?;
-        Ok(queues.unwrap_or_default().into_iter().map(|queue| queue.name).collect())
+        let queues: List<NamedQueue, MAX_NAMES> = self.list(&path).await?;
+        Ok(queues.0.into_iter().map(|queue| queue.name).collect())
     }
 
-    /// How many messages a queue has; `None` if it is not there.
+    /// Returns the cluster's name, which is also sent to AMQP connections.
+    pub async fn cluster_name(&self) -> Result<Option<String>, String> {
+        let named: Option<Texts> = self.get("cluster-name").await?;
+        Ok(named.and_then(|named| Some(clean_text(named.get("name")?, 256))))
+    }
+
+    /// Returns the arguments of a queue. `None` if the queue does not exist.
+    pub async fn arguments_of(&self, queue: &str) -> Result<Option<Texts>, String> {
+        let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
+        let path = format!("queues/{}/{queue}?columns=name,arguments", self.vhost);
+        Ok(self.get::<ListedQueue>(&path).await?.map(|queue| queue.arguments))
+    }
+
+    /// Returns a queue's type and message count. `None` if the queue does not exist.
     pub async fn totals(&self, queue: &str) -> Result<Option<Totals>, String> {
         let pattern = format!("^{}$", escaped(queue));
         let pattern = utf8_percent_encode(&pattern, NON_ALPHANUMERIC);
-        // Without statistics: the queue's own page has only these, seconds old.
+        // Without statistics, because the queue's own page has only counts that are
+        // seconds old.
         let path = format!(
             "queues/{}?page=1&page_size=2&name={pattern}&use_regex=true&columns=name,type,messages&disable_stats=true&enable_queue_totals=true",
             self.vhost
         );
-        let page: Option<TotalsPage> = self.get(&path).await?;
-        Ok(page.and_then(|page| page.items.into_iter().find(|found| found.name == queue)))
+        let page: TotalsPage = self.list(&path).await?;
+        Ok(page.items.0.into_iter().find(|found| found.name == queue))
     }
 
-    /// Who consumes from one queue. Some seconds old.
-    pub async fn consumers_of(&self, queue: &str) -> Result<Vec<QueueConsumer>, String> {
+    /// Returns the consumers of one queue. `None` if the queue does not exist. Some
+    /// seconds old.
+    pub async fn consumers_of(&self, queue: &str) -> Result<Option<Vec<QueueConsumer>>, String> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=consumer_details", self.vhost);
         let consumers: Option<QueueConsumers> = self.get(&path).await?;
-        Ok(consumers.map(|consumers| consumers.consumer_details).unwrap_or_default())
+        Ok(consumers.map(|consumers| consumers.consumer_details.0))
     }
 
-    /// The virtual host's channels by name, with how many messages each has and has not
-    /// acknowledged. Some seconds old.
+    /// Returns the virtual host's channels by name, with the number of unacknowledged
+    /// messages of each. Some seconds old.
     pub async fn unacknowledged(&self) -> Result<HashMap<String, u32>, String> {
         let path = format!("vhosts/{}/channels?columns=name,messages_unacknowledged", self.vhost);
-        let channels: Option<Vec<ListedChannel>> = self.get(&path).await?;
-        let channels = channels.unwrap_or_default().into_iter();
+        let channels: List<ListedChannel, MAX_LISTED> = self.list(&path).await?;
+        let channels = channels.0.into_iter();
         Ok(channels.map(|channel| (channel.name, channel.messages_unacknowledged)).collect())
     }
 
-    /// The virtual host's consumers.
+    /// Returns the virtual host's consumers.
     pub async fn consumers(&self) -> Result<Vec<ListedConsumer>, String> {
-        let columns = "queue.name,exclusive,consumer_tag,arguments,channel_details";
+        let columns = "queue.name,exclusive,consumer_tag,arguments,channel_details.name,channel_details.connection_name";
         let path = format!("consumers/{}?columns={columns}", self.vhost);
-        Ok(self.get(&path).await?.unwrap_or_default())
+        let consumers: List<ListedConsumer, MAX_LISTED> = self.list(&path).await?;
+        Ok(consumers.0)
     }
 
-    /// The connection that owns an exclusive queue; `None` while the API doesn't
-    /// know it (up to 6 s), or without the queue.
+    /// Returns the connection that owns an exclusive queue. `None` without the queue, or
+    /// until the API lists the owner (up to 6 s).
     pub async fn owner_of(&self, queue: &str) -> Result<Option<Owner>, String> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=owner_pid_details", self.vhost);
         let details: Option<QueueDetails> = self.get(&path).await?;
-        // An empty list or an empty object before it is known.
-        let Some(name) =
-            details.and_then(|d| Some(d.owner_pid_details.get("name")?.as_str()?.to_owned()))
+        // An empty list or an empty object until the owner is known.
+        let Some(name) = details.and_then(|d| Some(d.owner_pid_details.get("name")?.to_owned()))
         else {
             return Ok(None);
         };
         Ok(Some(self.owner(name).await))
     }
 
-    /// What is known of a connection.
+    /// Returns the known facts of a connection.
     pub async fn owner(&self, name: String) -> Owner {
-        // The tag management shows a user its own connections only, monitoring
-        // all of them. Not to be shown one is no fault.
+        // The tag management shows a user only its own connections, and monitoring shows
+        // all. A hidden connection is not an error.
         let path = format!("connections/{}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
         let details: Option<ConnectionDetails> = self.get(&path).await.unwrap_or_default();
         let ConnectionDetails { user, client_properties } = details.unwrap_or_default();
-        let given = client_properties.get("connection_name").and_then(|name| name.as_str());
+        let given = client_properties.get("connection_name");
         let connection = given.map_or_else(|| name.clone(), |given| format!("{name} - {given}"));
         Owner { connection, user }
     }
 
-    /// The id that a cluster gives itself when it is made; told to
-    /// administrators only.
+    /// Returns the id that a cluster generates when it is created. Visible only to
+    /// administrators.
     pub async fn cluster_id(&self) -> Result<Option<String>, String> {
-        let parameter: Option<serde_json::Value> =
-            self.get("global-parameters/internal_cluster_id").await?;
-        Ok(parameter.and_then(|p| Some(clean_text(p.get("value")?.as_str()?, 128))))
+        let parameter: Option<Texts> = self.get("global-parameters/internal_cluster_id").await?;
+        Ok(parameter.and_then(|parameter| Some(clean_text(parameter.get("value")?, 128))))
     }
 
+    /// Requests one object. `None` if it does not exist.
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
+        let mut left = MAX_ANSWER;
+        match self.read(path, &mut left).await? {
+            Ok(found) => Ok(Some(found)),
+            Err(NoAnswer::NotFound) => Ok(None),
+            Err(NoAnswer::Because(why)) => Err(self.failed(&why)),
+        }
+    }
+
+    /// Requests a list. It exists wherever the API belongs to the virtual host's broker,
+    /// so a 404 does not mean that the list is empty.
+    async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+        let mut left = MAX_ANSWER;
+        self.page(path, &mut left).await
+    }
+
+    /// Requests a part of a list. All parts together may have `left` bytes.
+    async fn page<T: DeserializeOwned>(&self, path: &str, left: &mut usize) -> Result<T, String> {
+        match self.read(path, left).await? {
+            Ok(found) => Ok(found),
+            Err(NoAnswer::NotFound) => Err(self.failed(
+                "it answers with status 404: check the URL, and that it is the API of the broker that has the virtual host",
+            )),
+            Err(NoAnswer::Because(why)) => Err(self.failed(&why)),
+        }
+    }
+
+    async fn read<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        left: &mut usize,
+    ) -> Result<Result<T, NoAnswer>, String> {
         let url = format!("{}/api/{path}", self.settings.url);
         let client = self.client.as_ref().map_err(|why| self.failed(why))?;
-        let asked = client
-            .get(url)
-            .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
-            .send()
-            .await;
-        let answer = asked.map_err(|error| self.failed(&root_cause(&error.without_url())))?;
-        match answer.status().as_u16() {
-            200 => answer
-                .json()
-                .await
-                .map(Some)
-                .map_err(|error| self.failed(&root_cause(&error.without_url()))),
-            404 => Ok(None),
-            401 => Err(self.failed(
-                "it refuses the user: check user and password, and give the user the tag management",
-            )),
-            status => Err(self.failed(&format!("it answers with status {status}"))),
-        }
+        let password = Some(self.settings.password.expose_secret());
+        let request = client.get(url).basic_auth(&self.settings.username, password);
+        Ok(answer::read(request, &self.turn, left).await)
     }
 
     fn failed(&self, why: &str) -> String {
@@ -322,11 +354,38 @@ impl Management {
     }
 }
 
-/// The innermost message: reqwest's own says only that sending failed.
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
+/// Escapes a name as a pattern that matches only this name.
+pub fn escaped(name: &str) -> String {
+    let mut pattern = String::with_capacity(name.len() * 2);
+    for c in name.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() {
+            pattern.push('\\');
+        }
+        pattern.push(c);
     }
-    cause.to_string()
+    pattern
+}
+
+/// Reads the facts that a holder wrote into its queue's arguments.
+pub fn read(arguments: &Texts) -> HolderFacts {
+    let text = |key: &str| arguments.get(key).map(str::to_owned);
+    HolderFacts {
+        id: text("x-lockkeeper-id"),
+        identity: text("x-lockkeeper-identity"),
+        reason: text("x-lockkeeper-reason"),
+        url: text("x-lockkeeper-url"),
+        since: text("x-lockkeeper-since"),
+        connection: None,
+        user: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_matches_itself_only() {
+        assert_eq!(escaped("a.b-é|(c)"), r"a\.b\-é\|\(c\)");
+    }
 }

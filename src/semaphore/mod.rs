@@ -1,42 +1,37 @@
-//! How RabbitMQ is touched: connections, probes, the admin mutex and what is
-//! done under it, holders, and the guideline's client. Knows nothing of
-//! Kubernetes; what should happen is decided in [`crate::plan`].
+//! Access to RabbitMQ: the lock protocols, for clients and for administrators. This
+//! module is independent of Kubernetes. See [`crate::plan`] for the decisions.
+//!
+//! The layers, each of which imports only those above it in this list:
+//!
+//! - `error`: why a request failed.
+//! - `amqp`: connections, channels and probes. Knows no lock.
+//! - `management`: the requests to the management API.
+//! - `session`: what an administrator's operations share: connections, the admin mutex,
+//!   and one change under it.
+//! - `protocol`: the protocols, behind one interface for each role.
+//! - `admin`: [`Broker`], for administrators. `client`: [`Client`], for holders.
 
-mod broker;
-mod check;
+mod admin;
+mod amqp;
 mod client;
-mod connect;
-mod converge;
 mod error;
-mod exclusive_consumer;
-mod exclusive_queue;
-mod holders;
-mod identity;
-mod lane;
-mod link;
-mod listing;
 mod management;
-mod marks;
-mod mutex;
-mod probe;
 mod protocol;
-mod resize;
-mod revoke;
-mod slots;
-mod tls;
-mod token;
-mod waiters;
+mod refusal;
+mod session;
 
-pub use broker::{Broker, BrokerOptions};
-pub use check::Fault;
-pub use client::{
-    AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Moment, Permit,
-    RunError, Start, Verdict,
+pub use self::admin::broker::Broker;
+pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
+pub use self::amqp::identity::BrokerIdentity;
+pub use self::client::{
+    AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,
+    Verdict,
 };
-pub use converge::Converged;
-pub use error::BrokerError;
-pub use holders::Holders;
-pub use identity::BrokerIdentity;
-pub use resize::{ResizeError, ResizeTo, Resized};
-pub use revoke::{Revocation, RevokeError};
-pub use waiters::Waiter;
+pub use self::error::BrokerError;
+pub use self::protocol::fault::{Expected, Fault};
+pub use self::protocol::holders::Holders;
+pub use self::protocol::revoke::{Revocation, RevokeError};
+pub use self::protocol::waiters::Waiter;
+pub use self::session::access::BrokerOptions;
+pub use self::session::change::Converged;
+pub use crate::clock::Moment;

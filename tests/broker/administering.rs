@@ -1,5 +1,5 @@
-//! Slots changed by what there is: created, grown, shrunk and destroyed by
-//! administrators who know nothing but the lock's name.
+//! Changes that depend on the existing slots: create, grow, shrink and destroy by
+//! administrators that only know the lock's name.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use lockkeeper::plan::semaphore::SlotWish;
 use lockkeeper::semaphore::{Broker, BrokerOptions, ResizeError, ResizeTo, Resized};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::Vhost;
-use crate::{broker, existing, lock, wish};
+use crate::broker::support::rabbitmq::Vhost;
+use crate::broker::{broker, existing, lock, wish};
 
 async fn change(broker: &Broker, to: ResizeTo, wish: SlotWish) -> Result<Resized, ResizeError> {
     broker.resize(&lock(), to, wish, &CancellationToken::new()).await
 }
 
-/// Before and after.
+/// Returns the numbers before and after.
 async fn resize(broker: &Broker, to: ResizeTo) -> Result<(u32, u32), ResizeError> {
     change(broker, to, wish(0)).await.map(|resized| {
         assert!(resized.done.seen.is_as_wished(resized.after), "{resized:?}");
@@ -24,7 +24,7 @@ async fn resize(broker: &Broker, to: ResizeTo) -> Result<(u32, u32), ResizeError
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_semaphore_grows_and_shrinks_by_what_it_has_with_and_without_management() {
+async fn a_semaphore_grows_and_shrinks_by_its_count_with_and_without_management() {
     let vhost = Vhost::create().await;
     let with = broker(&vhost);
     let without = Broker::new(vhost.settings_without_management(), BrokerOptions::default());
@@ -34,11 +34,11 @@ async fn a_semaphore_grows_and_shrinks_by_what_it_has_with_and_without_managemen
         assert_eq!(resize(&broker, ResizeTo::Shrink(41)).await, Ok((43, 2)));
         assert_eq!(resize(&broker, ResizeTo::Exactly(5)).await, Ok((2, 5)));
         assert_eq!(existing(&vhost).await, (1..=5).collect());
-        // A hole is no fewer slots, and does not stay one.
+        // A gap does not change the number of slots, and is filled.
         vhost.delete("ci.deploy-2-A").await;
         assert_eq!(resize(&broker, ResizeTo::Grow(1)).await, Ok((5, 6)));
         assert_eq!(existing(&vhost).await, (1..=6).collect());
-        // Closed, it still is there.
+        // A closed lock still exists.
         assert_eq!(resize(&broker, ResizeTo::Shrink(6)).await, Ok((6, 0)));
         assert_eq!(resize(&broker, ResizeTo::Grow(1)).await, Ok((0, 1)));
         broker.destroy(&lock(), wish(0), None, &CancellationToken::new()).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_semaphore_grows_and_shrinks_by_what_it_has_with_and_without_managemen
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_be_is_refused_and_nothing_is_changed() {
+async fn impossible_changes_are_rejected_without_effect() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     let missing = Err(ResizeError::Missing { lock: lock() });
@@ -73,8 +73,7 @@ async fn what_can_not_be_is_refused_and_nothing_is_changed() {
 async fn administrators_who_each_add_one_add_as_many_as_they_are() {
     let vhost = Vhost::create().await;
     resize(&broker(&vhost), ResizeTo::Create(1)).await.unwrap();
-    let patient =
-        || BrokerOptions { mutex_patience: Duration::from_secs(30), ..Default::default() };
+    let patient = || BrokerOptions::default().with_mutex_patience(Duration::from_secs(30));
     let administrators: Vec<_> = (0..4).map(|_| Broker::new(vhost.settings(), patient())).collect();
     let each = administrators.iter().map(async |broker| {
         for _ in 0..5 {
@@ -97,7 +96,7 @@ async fn slots_are_not_added_without_records_where_the_others_have_them() {
     assert_eq!(existing(&vhost).await, [1, 2].into());
     let grown = change(&broker, ResizeTo::Grow(1), with_records).await.unwrap();
     assert_eq!((grown.after, grown.done.seeded), (3, 1));
-    // To have fewer, nothing need be known of them, and they are kept.
+    // Shrinking requires no knowledge of the records, and keeps them.
     assert_eq!(resize(&broker, ResizeTo::Shrink(1)).await, Ok((3, 2)));
     assert_eq!(broker.has_records(&lock(), 3).await, Ok(true));
 }

@@ -1,5 +1,5 @@
-//! Protocol `ExclusiveConsumer` as administrators see it: holder queues made and
-//! removed with their slots, never while somebody holds by them.
+//! Protocol `ExclusiveConsumer` for administrators: holder queues are created and removed
+//! together with their slots, but never while they are held.
 
 use futures::StreamExt;
 use lapin::BasicProperties;
@@ -8,13 +8,14 @@ use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::plan::semaphore::{Counts, SlotWish, sweep_to};
 use lockkeeper::semaphore::{
-    AcquireOptions, Broker, BrokerError, Client, ClientOptions, Converged, Fault, Permit, Verdict,
+    AcquireOptions, Broker, BrokerError, Client, ClientOptions, Converged, Expected, Fault, Permit,
+    Verdict,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker;
-use crate::support::rabbitmq::{Vhost, eventually};
+use crate::broker::broker;
+use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 fn lock() -> LockName {
     LockName::new("ci.deploy").unwrap().with_protocol(Protocol::ExclusiveConsumer)
@@ -32,12 +33,12 @@ async fn converge(
 }
 
 async fn hold(vhost: &Vhost) -> Permit {
-    let client = Client::new(vhost.settings(), ClientOptions { warm: 0, ..Default::default() });
-    let options = AcquireOptions { identity: Some("ci".to_owned()), ..Default::default() };
+    let client = Client::new(vhost.settings(), ClientOptions::default().with_warm(0));
+    let options = AcquireOptions::default().with_identity("ci");
     client.semaphore(lock()).try_acquire(&options).await.unwrap()
 }
 
-/// The holder queues that exist.
+/// Returns the existing holder queues.
 async fn holder_queues(vhost: &Vhost) -> Vec<u32> {
     let lock = lock();
     let queues = vhost.queues().await;
@@ -64,7 +65,7 @@ async fn a_slots_holder_queue_is_made_with_it_and_goes_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_draining_holder_held_by_goes_after_its_release_and_not_before() {
+async fn a_draining_holders_queues_are_deleted_only_after_its_release() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, 3, 0, true).await.unwrap();
@@ -76,11 +77,11 @@ async fn what_a_draining_holder_held_by_goes_after_its_release_and_not_before() 
     assert_eq!((done.deleted, done.left), (2, 2));
     assert_eq!(done.seen.counts(1), Counts { held: 1, draining: 2, free: 0 });
     assert_eq!(holder_queues(&vhost).await, [1, 2, 3]);
-    // Told by the shrink itself: its own next look is 5 s away.
+    // Notified by the shrink itself: the client's next own check is 5 s away.
     let soon = std::time::Duration::from_secs(2);
-    tokio::time::timeout(soon, held[2].draining()).await.expect("it is told");
+    tokio::time::timeout(soon, held[2].draining()).await.expect("it is notified");
     held.pop().unwrap().release().await.unwrap();
-    eventually("what it held by is seen to be left over", async || {
+    eventually("its holder queue is seen to be left over", async || {
         let seen = broker.observe(&lock(), 19, 19).await.unwrap();
         seen.left_over == [3].into() && seen.highest() == 3
     })
@@ -89,7 +90,8 @@ async fn what_a_draining_holder_held_by_goes_after_its_release_and_not_before() 
     assert_eq!(holder_queues(&vhost).await, [1, 2]);
     assert_eq!(held[1].verify().await, Ok(Verdict::Draining));
 
-    // Deleted while two hold: no slot is left at once, what they hold by stays.
+    // Deleted while two are held: no slot is left immediately, and the queues of holders
+    // stay.
     let destroy = async || {
         let cancel = CancellationToken::new();
         broker.destroy(&lock(), SlotWish::new(0), Some(3), &cancel).await.unwrap()
@@ -105,7 +107,7 @@ async fn what_a_draining_holder_held_by_goes_after_its_release_and_not_before() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shrink_below_a_holder_and_a_regrow_give_nobody_else_its_slot() {
+async fn a_shrink_below_a_holder_and_a_regrow_give_its_slot_to_no_other_client() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, 1, 0, true).await.unwrap();
@@ -131,12 +133,13 @@ async fn a_lost_holder_queue_is_a_fault_and_is_made_again() {
     vhost.delete("ci.deploy-2-C").await;
     assert_eq!(broker.lost_parts(&lock(), SlotWish::new(3)).await, Ok(vec!["holder queues"]));
     let cancel = CancellationToken::new();
-    let faults = broker.check(&lock(), Some(3), &cancel).await.unwrap();
+    let three = Expected { slots: Some(3), ..Expected::default() };
+    let faults = broker.check(&lock(), three, &cancel).await.unwrap();
     assert_eq!(faults, [Fault::WithoutHolderQueue { slot: 2 }]);
     assert_eq!(holder_queues(&vhost).await, [1, 3], "looking makes nothing");
     converge(&broker, 3, 3, false).await.unwrap();
     assert_eq!(holder_queues(&vhost).await, [1, 2, 3]);
-    assert_eq!(broker.check(&lock(), Some(3), &cancel).await, Ok(vec![]));
+    assert_eq!(broker.check(&lock(), three, &cancel).await, Ok(vec![]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,7 +153,7 @@ async fn a_holder_queue_of_another_type_is_refused_and_its_slot_not_made() {
     assert_eq!(queue, "ci.deploy-2-C");
     assert!(why.contains("must be a durable classic queue") && why.contains("quorum"), "{why}");
     assert!(vhost.queue("ci.deploy-2-A").await.is_none());
-    assert!(vhost.queue("ci.deploy-3-A").await.is_some(), "the others are made all the same");
+    assert!(vhost.queue("ci.deploy-3-A").await.is_some(), "the others are made nevertheless");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +229,8 @@ async fn looking_beyond_the_last_slot_sends_nothing_to_a_holder_that_does_not_dr
     assert_eq!(holder.next().await.unwrap().unwrap().data, b"first");
 }
 
-/// A virtual host's default type must not make quorum queues of what must be classic.
+/// The default queue type of a virtual host must not turn classic queues into quorum
+/// queues.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_declared_without_naming_its_type() {
     let vhost = Vhost::create().await;

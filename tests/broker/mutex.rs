@@ -1,4 +1,4 @@
-//! The admin mutex in somebody else's hands, and its connection dying.
+//! The admin mutex: held by another client, and a holder whose connection ends.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use lockkeeper::plan::ErrorClass;
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{broker, existing, lock, resize};
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, existing, lock, resize};
 
 fn impatient(vhost: &Vhost) -> Broker {
     let mutex_patience = Duration::from_millis(300);
-    Broker::new(vhost.settings(), BrokerOptions { mutex_patience, ..BrokerOptions::default() })
+    Broker::new(vhost.settings(), BrokerOptions::default().with_mutex_patience(mutex_patience))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +77,7 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
     assert_eq!(error.class(), ErrorClass::Transient);
     assert!(existing(&vhost).await.len() < 3000);
 
-    // As if a declare that was in flight landed late: beyond the usual sweep.
+    // As if a declare in flight arrived late: beyond the usual sweep.
     let ours =
         json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
     vhost.declare("ci.deploy-3030-A", ours).await;

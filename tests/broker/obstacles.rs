@@ -1,17 +1,18 @@
-//! Queues of ours that are not as ours would be, alarms and limits.
+//! Queues with our names but other properties, alarms and limits.
 
 use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::ErrorClass;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::proxy::Proxy;
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{broker, existing, lock, resize, sweep_to, wish};
+use crate::broker::support::proxy::Proxy;
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, existing, lock, resize, sweep_to, wish};
 
 fn assert_in_the_way(error: &BrokerError, queue: &str, how: &str) {
     assert!(matches!(error, BrokerError::IncompatibleQueue { .. }), "{error:?}");
@@ -25,7 +26,7 @@ async fn an_existing_slot_with_other_arguments_is_shown_and_left_alone() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     vhost.declare("ci.deploy-2-A", json!({"durable": false})).await;
-    // Without the check it is a slot like any other.
+    // Without the check it would be a slot like any other.
     assert!(resize(&broker, 3, 0).await.unwrap().seen.is_as_wished(3));
 
     let to = sweep_to(wish(4), 3);
@@ -33,7 +34,7 @@ async fn an_existing_slot_with_other_arguments_is_shown_and_left_alone() {
     let error = broker.converge(&lock(), wish(4), to, true, &cancel).await.unwrap_err();
     assert_in_the_way(&error, "ci.deploy-2-A", "durable");
     assert_eq!(vhost.queue("ci.deploy-2-A").await.unwrap()["durable"], false);
-    assert_eq!(existing(&vhost).await, (1..=4).collect(), "the others are as wished");
+    assert_eq!(existing(&vhost).await, (1..=4).collect(), "the others are as desired");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,35 +67,55 @@ async fn shrinking_deletes_around_a_queue_that_is_not_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_falls_silent_delays_nobody_for_longer_than_the_limit() {
+async fn a_silent_broker_delays_no_operation_for_longer_than_the_limit() {
     let vhost = Vhost::create().await;
     let proxy = Proxy::start().await;
-    let operation_timeout = Duration::from_secs(2);
-    let connect_timeout = Duration::from_secs(1);
-    let options = BrokerOptions { operation_timeout, connect_timeout, ..BrokerOptions::default() };
+    let operation_timeout = Duration::from_secs(3);
+    let connect_timeout = Duration::from_secs(3);
+    let options = BrokerOptions::default()
+        .with_operation_timeout(operation_timeout)
+        .with_connect_timeout(connect_timeout);
     let broker = Broker::new(proxy.settings(vhost.settings_without_management()), options);
-    resize(&broker, 3, 0).await.unwrap();
+    eventually("it is reached", async || resize(&broker, 3, 0).await.is_ok()).await;
     proxy.freeze(true);
     let start = Instant::now();
     assert_eq!(broker.observe(&lock(), 5, 5).await.unwrap_err().reason(), "BrokerTimeout");
     assert_eq!(resize(&broker, 5, 3).await.unwrap_err().reason(), "BrokerTimeout");
-    // What didn't answer isn't asked again: a new connection is tried.
+    // A connection that did not respond is not used again: a new one is tried.
     assert_eq!(broker.observe(&lock(), 5, 5).await.unwrap_err().reason(), "BrokerUnreachable");
-    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     proxy.freeze(false);
     eventually("everything works again", async || resize(&broker, 5, 3).await.is_ok()).await;
     assert_eq!(existing(&vhost).await, (1..=5).collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_limit_is_told_from_other_refusals_and_ends_the_attempt() {
+async fn a_foreign_queue_of_a_lock_called_ratelimit_is_no_quota() {
+    let vhost = Vhost::create().await;
+    let (broker, cancel) = (broker(&vhost), CancellationToken::new());
+    let lock = LockName::new("ci.ratelimit").unwrap();
+    let make = async |slots| {
+        broker.converge(&lock, wish(slots), sweep_to(wish(slots), 5), true, &cancel).await
+    };
+    make(5).await.unwrap();
+    vhost.delete("ci.ratelimit-1-A").await;
+    vhost.declare("ci.ratelimit-1-A", json!({"durable": true, "auto_delete": true})).await;
+    assert_in_the_way(&make(2).await.unwrap_err(), "ci.ratelimit-1-A", "auto_delete");
+    let seen = broker.observe(&lock, 21, 0).await.unwrap();
+    assert_eq!(seen.slots, [1, 2].into(), "the others are as desired");
+    let faults = broker.check(&lock, Expected::default(), &cancel).await.unwrap();
+    assert!(matches!(faults[..], [Fault::Foreign { slot: 1, .. }]), "{faults:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_limit_is_distinguished_from_other_refusals_and_ends_the_attempt() {
     let vhost = Vhost::create().await;
     let limit = format!("vhost-limits/{}/max-queues", vhost.name);
     vhost.management.put(&limit, json!({"value": 4})).await;
     let error = resize(&broker(&vhost), 200, 0).await.unwrap_err();
     assert_eq!(error.reason(), "QuotaExceeded", "{error}");
     assert!(error.to_string().contains("raise the limit"), "{error}");
-    // The broker counts before it creates: those in flight together get by.
+    // The broker counts before it creates, so concurrent declares can exceed the limit.
     let there = existing(&vhost).await.len();
     assert!(there < 40, "went on after the refusal: {there}");
 }

@@ -1,4 +1,4 @@
-//! Probes: their verdicts under pipelining, and what else answers.
+//! Probes: their results under pipelining, and other answers.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use lapin::{BasicProperties, Confirmation};
 use lockkeeper::semaphore::{Broker, BrokerOptions};
 use serde_json::json;
 
-use crate::support::proxy::Proxy;
-use crate::support::rabbitmq::Vhost;
-use crate::{broker, lock, resize};
+use crate::broker::support::proxy::Proxy;
+use crate::broker::support::rabbitmq::Vhost;
+use crate::broker::{broker, lock, resize};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_probe_of_a_batch_is_given_anothers_verdict() {
@@ -29,10 +29,10 @@ async fn no_probe_of_a_batch_is_given_anothers_verdict() {
     }
 }
 
-/// What a broker counts of a channel's probes it keeps until that is closed, and goes
-/// through when any queue is deleted.
+/// The broker keeps its counters of a channel's probes until the channel is closed, and
+/// iterates over them when any queue is deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_channel_probes_so_many_names_that_the_broker_gets_slow() {
+async fn no_channel_probes_enough_names_to_slow_the_broker_down() {
     let vhost = Vhost::create().await;
     let proxy = Proxy::start().await;
     let settings = proxy.settings(vhost.settings_without_management());
@@ -45,12 +45,12 @@ async fn no_channel_probes_so_many_names_that_the_broker_gets_slow() {
     let probes = proxy.count("basic.publish");
     assert!(probes >= 6000, "{probes}");
     let closed = proxy.count("channel.close");
-    // A batch may have as many as a channel, of which there are two.
+    // A batch may have as many probes as a channel, and there are two channels.
     assert!(closed >= probes / 2000 - 2, "{closed} channels were closed after {probes} probes");
 }
 
-/// The negative control: what would go wrong if each future's own answer were
-/// believed. Should this fail one day, lapin was mended.
+/// The negative control: shows the errors that would result from trusting each future's
+/// own answer. If this test fails one day, lapin was fixed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_futures_answer_is_not_to_be_believed_under_pipelining() {
     let vhost = Vhost::create().await;
@@ -120,7 +120,7 @@ async fn an_abandoned_observation_does_not_spoil_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_rejects_publishes_exists_all_the_same() {
+async fn a_queue_that_rejects_publishes_is_found_to_exist() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     let rejecting = json!({"durable": true, "arguments":

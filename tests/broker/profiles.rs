@@ -1,5 +1,5 @@
-//! Profile `AmqpLocksPython`: its names and arguments on the broker, and the mutex
-//! that it shares with the other profile of the same name.
+//! Profile `AmqpLocksPython`: its names and arguments on the broker, and the mutex that
+//! it shares with a lock of the same name in the other profile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::Vhost;
-use crate::{broker, lock, resize, sweep_to, wish};
+use crate::broker::support::rabbitmq::Vhost;
+use crate::broker::{broker, lock, resize, sweep_to, wish};
 
 fn python() -> LockName {
     lock().with_profile(Profile::AmqpLocksPython)
@@ -33,12 +33,12 @@ async fn a_slot_of_amqp_locks_python_is_named_and_declared_as_that_library_does(
     assert_eq!(vhost.queues().await, ["ci.deploy-A-1", "ci.deploy-A-2", "ci.deploy-A-3"]);
     let queue = vhost.queue("ci.deploy-A-1").await.unwrap();
     assert_eq!((&queue["durable"], &queue["exclusive"]), (&json!(false), &json!(false)));
-    // Not compared with the words of it: RabbitMQ 4 adds the type that it chose.
+    // Not compared with the library's text: RabbitMQ 4 adds the type that it chose.
     let as_it_does = json!({"durable": false, "arguments": {"x-max-length": 0}});
     vhost.declare("theirs", as_it_does).await;
     assert_eq!(queue["arguments"], vhost.queue("theirs").await.unwrap()["arguments"]);
     vhost.delete("theirs").await;
-    // Declared again with the same arguments, by us and by deleting what is ours.
+    // Declared again with the same arguments, by us and by deleting our own queues.
     assert_eq!(converge(&broker, wish(3), 3, true).await.declared, 0);
     assert_eq!(converge(&broker, wish(1), 3, true).await.deleted, 2);
     assert_eq!(vhost.queues().await, ["ci.deploy-A-1"]);
@@ -53,7 +53,7 @@ async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mu
         let exclusive = QueueDeclareOptions::exclusive();
         channel.queue_declare(queue.into(), exclusive, FieldTable::default()).await.unwrap();
     }
-    // Together, in one process: each waits for the other, and neither fails.
+    // Concurrently in one process: each waits for the other, and neither fails.
     for round in 0..6 {
         let slots = [3, 9][round % 2];
         let (ours, theirs) =
@@ -68,7 +68,7 @@ async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_holder_of_a_slot_of_amqp_locks_python_is_told() {
+async fn the_holder_of_a_slot_of_amqp_locks_python_is_reported() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     let (_holder, channel) = vhost.channel().await;
@@ -81,7 +81,7 @@ async fn the_holder_of_a_slot_of_amqp_locks_python_is_told() {
         let holders = broker.holders(&python(), &seen, 3, 50).await;
         holders.list.into_iter().map(|holder| (holder.id, holder.slot)).collect::<Vec<_>>()
     };
-    crate::support::rabbitmq::eventually("it is known by its id", async || {
+    crate::broker::support::rabbitmq::eventually("it is known by its id", async || {
         ids().await == [("4fz".to_owned(), Some(2))]
     })
     .await;
@@ -101,7 +101,8 @@ async fn with_order_ascending_the_lowest_removed_slot_goes_first() {
         while !stop.load(Ordering::Relaxed) {
             let seen = watcher.observe(&python(), 200, 0).await.unwrap().slots;
             let above: Vec<u32> = seen.range(6..).copied().collect();
-            // What is left is the upper end, but for the few deleted while we look.
+            // The remaining slots are the highest ones, except for the few deleted during
+            // the check.
             assert!(above.last().is_none_or(|last| *last > 150), "{above:?}");
             partial += u32::from(!above.is_empty() && above.len() < 195);
         }

@@ -1,5 +1,5 @@
-//! Slot records as whoever administers has them: made and filled before the
-//! slots, kept when these go, never touched otherwise.
+//! Slot records for administrators: created and filled before the slots, kept when slots
+//! are removed, and never changed otherwise.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,12 +11,12 @@ use lapin::options::{
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
 use lockkeeper::plan::semaphore::SlotWish;
-use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
+use lockkeeper::semaphore::{Broker, BrokerOptions, Converged, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::Vhost;
-use crate::{broker, lock, sweep_to, wish};
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, lock, sweep_to, wish};
 
 const DELAY: Duration = Duration::from_secs(15);
 
@@ -29,13 +29,13 @@ async fn converge(broker: &Broker, wish: SlotWish, mark: u32, thorough: bool) ->
     broker.converge(&lock(), wish, sweep_to(wish, mark), thorough, &cancel).await.unwrap()
 }
 
-/// The slots that have a record's queue.
+/// Returns the slots that have a record queue.
 async fn records(vhost: &Vhost) -> BTreeSet<u32> {
     let slot = |queue: &str| queue.strip_prefix("ci.deploy-")?.strip_suffix("-F")?.parse().ok();
     vhost.queues().await.iter().filter_map(|queue| slot(queue)).collect()
 }
 
-/// What a slot's record says; every message of it is put back.
+/// Returns the contents of a slot's record. Every message is returned to the queue.
 async fn read(vhost: &Vhost, slot: u32) -> Vec<SlotRecord> {
     let (_connection, channel) = vhost.channel().await;
     let queue = lock().record_queue(slot).unwrap();
@@ -78,7 +78,7 @@ async fn each_slot_gets_one_record_with_the_time_as_token_and_the_lock_delay() {
         assert_eq!(record.delay, 15_000);
         assert!(record.since.starts_with("20") && record.since.ends_with('Z'), "{record:?}");
     }
-    // A second look finds them there, and leaves them as they are.
+    // A second check finds the records and leaves them unchanged.
     let first = read(&vhost, 1).await;
     assert_eq!(converge(&broker, with_records(3), 3, true).await.seeded, 0);
     let later = SlotWish { records: Some(DELAY * 2), ..wish(4) };
@@ -97,7 +97,7 @@ async fn a_slot_is_never_there_before_its_record() {
             loop {
                 let seen = broker.observe(&lock(), 1, 0).await.unwrap();
                 if seen.slots.contains(&1) {
-                    // All of them, before the first of the slots.
+                    // All of them, before the first slot.
                     return broker.has_records(&lock(), 300).await.unwrap();
                 }
             }
@@ -115,7 +115,7 @@ async fn a_record_is_kept_when_its_slot_goes_and_comes_back() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, with_records(5), 0, true).await;
-    // A holder of slot 4 has written the next one.
+    // A holder of slot 4 has written the next record.
     let (_connection, channel) = vhost.channel().await;
     let options = BasicGetOptions::default();
     let old = channel.basic_get("ci.deploy-4-F".into(), options).await.unwrap().unwrap();
@@ -149,12 +149,13 @@ async fn a_record_queue_that_was_lost_is_made_again_with_a_greater_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_are_not_wished_any_more_go_all_and_the_slots_stay() {
+async fn all_records_no_longer_desired_are_deleted_and_the_slots_stay() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, with_records(40), 0, true).await;
     converge(&broker, with_records(2), 40, true).await;
-    // Not by the way: only the look after a change of the wish pays for it.
+    // Not on every observation: only the check after a change of the spec includes the
+    // records.
     converge(&broker, wish(2), 40, false).await;
     assert_eq!(records(&vhost).await.len(), 40);
     converge(&broker, wish(2), 2, true).await;
@@ -169,7 +170,7 @@ async fn a_destroyed_semaphore_leaves_no_record_and_the_next_one_repeats_no_toke
     converge(&broker, with_records(120), 0, true).await;
     let first = read(&vhost, 1).await[0].token;
     converge(&broker, with_records(1), 120, true).await;
-    // Even when nobody knows any more how far it once reached.
+    // Even if the earlier maximum is no longer known.
     broker.destroy(&lock(), with_records(1), Some(1), &cancel).await.unwrap();
     assert_eq!(vhost.queues().await, [""; 0]);
     converge(&broker, with_records(1), 0, true).await;
@@ -197,7 +198,7 @@ async fn a_growth_cut_short_leaves_gaps_between_records_and_yet_all_of_them_go()
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, with_records(200), 0, false).await;
-    // As if what was in flight on other channels had been carried out, and this not.
+    // As if methods in flight on other channels had been performed, but this one had not.
     for slot in (31..=60).chain(113..=120).chain(141..=150) {
         vhost.delete(&format!("ci.deploy-{slot}-F")).await;
     }
@@ -207,7 +208,7 @@ async fn a_growth_cut_short_leaves_gaps_between_records_and_yet_all_of_them_go()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_permissions_suffice_for_records_and_for_who_waits() {
+async fn the_documented_permissions_suffice_for_records_and_for_waiters() {
     let vhost = Vhost::create().await;
     let (username, password) = vhost.user(Some([r"^ci\.", r"^amq\.default$", "^$"])).await;
     let settings = vhost.settings_without_management();
@@ -220,4 +221,33 @@ async fn the_documented_permissions_suffice_for_records_and_for_who_waits() {
     assert_eq!(records(&vhost).await, [].into());
     broker.destroy(&lock(), wish(0), None, &CancellationToken::new()).await.unwrap();
     assert_eq!(vhost.queues().await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_emptied_record_is_a_fault_and_is_seeded_as_held() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let cancel = CancellationToken::new();
+    let definition = json!({"message-ttl": 1});
+    let policy = json!({"pattern": "-2-F$", "definition": definition, "apply-to": "queues"});
+    vhost.management.put(&format!("policies/{}/ttl", vhost.name), policy).await;
+    converge(&broker, with_records(2), 0, true).await;
+    let expected = Expected { slots: Some(2), records: true };
+    let faults = async || broker.check(&lock(), expected, &cancel).await.unwrap();
+    let lost = async || broker.lost_parts(&lock(), with_records(2)).await.unwrap();
+    eventually("it is a fault", async || faults().await == [Fault::EmptiedRecord { slot: 2 }])
+        .await;
+    assert_eq!(lost().await, ["emptied slot records"]);
+    vhost.management.delete(&format!("policies/{}/ttl", vhost.name)).await;
+    eventually("the next record stays", async || {
+        converge(&broker, with_records(2), 2, false).await;
+        lost().await.is_empty()
+    })
+    .await;
+    let [record] = read(&vhost, 2).await.try_into().unwrap();
+    assert_eq!((record.state, record.delay), (RecordState::Held, 15_000));
+    let untouched = &read(&vhost, 1).await[0];
+    assert_eq!(untouched.state, RecordState::Released);
+    assert!(record.token > untouched.token);
+    assert_eq!(faults().await, []);
 }

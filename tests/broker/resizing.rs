@@ -1,4 +1,5 @@
-//! Creating, growing, shrinking, destroying: exact sets, and in which order.
+//! Creating, growing, shrinking and destroying: the exact sets of slots, and the order of
+//! changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,11 +11,11 @@ use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{broker, existing, lock, resize, sweep_to, wish};
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, existing, lock, resize, sweep_to, wish};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_are_exactly_as_wished_through_a_whole_life() {
+async fn slots_match_the_desired_count_from_creation_to_deletion() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     let mut mark = 0;
@@ -68,7 +69,7 @@ async fn holes_are_healed_and_slots_within_the_sweep_are_removed() {
     }
     let done = resize(&broker, 8, 8).await.unwrap();
     assert_eq!((done.declared, done.deleted), (3, 3));
-    // 25 is beyond 8 + 16: no sweep of ours could have let it come to be.
+    // 25 is beyond 8 + 16: no sweep of the operator could have caused this slot.
     assert_eq!(existing(&vhost).await, (1..=8).chain([25]).collect());
 }
 
@@ -84,8 +85,8 @@ async fn growth_ascends_and_shrinking_descends_so_that_no_client_meets_a_hole() 
         while !stop.load(Ordering::Relaxed) {
             let seen = watcher.observe(&lock(), 300, 0).await.unwrap();
             let count = u32::try_from(seen.slots.len()).unwrap();
-            // At most 16 declares are in flight at a time, so a hole is never
-            // further from the top than that; one deletion is.
+            // At most 16 declares are in flight at a time, so a gap is never further from
+            // the top than that. One deletion is.
             assert!(seen.highest() - count <= 16, "a hole far below the top: {:?}", seen.slots);
             looks += 1;
             partial += u32::from(count > 0 && count < 300);
@@ -108,7 +109,7 @@ async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() 
     let without = Broker::new(vhost.settings_without_management(), BrokerOptions::default());
     assert!(with.has_management() && !without.has_management());
     for slot in 40..60 {
-        // A gap of 20 is less than 2 × 16.
+        // A gap of 20 is shorter than 2 × 16.
         vhost.delete(&lock().slot_queue(slot)).await;
     }
     assert_eq!(with.find_mark(&lock(), 16).await, Ok(130));
@@ -119,11 +120,11 @@ async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_locks_that_ask_at_once_are_each_told_their_own_highest_slot() {
+async fn many_locks_that_ask_concurrently_each_get_their_own_highest_slot() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    // Names that differ in what means something in a pattern, and look like others'
-    // slots; so many that they don't fit into one question.
+    // Names that differ in characters with a meaning in patterns, and resemble slots of
+    // other locks. They are too many for a single request.
     let locks: Vec<(LockName, u32)> = (0..150)
         .map(|n| (LockName::new(format!("ci.(a|b)-{n}-{}", "long".repeat(5))).unwrap(), n % 4))
         .collect();
@@ -140,7 +141,7 @@ async fn many_locks_that_ask_at_once_are_each_told_their_own_highest_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_administrators_with_the_same_wish_end_with_the_exact_set() {
+async fn two_administrators_with_the_same_target_end_with_the_exact_set() {
     let vhost = Vhost::create().await;
     let (one, other) = (broker(&vhost), broker(&vhost));
     for round in 0..20 {
@@ -148,7 +149,7 @@ async fn two_administrators_with_the_same_wish_end_with_the_exact_set() {
         let (a, b) = tokio::join!(resize(&one, slots, 12), resize(&other, slots, 12));
         let (a, b) = (a.unwrap(), b.unwrap());
         assert!(a.seen.is_as_wished(slots) && b.seen.is_as_wished(slots), "round {round}");
-        // Under the mutex the second finds nothing left to do.
+        // Under the mutex, the second finds no remaining work.
         assert!(a.declared + a.deleted == 0 || b.declared + b.deleted == 0, "{a:?} {b:?}");
         assert_eq!(existing(&vhost).await, (1..=slots).collect());
     }
@@ -164,13 +165,13 @@ async fn two_tasks_of_one_process_never_hold_the_mutex_together() {
         let done = futures::future::join_all(tasks).await;
         let busy = done.iter().filter(|d| d.as_ref().unwrap().declared > 0).count()
             + done.iter().filter(|d| d.as_ref().unwrap().deleted > 0).count();
-        // On one connection the broker grants the mutex to all of them.
+        // On one connection, the broker grants the mutex to all of them.
         assert!(busy <= 1, "{busy} tasks did the same work in round {round}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_stops_between_effects_when_told_and_the_next_one_finishes() {
+async fn a_cancelled_change_stops_between_effects_and_the_next_one_finishes() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     let cancel = CancellationToken::new();
@@ -188,7 +189,7 @@ async fn a_change_stops_between_effects_when_told_and_the_next_one_finishes() {
     assert_eq!(change.await.unwrap(), Err(BrokerError::Interrupted));
     let there = existing(&vhost).await.len();
     assert!(there < 2000, "{there}");
-    // The mutex is free again, or this would wait for it in vain.
+    // The mutex is free again. Otherwise this would wait for it in vain.
     let done = resize(&broker, 3, 2000).await.unwrap();
     assert!(done.seen.is_as_wished(3));
 }
@@ -213,20 +214,20 @@ async fn a_dropped_change_gives_the_mutex_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_act_any_more_stops_between_two_effects() {
+async fn an_administrator_that_may_no_longer_act_stops_between_two_effects() {
     let vhost = Vhost::create().await;
-    // Waking up in the middle of a change, after its time was over.
+    // The process resumes in the middle of a change, after its term has ended.
     let asked = Arc::new(AtomicU32::new(0));
     let asks = Arc::clone(&asked);
     let may_act = MayAct::when(move || asks.fetch_add(1, Ordering::Relaxed) < 30);
-    let options = BrokerOptions { may_act, ..BrokerOptions::default() };
+    let options = BrokerOptions::default().with_may_act(may_act);
     let broker = Broker::new(vhost.settings(), options);
     let error = resize(&broker, 500, 0).await.unwrap_err();
     assert_eq!(error, BrokerError::Interrupted);
     let made = existing(&vhost).await.len();
     assert!((1..50).contains(&made), "{made}");
     assert!(asked.load(Ordering::Relaxed) >= 30);
-    // Neither the mutex nor anything else stands in the way of who acts now.
-    resize(&crate::broker(&vhost), 500, 0).await.unwrap();
+    // Neither the mutex nor anything else blocks the process that may act now.
+    resize(&crate::broker::broker(&vhost), 500, 0).await.unwrap();
     assert_eq!(existing(&vhost).await.len(), 500);
 }

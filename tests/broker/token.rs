@@ -1,5 +1,5 @@
-//! Protocol Token: as many tokens as wished, whatever was done to them, on classic and
-//! on quorum queues.
+//! Protocol Token: the number of tokens is as desired after any disturbance, on classic
+//! and on quorum queues.
 
 mod draining;
 mod who;
@@ -14,14 +14,14 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{
-    Broker, BrokerError, BrokerOptions, Converged, Fault, ResizeError, ResizeTo,
+    Broker, BrokerError, BrokerOptions, Converged, Expected, Fault, ResizeError, ResizeTo,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::proxy::{Proxy, When, named};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{broker, lock, wish};
+use crate::broker::support::proxy::{Proxy, When, named};
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, lock, wish};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 
@@ -39,13 +39,17 @@ async fn make(broker: &Broker, name: &LockName, count: u32) -> Result<Converged,
     broker.converge(name, wish(count), count, false, &CancellationToken::new()).await
 }
 
+fn expected(slots: Option<u32>) -> Expected {
+    Expected { slots, ..Expected::default() }
+}
+
 async fn resize(broker: &Broker, name: &LockName, to: ResizeTo) -> Result<(u32, u32), ResizeError> {
     let resized = broker.resize(name, to, wish(0), &CancellationToken::new()).await?;
     Ok((resized.before, resized.after))
 }
 
-/// What the management API says, free and held together. Of a quorum queue it says so
-/// only after some seconds.
+/// Returns the total of free and held tokens according to the management API. For a
+/// quorum queue it is updated only after some seconds.
 async fn total(vhost: &Vhost) -> Option<u64> {
     let list = "columns=name,messages&disable_stats=true&enable_queue_totals=true";
     let list = vhost.management.get(&format!("queues/{}?{list}", vhost.name)).await.unwrap();
@@ -57,7 +61,7 @@ async fn settles_at(vhost: &Vhost, count: u64) {
     eventually("the count is right", async || total(vhost).await == Some(count)).await;
 }
 
-/// A foreign holder of so many tokens.
+/// Holds this number of tokens as a foreign client.
 async fn hold(channel: &Channel, count: usize) -> Vec<Delivery> {
     let mut held = Vec::new();
     for _ in 0..count {
@@ -71,7 +75,7 @@ async fn give_back(token: &Delivery) {
     token.acker.reject(BasicRejectOptions { requeue: true }).await.unwrap();
 }
 
-/// Free tokens.
+/// Returns the number of free tokens.
 async fn free(channel: &Channel) -> u32 {
     let passive = QueueDeclareOptions::default().passive();
     let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await;
@@ -97,7 +101,7 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
         settles_at(&vhost, 4).await;
         let exists = Err(ResizeError::Exists { lock: name.clone(), slots: 4 });
         assert_eq!(resize(&broker, &name, ResizeTo::Create(1)).await, exists);
-        // Closed, it still is there.
+        // A closed lock still exists.
         assert_eq!(resize(&broker, &name, ResizeTo::Exactly(0)).await, Ok((4, 0)));
         assert_eq!(resize(&broker, &name, ResizeTo::Grow(1)).await, Ok((0, 1)));
         broker.destroy(&name, wish(0), None, &CancellationToken::new()).await.unwrap();
@@ -108,7 +112,7 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_administrator_who_comes_later_is_not_deceived_by_old_figures() {
+async fn a_later_administrator_is_not_misled_by_outdated_counts() {
     for queue_type in TYPES {
         let vhost = Vhost::create().await;
         let name = tokens(queue_type);
@@ -123,8 +127,7 @@ async fn an_administrator_who_comes_later_is_not_deceived_by_old_figures() {
 async fn administrators_who_each_add_one_add_as_many_as_they_are() {
     let vhost = Vhost::create().await;
     resize(&broker(&vhost), &classic(), ResizeTo::Create(1)).await.unwrap();
-    let patient =
-        || BrokerOptions { mutex_patience: Duration::from_secs(60), ..Default::default() };
+    let patient = || BrokerOptions::default().with_mutex_patience(Duration::from_secs(60));
     let administrators: Vec<_> = (0..3).map(|_| Broker::new(vhost.settings(), patient())).collect();
     let each = administrators.iter().map(async |broker| {
         for _ in 0..3 {
@@ -201,13 +204,14 @@ async fn a_crash_amid_publishing_is_made_up_for_and_never_for_too_much() {
     let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
     for at in [1, 3] {
         let mut published = 0;
-        let cut = proxy.cut_at(When::After, move |method: &crate::support::proxy::Method| {
-            published += u32::from(method.name == "basic.publish");
-            published == at
-        });
+        let cut =
+            proxy.cut_at(When::After, move |method: &crate::broker::support::proxy::Method| {
+                published += u32::from(method.name == "basic.publish");
+                published == at
+            });
         make(&through, &classic(), 4).await.unwrap_err();
         cut.wait().await;
-        assert!(total(&vhost).await.unwrap() <= 4, "more than wished for");
+        assert!(total(&vhost).await.unwrap() <= 4, "more than desired");
     }
     make(&through, &classic(), 4).await.unwrap();
     assert_eq!(total(&vhost).await, Some(4));
@@ -217,7 +221,7 @@ async fn a_crash_amid_publishing_is_made_up_for_and_never_for_too_much() {
 async fn without_the_management_api_nothing_is_guessed() {
     let vhost = Vhost::create().await;
     let without = Broker::new(vhost.settings_without_management(), BrokerOptions::default());
-    // Of a queue that isn't there it is known how many tokens it has.
+    // For a missing queue, the number of tokens is known.
     make(&without, &classic(), 2).await.unwrap();
     assert_eq!(total(&vhost).await, Some(2));
     let later = Broker::new(vhost.settings_without_management(), BrokerOptions::default());
@@ -237,7 +241,8 @@ async fn a_queue_of_another_type_is_not_used() {
     let error = make(&broker(&vhost), &classic(), 2).await.unwrap_err();
     assert!(matches!(error, BrokerError::IncompatibleQueue { .. }), "{error}");
     assert!(error.to_string().contains("it is a quorum queue where a classic one"), "{error}");
-    let faults = broker(&vhost).check(&classic(), Some(2), &CancellationToken::new()).await;
+    let faults =
+        broker(&vhost).check(&classic(), expected(Some(2)), &CancellationToken::new()).await;
     assert!(matches!(faults.unwrap()[..], [Fault::Foreign { .. }]));
 }
 
@@ -251,11 +256,11 @@ async fn a_queue_with_other_arguments_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_tells_missing_and_surplus_tokens_and_changes_nothing() {
+async fn a_check_reports_missing_and_surplus_tokens_and_changes_nothing() {
     let vhost = Vhost::create().await;
     let (broker, cancel) = (broker(&vhost), CancellationToken::new());
-    let check = async |slots| broker.check(&classic(), slots, &cancel).await.unwrap();
-    assert_eq!(check(Some(1)).await, [Fault::Missing { slot: 1 }]);
+    let check = async |slots| broker.check(&classic(), expected(slots), &cancel).await.unwrap();
+    assert_eq!(check(Some(1)).await, [Fault::Absent]);
     make(&broker, &classic(), 2).await.unwrap();
     assert_eq!(check(None).await, []);
     assert_eq!(check(Some(2)).await, []);

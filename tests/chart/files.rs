@@ -1,13 +1,13 @@
-//! The ways around helm: one file for kubectl, a base for kustomize, and what the
-//! image is built from.
+//! Installation without helm: one file for kubectl, a base for kustomize, and the input
+//! files of the image.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::environment::random;
-use crate::{DRY_RUN, documents, given, kubectl, of_kind};
+use crate::chart::environment::random;
+use crate::chart::{DRY_RUN, documents, given, kubectl, of_kind};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -21,7 +21,7 @@ fn kustomized(folder: &Path) -> Vec<Value> {
     documents(&given(Command::new("kubectl").arg("kustomize").arg(folder), "").unwrap())
 }
 
-/// Kind and name; enough to tell the objects of an installation apart.
+/// Returns kind and name, which identify the objects of an installation.
 fn names(objects: &[Value]) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let mut names: Vec<_> =
@@ -41,10 +41,10 @@ fn install_yaml_is_what_the_chart_gives_now_and_is_accepted() {
         DRY_RUN.into_iter().chain(["--force-conflicts", "--validate=strict"]).collect();
     let said = kubectl(&dry_run, Some(&objects)).unwrap();
     assert!(!said.contains("Warning"), "{said}");
-    assert!(!committed.to_lowercase().contains("helm"), "nobody who applies it has helm");
+    assert!(!committed.to_lowercase().contains("helm"), "it is applied without helm");
 }
 
-/// A folder that is gone with this.
+/// A directory that is removed when dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -61,7 +61,7 @@ fn the_base_for_kustomize_is_the_same_and_can_be_changed() {
 
     let folder = Folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join(random()));
     std::fs::create_dir_all(&folder.0).unwrap();
-    // kustomize takes a base by its relative path only: up to the top, and down again.
+    // kustomize only accepts a base by its relative path: up to the root, and down again.
     let place = folder.0.canonicalize().unwrap();
     let up = "../".repeat(place.components().count() - 1);
     let base = format!("{up}{}", base.display().to_string().trim_start_matches('/'));
@@ -82,10 +82,9 @@ fn the_base_for_kustomize_is_the_same_and_can_be_changed() {
     }
 }
 
-/// There is no builder of images here; what can go wrong before one starts is
-/// checked instead.
+/// No image builder is available here. Checks the possible errors before a build starts.
 #[test]
-fn the_image_is_built_from_what_is_there_and_runs_as_nobody() {
+fn the_image_is_built_from_existing_files_and_runs_without_root() {
     let text = read("dev/Dockerfile");
     let steps: Vec<&str> =
         text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
@@ -106,7 +105,8 @@ fn the_image_is_built_from_what_is_there_and_runs_as_nobody() {
     assert_eq!(copied, ignored.lines().filter(|line| line.starts_with('!')).count());
     let manifest = read("Cargo.toml");
     assert!(text.contains("--bin lockkeeper") && manifest.contains("name = \"lockkeeper\""));
-    // Every target's file is in a folder that is copied, else cargo refuses the manifest.
+    // Every target's file must be in a copied folder. Otherwise cargo rejects the
+    // manifest.
     for line in manifest.lines().filter_map(|line| line.strip_prefix("path = \"")) {
         let folder = line.split('/').next().unwrap();
         assert!(steps.contains(&format!("COPY {folder} {folder}").as_str()), "{line}");
@@ -114,7 +114,7 @@ fn the_image_is_built_from_what_is_there_and_runs_as_nobody() {
 
     let last = steps.iter().rposition(|step| step.starts_with("FROM ")).unwrap();
     assert_eq!(steps[last], "FROM scratch");
-    // The kubelet refuses a name where runAsNonRoot is set: it can't tell who that is.
+    // With runAsNonRoot the kubelet rejects a user name, because it cannot resolve it.
     assert!(steps[last..].contains(&"USER 65532:65532"));
     assert!(steps[last..].contains(&"ENTRYPOINT [\"/lockkeeper\"]"));
 }

@@ -1,18 +1,19 @@
-//! The chart in a cluster of its own: helm installs, upgrades and uninstalls it,
-//! and what the Deployment would run makes the examples ready by the rights that
-//! the chart gives. There are no nodes, so the test does the kubelet's part: it
-//! starts the program with exactly the Deployment's arguments and environment and
-//! with the service account's token.
+//! The chart in a separate cluster. Helm installs, upgrades and uninstalls it. The
+//! Deployment's program makes the examples ready with the permissions that the chart
+//! grants. There are no nodes, so the test acts as the kubelet: it starts the program
+//! with exactly the Deployment's arguments and environment and with the service account's
+//! token.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Value, json};
 
-use crate::environment::{random, signal, variable};
-use crate::given;
-use crate::own_server::OwnServer;
+use crate::chart::environment::{random, signal, variable};
+use crate::chart::given;
+use crate::chart::own_server::OwnServer;
 
 const RELEASE: &str = "lockkeeper-system";
 const ACCOUNT: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
@@ -28,7 +29,7 @@ const EXAMPLES: [&str; 7] = [
     "pressure-queue/full.yaml",
 ];
 
-/// A cluster, a virtual host and a database of Redis of the test's own.
+/// A cluster, a virtual host and a Redis database for this test only.
 struct Place {
     cluster: OwnServer,
     vhost: String,
@@ -46,10 +47,10 @@ impl Place {
         place
     }
 
-    /// Makes or removes the virtual host.
+    /// Creates or deletes the virtual host.
     fn manage(&self, method: &str) {
         let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
-        // Not as an argument, where all may read the password.
+        // Not as an argument, which would show the password to all users.
         let wish = format!("url = \"{url}\"\nrequest = {method}\nsilent\nfail\nnoproxy = \"*\"\n");
         given(Command::new("curl").args(["--config", "-"]), &wish).unwrap();
     }
@@ -91,7 +92,7 @@ impl Place {
         self.kubectl(&arguments, text).unwrap();
     }
 
-    /// A Secret, as a user would write it from those in examples/.
+    /// Creates a Secret, as a user would write it from those in examples/.
     fn secret(&self, namespace: &str, name: &str, data: &Value) {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data,
@@ -99,7 +100,7 @@ impl Place {
         self.apply(namespace, &secret.to_string());
     }
 
-    /// The examples, on this place's servers.
+    /// Returns the examples, adapted to this test's servers.
     fn examples(&self) -> String {
         EXAMPLES.iter().fold(String::new(), |all, file| {
             let file = format!("{}/examples/{file}", env!("CARGO_MANIFEST_DIR"));
@@ -136,7 +137,7 @@ impl Place {
         self.kubectl(&[&delete[..], &["--namespace", namespace]].concat(), "").unwrap();
     }
 
-    /// What the Deployment says, resolved as the kubelet does it.
+    /// Starts the Deployment's program with its settings resolved as by the kubelet.
     fn started(&self) -> Operator {
         let get = ["get", "deployment", "lockkeeper", "--namespace", RELEASE, "-o", "json"];
         let deployment: Value = serde_json::from_str(&self.kubectl(&get, "").unwrap()).unwrap();
@@ -144,7 +145,7 @@ impl Place {
         let account = pod["serviceAccountName"].as_str().unwrap();
         let container = &pod["containers"][0];
         let arguments = container["args"].as_array().unwrap();
-        // Where the look back over the whole run finds it.
+        // The directory in which the checks of the whole run look for logs.
         let logs = PathBuf::from(variable("LOCKKEEPER_DEV_DIR")).join("operator-logs");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("installed-{}.log", random()));
@@ -156,9 +157,8 @@ impl Place {
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&log).unwrap());
         for variable in container["env"].as_array().unwrap() {
-            if let Some(value) = self.value_of(variable) {
-                operator.env(variable["name"].as_str().unwrap(), value);
-            }
+            let value = self.value_of(variable, pod);
+            operator.env(variable["name"].as_str().unwrap(), value);
         }
         let operator = Operator { process: operator.spawn().unwrap(), log };
         let start = Instant::now();
@@ -171,27 +171,33 @@ impl Place {
         operator
     }
 
-    /// None where the Secret has no such key, or does not exist: both are optional.
-    fn value_of(&self, variable: &Value) -> Option<String> {
-        if let Some(value) = variable["value"].as_str() {
-            return Some(value.to_owned());
-        }
+    /// Returns the value of an environment variable. For a mount's path, this is the
+    /// directory with the Secret's files.
+    fn value_of(&self, variable: &Value, pod: &Value) -> String {
         let source = &variable["valueFrom"];
         if let Some(field) = source["fieldRef"]["fieldPath"].as_str() {
-            let field = match field {
-                "metadata.namespace" => RELEASE,
-                "metadata.name" => "lockkeeper-0",
+            return match field {
+                "metadata.namespace" => RELEASE.to_owned(),
+                "metadata.name" => "lockkeeper-0".to_owned(),
                 other => panic!("{other}"),
             };
-            return Some(field.to_owned());
         }
-        let reference = &source["secretKeyRef"];
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let (name, key) = (text(&reference["name"]), text(&reference["key"]));
-        assert_eq!(reference["optional"], true);
-        let template = format!("--output=go-template={{{{index .data \"{key}\" | base64decode}}}}");
-        let get = ["get", "secret", &name, "--namespace", RELEASE, &template];
-        self.kubectl(&get, "").ok()
+        let value = variable["value"].as_str().unwrap();
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().into_iter().flatten();
+        let Some(mount) = mounts.into_iter().find(|mount| mount["mountPath"] == value) else {
+            return value.to_owned();
+        };
+        let mut volumes = pod["volumes"].as_array().unwrap().iter();
+        let volume = volumes.find(|volume| volume["name"] == mount["name"]).unwrap();
+        let secret = volume["secret"]["secretName"].as_str().unwrap();
+        let get = ["get", "secret", secret, "--namespace", RELEASE, "-o", "json"];
+        let secret: Secret = serde_json::from_str(&self.kubectl(&get, "").unwrap()).unwrap();
+        let directory = self.cluster.directory().join("mounted");
+        std::fs::create_dir_all(&directory).unwrap();
+        for (key, value) in secret.data.unwrap_or_default() {
+            std::fs::write(directory.join(key), value.0).unwrap();
+        }
+        directory.to_str().unwrap().to_owned()
     }
 
     fn kubeconfig_of(&self, account: &str) -> PathBuf {
@@ -208,7 +214,8 @@ impl Place {
         file
     }
 
-    /// What the API server refused the operator, of all that it asked for.
+    /// Returns the number of the operator's requests, and those that the API server
+    /// rejected.
     fn refused(&self) -> (usize, Vec<String>) {
         let log = std::fs::read_to_string(self.cluster.directory().join("audit.log")).unwrap();
         let by_operator = log.lines().filter(|line| line.contains(ACCOUNT));
@@ -219,7 +226,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Also where the test has failed, and its queues are still there.
+        // Also after a failure of the test, when its queues still exist.
         if std::thread::panicking() {
             let _ =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.manage("DELETE")));
@@ -231,7 +238,7 @@ impl Drop for Place {
     }
 }
 
-/// The program; killed with this.
+/// The operator's process. Killed when dropped.
 struct Operator {
     process: Child,
     log: PathBuf,
@@ -242,7 +249,7 @@ impl Operator {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// As a pod that is deleted.
+    /// Stops the process as the deletion of its pod does.
     fn stop(mut self) {
         signal(self.process.id(), "TERM");
         assert!(self.process.wait().unwrap().success(), "{}", self.logged());
@@ -256,7 +263,7 @@ impl Drop for Operator {
     }
 }
 
-/// Definitions of the Prometheus operator's kinds, with nothing in them.
+/// Returns empty definitions of the Prometheus operator's kinds.
 fn prometheus_definitions() -> String {
     let kinds = [("servicemonitors", "ServiceMonitor"), ("prometheusrules", "PrometheusRule")];
     let definition = |(plural, kind): (&str, &str)| {
@@ -281,7 +288,7 @@ fn prometheus_definitions() -> String {
     kinds.map(definition).join("\n---\n")
 }
 
-/// A port that is free now: the chart's value can't be "any".
+/// Returns a free port, because the chart requires a specific one.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -312,7 +319,7 @@ async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_r
     place.examples_are_deleted("team-a");
     operator.stop();
 
-    // The same in one namespace, where no ClusterRole is the operator's any more.
+    // The same in one namespace, where the operator has no ClusterRole any more.
     place.kubectl(&["apply", "-f", "-"], &prometheus_definitions()).unwrap();
     let established = ["wait", "--for=condition=Established", "customresourcedefinitions", "--all"];
     place.kubectl(&established, "").unwrap();
@@ -331,12 +338,12 @@ async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_r
     assert_eq!(place.kubectl(&seen, "").unwrap(), "", "team-b is not watched");
 
     let (requests, refused) = place.refused();
-    assert!(requests > 50, "the audit log tells of the operator: {requests}");
+    assert!(requests > 50, "the audit log contains the operator: {requests}");
     assert!(refused.is_empty(), "{} requests, such as {}", refused.len(), refused[0]);
 
     operator.stop();
 
-    // What was made stays: an uninstall by mistake must not delete a lock.
+    // Created locks stay: an accidental uninstall must not delete them.
     place.helm(&["uninstall", "lockkeeper", "--namespace", RELEASE], "");
     for namespace in ["team-a", "team-b"] {
         let left = ["get", "locks", "--namespace", namespace, "-o", "name"];

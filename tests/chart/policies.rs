@@ -1,21 +1,21 @@
-//! What the API server checks by the chart's policies, in a namespace of the
-//! test's own: the policies that other tests meet are left alone.
+//! The chart's admission policies, tested on the API server in a separate namespace. The
+//! policies that apply to other tests stay unchanged.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::environment::random;
-use crate::{DRY_RUN, Restricted, kubectl, rendered, rendered_as};
+use crate::chart::environment::random;
+use crate::chart::{DRY_RUN, Restricted, kubectl, rendered, rendered_as};
 
-/// Policies for one namespace; gone with this.
+/// Policies for one namespace. Deleted when dropped.
 struct Policies {
     release: String,
     namespace: Restricted,
 }
 
 impl Policies {
-    /// In a new namespace, to be enforced.
+    /// Enforces the policies in a new namespace.
     fn new() -> Self {
         Self { release: format!("test-{}", random()), namespace: Restricted::new() }
     }
@@ -31,7 +31,7 @@ impl Policies {
         kubectl(&["create", "-f", "-"], Some(&objects)).unwrap();
     }
 
-    /// Applies an object, for good or only to see what is said.
+    /// Applies an object, or only validates it.
     fn apply(&self, dry_run: bool, kind: &str, name: &str, spec: &Value) -> Result<String, String> {
         let object = json!({
             "apiVersion": "lockkeeper.dev/v1alpha1", "kind": kind,
@@ -42,7 +42,8 @@ impl Policies {
         kubectl(&arguments, Some(&[object]))
     }
 
-    /// Only what this one's policies say: the chart of the whole test run has such too.
+    /// Returns only the warnings of these policies: the chart of the whole test run has
+    /// some too.
     fn warnings(&self, said: &str) -> Vec<String> {
         let ours = |line: &&str| line.starts_with("Warning") && line.contains(&self.release);
         said.lines().filter(ours).map(ToOwned::to_owned).collect()
@@ -57,7 +58,7 @@ impl Drop for Policies {
     }
 }
 
-/// A new policy takes the API server a moment.
+/// The API server takes a moment to enforce a new policy.
 fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
@@ -105,7 +106,7 @@ fn on_the_default_connection_a_foreign_name_is_refused_at_creation() {
     ] {
         policies.apply(true, kind, "new", &spec).unwrap_or_else(|said| panic!("{spec}: {said}"));
     }
-    // An object of before can still be changed, and so be rid of its finalizer.
+    // An object from before can still be changed, so that its finalizer can be removed.
     let mut changed = before;
     changed["slots"] = 2.into();
     policies.apply(false, "Semaphore", "before", &changed).unwrap();
@@ -125,7 +126,41 @@ fn where_any_name_is_allowed_no_policy_is_about_names() {
 }
 
 #[test]
-fn whoever_takes_away_slots_that_are_held_is_warned() {
+fn on_the_default_connection_a_vhost_or_database_is_refused_at_creation() {
+    let policies = Policies::new();
+    policies.enforce();
+    let refused = |kind: &str, spec: &Value| policies.apply(true, kind, "new", spec);
+    let (vhost, database) =
+        (json!({"slots": 1, "vhost": "prod"}), json!({"redisReference": {"database": 3}}));
+    eventually("the policy is in force", || refused("Semaphore", &vhost).is_err());
+    eventually("that of queues, too", || refused("PressureQueue", &database).is_err());
+    let said = refused("Semaphore", &vhost).unwrap_err();
+    assert!(said.contains("default connection vhost can't be set"), "{said}");
+    let said = refused("PressureQueue", &database).unwrap_err();
+    assert!(said.contains("default connection redisReference.database can't be set"), "{said}");
+    let secret = json!({"connectionSecret": {"name": "own"}});
+    let mut with_database = secret.clone();
+    with_database["database"] = 3.into();
+    for (kind, spec) in [
+        ("Semaphore", json!({"slots": 1, "vhost": "prod", "rabbitmqClusterReference": secret})),
+        ("PressureQueue", json!({"redisReference": with_database})),
+        ("PressureQueue", json!({"redisReference": {"prefix": "ci"}})),
+    ] {
+        policies.apply(true, kind, "new", &spec).unwrap_or_else(|said| panic!("{spec}: {said}"));
+    }
+    let about_places = |values: &str| {
+        let objects = rendered("lockkeeper-system", values);
+        let is = |object: &&Value| {
+            object["kind"] == "ValidatingAdmissionPolicy"
+                && object["metadata"]["name"].as_str().unwrap().contains("-places-")
+        };
+        objects.iter().filter(is).count()
+    };
+    assert_eq!((about_places(""), about_places("allowAnyVhost: true")), (2, 0));
+}
+
+#[test]
+fn removing_slots_that_are_held_causes_a_warning() {
     let policies = Policies::new();
     let slots = |dry_run: bool, slots: u32| {
         let said = policies.apply(dry_run, "Semaphore", "deploy", &json!({"slots": slots}));
@@ -149,9 +184,10 @@ fn whoever_takes_away_slots_that_are_held_is_warned() {
     for enough in [3, 4, 6] {
         assert!(slots(true, enough).is_empty(), "{enough}");
     }
-    // It is done all the same; and a change that takes nothing away says nothing.
+    // The change is applied despite the warning. A change that revokes no slot causes no
+    // warning.
     assert_eq!(slots(false, 2).len(), 1);
     assert!(slots(false, 2).is_empty());
     let scaled = semaphore(&["scale", "semaphore", "deploy", "--replicas=1"]);
-    assert!(policies.warnings(&scaled).is_empty(), "a Scale does not carry what is held: {scaled}");
+    assert!(policies.warnings(&scaled).is_empty(), "a Scale has no number of held slots: {scaled}");
 }

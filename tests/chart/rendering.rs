@@ -1,9 +1,9 @@
-//! What the chart makes of its values, object by object.
+//! The chart's rendered objects for different values, object by object.
 
 use lockkeeper::api::all_crds;
 use serde_json::{Value, json};
 
-use crate::{FULL, WITHOUT, documents, is_foreign, of_kind, rendered, rendered_as};
+use crate::chart::{FULL, WITHOUT, documents, is_foreign, of_kind, rendered, rendered_as};
 
 fn kinds(objects: &[Value]) -> Vec<&str> {
     objects.iter().map(|object| object["kind"].as_str().unwrap()).collect()
@@ -46,7 +46,7 @@ fn the_definitions_stay_at_an_uninstall_unless_they_are_not_to() {
 }
 
 #[test]
-fn what_is_not_wanted_is_left_out() {
+fn disabled_parts_are_left_out() {
     let objects = rendered("lockkeeper-system", WITHOUT);
     assert_eq!(kinds(&objects), ["Deployment"]);
     let deployment = &objects[0];
@@ -60,7 +60,7 @@ fn what_is_not_wanted_is_left_out() {
 }
 
 #[test]
-fn nothing_but_what_the_cluster_shares_is_outside_of_the_releases_namespace() {
+fn only_cluster_wide_objects_are_outside_of_the_releases_namespace() {
     for values in ["", FULL] {
         for object in rendered("lockkeeper-system", values) {
             let (kind, metadata) = (object["kind"].as_str().unwrap(), &object["metadata"]);
@@ -94,7 +94,7 @@ fn the_pod_is_as_the_values_say() {
     let spread = &pod["topologySpreadConstraints"];
     assert_eq!(spread[0]["labelSelector"], deployment["spec"]["selector"]);
     assert_eq!(spread[1]["labelSelector"], json!({"matchLabels": {"a": "b"}}));
-    // Neither probe asks for more than the operator itself.
+    // Neither probe checks more than the operator itself.
     for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
         assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": "http"}));
         assert_eq!(container[probe]["failureThreshold"], 4);
@@ -106,7 +106,7 @@ fn the_pod_is_as_the_values_say() {
 }
 
 #[test]
-fn the_roles_for_people_are_added_to_the_clusters_own_where_that_is_wanted() {
+fn the_roles_for_people_are_added_to_the_clusters_own_where_enabled() {
     let own = |values: &str| -> Vec<(String, Vec<String>)> {
         let roles = rendered("lockkeeper-system", values).into_iter();
         let roles = roles.filter(|role| role["kind"] == "ClusterRole");
@@ -148,11 +148,11 @@ fn openshift_chooses_the_user_id_itself() {
 }
 
 #[test]
-fn what_prometheus_reads_is_left_out_where_the_cluster_does_not_know_it() {
+fn monitoring_objects_are_left_out_where_the_cluster_has_no_such_kinds() {
     let wanted = "{metrics: {serviceMonitor: {enabled: true}}, rules: {enabled: true}}";
     let foreign = |arguments: &[&str]| {
         let objects = rendered_as("other", "lockkeeper-system", wanted, arguments).unwrap();
-        // Prometheus may find the Service by other means, so it is there in any case.
+        // Prometheus may discover the Service by other means, so it always exists.
         assert_eq!(of_kind(&objects, "Service")["spec"]["ports"][0]["targetPort"], "http");
         objects.into_iter().filter(is_foreign).collect::<Vec<Value>>()
     };
@@ -200,7 +200,7 @@ fn policies_are_about_the_watched_namespaces_only() {
 }
 
 #[test]
-fn the_network_policy_lets_the_operator_reach_what_it_needs() {
+fn the_network_policy_lets_the_operator_reach_its_servers() {
     let objects = rendered("lockkeeper-system", FULL);
     let policy = &of_kind(&objects, "NetworkPolicy")["spec"];
     let selected = &of_kind(&objects, "Deployment")["spec"]["selector"];
@@ -212,7 +212,7 @@ fn the_network_policy_lets_the_operator_reach_what_it_needs() {
         .flat_map(|rule| rule["ports"].as_array().unwrap())
         .map(|port| port["port"].as_i64().unwrap())
         .collect();
-    assert_eq!(ports, [53, 53, 8443, 5671, 5672, 15671, 15672, 6379, 4318]);
+    assert_eq!(ports, [53, 53, 8443, 5671, 5672, 15671, 15672, 6379, 26379, 4318]);
     assert_eq!(policy["ingress"][0]["ports"][0]["port"], "http");
 }
 
@@ -225,7 +225,7 @@ fn more_objects_may_be_templates() {
     }
 }
 
-/// What a marketplace shows of the chart.
+/// The information that a marketplace shows about the chart.
 #[test]
 fn the_charts_annotations_name_its_kinds_with_examples() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/lockkeeper/Chart.yaml");
@@ -240,6 +240,6 @@ fn the_charts_annotations_name_its_kinds_with_examples() {
     assert_eq!(listed, names);
     let examples = annotation("crdsExamples");
     assert_eq!(kinds(&examples), ["Semaphore", "PressureQueue"]);
-    crate::kubectl(&crate::DRY_RUN, Some(&examples)).unwrap();
+    crate::chart::kubectl(&crate::chart::DRY_RUN, Some(&examples)).unwrap();
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }

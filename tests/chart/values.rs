@@ -1,12 +1,12 @@
-//! The chart's values: each is described, has its rule in the schema, is tried
-//! out, and is refused where it makes no sense.
+//! The chart's values: each is described, has its rule in the schema, is tested, and is
+//! rejected if it is invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{FULL, WITHOUT, given, rendered_as};
+use crate::chart::{FULL, WITHOUT, given, rendered_as};
 
 fn chart_file(name: &str) -> String {
     let file = format!("{}/charts/lockkeeper/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -17,7 +17,7 @@ fn schema() -> Value {
     serde_json::from_str(&chart_file("values.schema.json")).unwrap()
 }
 
-/// The values of a text, by their paths; an object that the schema leaves open is
+/// Returns the values of a text by their paths. An object that the schema leaves open is
 /// one value.
 fn leaves(text: &str) -> BTreeMap<String, Value> {
     fn walk(path: &str, value: &Value, rule: &Value, found: &mut BTreeMap<String, Value>) {
@@ -37,7 +37,7 @@ fn leaves(text: &str) -> BTreeMap<String, Value> {
     found
 }
 
-/// The rows of a list of values in Markdown: path and description.
+/// Returns the rows of a Markdown list of values: path and description.
 fn rows(readme: &str) -> BTreeMap<String, String> {
     let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| {
@@ -66,7 +66,7 @@ fn every_value_has_its_description_in_the_readme_and_its_rule_in_the_schema() {
         let description = rows.get(path).unwrap_or_else(|| panic!("{path} is not in the README"));
         assert!(description.len() > 8, "{path} is not described: {description}");
     }
-    // What the README has beyond them are the groups.
+    // The README's additional rows are groups.
     let group = |row: &String| values.keys().any(|path| path.starts_with(&format!("{row}.")));
     let unknown: Vec<&String> =
         rows.keys().filter(|row| !values.contains_key(*row) && !group(row)).collect();
@@ -87,7 +87,7 @@ fn the_schema_knows_no_value_that_does_not_exist_and_takes_no_other() {
     for (path, rule) in &all {
         let path = path.trim_start_matches('.');
         if rule["properties"].is_object() {
-            // Other charts put theirs into global.
+            // Parent charts put their values into global.
             let closed = rule["additionalProperties"] == Value::Bool(false);
             assert!(closed || path == "global", "{path} takes anything");
         } else {
@@ -110,7 +110,7 @@ fn every_value_is_tried_at_something_else_than_its_default() {
     assert!(untried.is_empty(), "set them in tests/chart/full.yaml or without.yaml: {untried:?}");
 }
 
-/// Values that helm must refuse, and a part of what it then says.
+/// Values that helm must reject, and a part of the error message.
 const REFUSED: &[(&str, &str)] = &[
     ("watchNamespace: team-a", "watchNamespace"),
     ("watchNamespaces: team-a", "watchNamespaces"),
@@ -127,6 +127,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("rbac: {secretNames: rabbitmq}", "secretNames"),
     ("networkPolicy: {apiServerPorts: []}", "apiServerPorts"),
     ("crds: {installed: true}", "installed"),
+    ("commonLabels: {app.kubernetes.io/name: other}", "app.kubernetes.io/name"),
+    ("podLabels: {helm.sh/chart: other}", "helm.sh/chart"),
+    ("limitsPerNamespace: {slots: 4294967296}", "slots"),
     ("policies: {enabled: \"yes\"}", "enabled"),
     ("global: {compatibility: {openshift: {adaptSecurityContext: never}}}", "adaptSecurityContext"),
     ("podDisruptionBudget: {enabled: true}", "replicas of at least 2"),

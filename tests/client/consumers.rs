@@ -1,5 +1,5 @@
-//! Protocol `ExclusiveConsumer` as a holder sees it: what is pushed to it, and which
-//! queues it refuses to hold by.
+//! Protocol `ExclusiveConsumer` for holders: which events are pushed to them, and which
+//! queues they refuse to use.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason}
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::Vhost;
-use crate::{any, broker, quick};
+use crate::client::support::rabbitmq::Vhost;
+use crate::client::{SOON, any, broker, quick};
 
 const HOLDER_QUEUE: &str = "ci.deploy-1-C";
 
@@ -41,27 +41,29 @@ async fn publish(channel: &Channel, body: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleting_what_a_holder_holds_by_reaches_it_within_ten_milliseconds() {
+async fn a_deleted_holder_queue_is_pushed_to_its_holder() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let (_connection, channel) = vhost.channel().await;
-    let mut fastest = Duration::MAX;
-    // The best of some: a busy machine is late for its own sake.
+    // A proof would detect it much later.
+    let minute = Duration::from_secs(60);
+    let slow = quick().with_heartbeat(minute).with_verify_interval(minute);
+    let lock = Client::new(vhost.settings(), slow).semaphore(name());
+    let mut took = Vec::new();
     for _ in 0..7 {
-        let held = lock(&vhost).try_acquire(&any()).await.unwrap();
+        let held = lock.try_acquire(&any()).await.unwrap();
         let lost = tokio::spawn(async move { (held.lost().await, Instant::now(), held) });
         let deleted = Instant::now();
         channel.queue_delete(HOLDER_QUEUE.into(), QueueDeleteOptions::default()).await.unwrap();
-        let told = tokio::time::timeout(Duration::from_secs(5), lost).await;
-        let (reason, at, held) = told.expect("it is told").unwrap();
+        let lost = tokio::time::timeout(SOON, lost).await;
+        let (reason, at, held) = lost.expect("the broker cancels its consumer").unwrap();
         assert_eq!(reason, LostReason::VerifyFailed);
         assert!(!held.is_valid() && held.token().is_cancelled());
         assert_eq!(held.release().await, Err(LostReason::VerifyFailed));
-        fastest = fastest.min(at - deleted);
+        took.push(at - deleted);
         create(&vhost, 1).await;
     }
-    println!("told after {fastest:?}");
-    assert!(fastest < Duration::from_millis(10), "{fastest:?}");
+    println!("from the deletion to the loss: {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,18 +72,17 @@ async fn a_message_to_the_holder_drains_revokes_or_makes_it_look() {
     create(&vhost, 1).await;
     let (_connection, channel) = vhost.channel().await;
     let held = lock(&vhost).try_acquire(&any()).await.unwrap();
-    let soon = Duration::from_secs(2);
     for word in ["", "anything"] {
         let before = held.valid_until();
         publish(&channel, word).await;
-        tokio::time::timeout(soon, held.proved_after(before)).await.expect("it looks");
+        tokio::time::timeout(SOON, held.proved_after(before)).await.expect("it looks");
     }
     assert!(tokio::time::timeout(Duration::ZERO, held.draining()).await.is_err());
     publish(&channel, "drain").await;
-    tokio::time::timeout(soon, held.draining()).await.expect("it is told");
+    tokio::time::timeout(SOON, held.draining()).await.expect("it is notified");
     assert!(held.is_valid());
     publish(&channel, "revoke: alice rolls back").await;
-    let lost = tokio::time::timeout(soon, held.lost()).await.expect("it is told");
+    let lost = tokio::time::timeout(SOON, held.lost()).await.expect("it is notified");
     assert_eq!(lost, LostReason::Revoked { text: "alice rolls back".to_owned() });
     assert!(!held.is_valid());
 }

@@ -1,17 +1,18 @@
-//! Fencing tokens over everything that can happen between two acquisitions.
+//! Fencing tokens after every event that can occur between two acquisitions.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
-use lockkeeper::semaphore::{AcquireOptions, Client, Permit, Start};
+use lockkeeper::semaphore::{Client, Permit, Start};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::protocols::{At, Place, with_protocols};
-use crate::support::proxy::Proxy;
-use crate::support::rabbitmq::eventually;
-use crate::{any, broker, held, held_by, quick};
+use crate::client::support::environment::is_soak;
+use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::Proxy;
+use crate::client::support::rabbitmq::eventually;
+use crate::client::{any, broker, held, held_by, quick};
 
 with_protocols! {
     fencing {
@@ -19,10 +20,14 @@ with_protocols! {
     }
 }
 
-/// How often it is acquired. Changing how many tokens there are takes seconds each
-/// time, until it is known how many there were.
+/// Number of acquisitions. Each change of the number of tokens takes seconds, until the
+/// previous number is known. `make soak` sets more.
 fn acquisitions(protocol: Protocol) -> u32 {
-    if matches!(protocol, Protocol::Token(_)) { 100 } else { 1_000 }
+    match (protocol, is_soak()) {
+        (Protocol::Token(_), false) => 40,
+        (Protocol::Token(_), true) | (_, false) => 100,
+        (_, true) => 1_000,
+    }
 }
 
 const SLOTS: u32 = 2;
@@ -59,14 +64,14 @@ async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore(proto
     };
     for n in 1..=acquisitions(protocol) {
         let start = if n % 2 == 0 { Start::First } else { Start::At(2) };
-        let options = AcquireOptions { start, ..any() };
+        let options = any().with_start(start);
         let permit = lock.acquire_timeout(&options, Duration::from_secs(20)).await.unwrap();
         granted(&permit);
         if n % 10 != 0 {
             permit.release().await.unwrap();
             continue;
         }
-        // A crash: nobody says goodbye.
+        // A crash, without a clean close.
         proxy.cut();
         permit.lost().await;
         eventually("the broker has noticed", async || held(&place).await.is_empty()).await;

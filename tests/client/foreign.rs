@@ -1,5 +1,5 @@
-//! Beside amqp-locks-python on one semaphore (profile AmqpLocksPython): whoever
-//! holds a slot holds it for both, and both see each other's changes.
+//! Interoperability with amqp-locks-python on one semaphore (profile AmqpLocksPython): a
+//! held slot is held for both, and each sees the changes of the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
 use lockkeeper::semaphore::{AcquireError, Client, Lock, Verdict};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::amqp_locks_python::AmqpLocksPython;
-use crate::support::rabbitmq::Vhost;
-use crate::support::register::Register;
-use crate::{any, broker, name, quick};
+use crate::client::support::amqp_locks_python::AmqpLocksPython;
+use crate::client::support::rabbitmq::Vhost;
+use crate::client::support::register::Register;
+use crate::client::{any, broker, name, quick};
 
-/// Far more than a contention takes; one that never ends must fail.
+/// Far longer than any contention. Endless contention must fail the test.
 const LONG: Duration = Duration::from_secs(90);
 
 fn python_name() -> LockName {
@@ -29,21 +29,21 @@ async fn theirs(vhost: &Vhost) -> AmqpLocksPython<'_> {
     AmqpLocksPython::new(vhost, python_name().as_str()).await
 }
 
-/// As our administrators do it.
+/// Resizes as an administrator does.
 async fn resize(vhost: &Vhost, slots: u32) {
     let wish = SlotWish::new(slots);
     let (to, cancel) = (sweep_to(wish, 10), CancellationToken::new());
     broker(vhost).converge(&python_name(), wish, to, false, &cancel).await.unwrap();
 }
 
-/// Being there for a moment, so that others come meanwhile.
+/// Waits for a moment, so that other clients arrive in the meantime.
 async fn work() {
     tokio::time::sleep(Duration::from_millis(rand::random_range(0..4))).await;
 }
 
 const ROUNDS: usize = 15;
 
-/// Takes and gives back so often; returns how many races it lost.
+/// Acquires and releases repeatedly. Returns the number of lost races.
 async fn their_rounds(vhost: Arc<Vhost>, register: Arc<Register>) -> usize {
     let mut client = theirs(&vhost).await;
     for _ in 0..ROUNDS {
@@ -101,7 +101,7 @@ async fn amqp_locks_python_and_we_see_each_others_changes() {
     let none = AcquireError::NoSlots { lock: python_name().to_string() };
     assert_eq!(lock.try_acquire(&any()).await.unwrap_err(), none);
 
-    // They make two slots, and each gets one.
+    // They create two slots, and each gets one.
     assert!(python.adjust(2).await);
     assert_eq!(python.acquire().await, Some(1));
     let permit = lock.try_acquire(&any()).await.unwrap();
@@ -109,13 +109,13 @@ async fn amqp_locks_python_and_we_see_each_others_changes() {
     let mut other = theirs(&vhost).await;
     assert_eq!(other.acquire().await, None);
 
-    // We add a third, which they get.
+    // We add a third slot, which they get.
     resize(&vhost, 3).await;
     assert_eq!(other.acquire().await, Some(3));
     let full = lock.try_acquire(&any()).await.unwrap_err();
     assert_eq!(full, AcquireError::Full { lock: python_name().to_string(), slots: 3 });
 
-    // They remove two; ours drains, and nobody gets it though it comes back.
+    // They remove two. Ours drains, and is not acquired again after its release.
     assert!(theirs(&vhost).await.adjust(-2).await);
     assert_eq!(permit.verify().await, Ok(Verdict::Draining));
     assert_eq!(other.verify().await, None, "it gives its slot up");
@@ -123,7 +123,7 @@ async fn amqp_locks_python_and_we_see_each_others_changes() {
     assert_eq!(permit.verify().await, Ok(Verdict::Held));
     assert_eq!(other.acquire().await, None);
 
-    // We remove all: what is held stays until its holder looks.
+    // We remove all: held slots stay until their holders check.
     resize(&vhost, 0).await;
     assert_eq!(python.verify().await, None);
     assert_eq!(permit.verify().await, Ok(Verdict::Draining));

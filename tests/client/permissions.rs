@@ -1,4 +1,4 @@
-//! A client whose user may do no more than docs/permissions.md says.
+//! A client whose user has only the permissions of docs/permissions.md.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use lockkeeper::semaphore::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, broker, name, quick, resize};
+use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::{any, broker, name, quick, resize};
 
 async fn lock_of(vhost: &Vhost, read: &str) -> Lock {
     let (username, password) = vhost.user(Some([r"^ci\.", r"^amq\.default$", read])).await;
@@ -42,15 +42,15 @@ async fn the_documented_permissions_let_a_client_wait_and_have_tokens() {
     assert_eq!(permit.fence(), Some(first + 1));
     permit.release().await.unwrap();
 
-    // A slot with a record can't be had by who may not read it: there would be no
-    // token.
+    // A user without permission to read the record cannot acquire its slot, because there
+    // would be no token.
     let error = lock_of(&vhost, "^$").await.acquire(&any()).await.unwrap_err();
     assert!(matches!(&error, AcquireError::Broker(BrokerError::AccessRefused { .. })), "{error:?}");
     lock.acquire(&any()).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_read_the_wait_queue_waits_by_looking() {
+async fn a_client_without_access_to_the_wait_queue_waits_by_polling() {
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
     let permit = lock_of(&vhost, "^$").await.acquire(&any()).await.unwrap();
@@ -64,8 +64,7 @@ async fn who_may_not_read_the_wait_queue_waits_by_looking() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_permissions_are_enough_for_who_administers_and_who_holds_by_each_protocol()
-{
+async fn the_documented_permissions_suffice_for_administrators_and_holders_of_each_protocol() {
     let (locks, publish, nothing) = (r"^ci\.", r"^amq\.default$", "^$");
     let token = Protocol::Token(QueueType::Classic);
     for (protocol, administers, holds) in [

@@ -1,5 +1,5 @@
-//! Beside the clients in Python, `examples/python/`: each and ours share a lock,
-//! and it keeps the promises that its text makes.
+//! Interoperability with the Python clients in `examples/python/`: each shares a lock
+//! with ours, and behaves as its documentation states.
 
 mod token;
 
@@ -16,18 +16,18 @@ use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::support::register::Register;
-use crate::{any, broker, name, quick};
+use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::support::register::Register;
+use crate::client::{any, broker, name, quick};
 
-/// The Python that Debian's python3-pika belongs to.
+/// The Python version of Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A client in Python, and how it holds.
+/// A Python client, and its way of holding.
 #[derive(Clone, Copy)]
 struct Script {
     file: &'static str,
-    /// What its connections' names end in.
+    /// Suffix of its connections' names.
     connection: &'static str,
     protocol: Protocol,
 }
@@ -55,7 +55,7 @@ impl Script {
         name().with_protocol(self.protocol)
     }
 
-    /// The client, running a shell's line under the lock.
+    /// Returns the client's command, which runs a shell line under the lock.
     fn command(self, vhost: &Vhost, timeout: &str, line: &str) -> Command {
         let has_pika = std::process::Command::new(PYTHON).args(["-c", "import pika"]).output();
         let has_pika = has_pika.is_ok_and(|output| output.status.success());
@@ -72,20 +72,20 @@ impl Script {
         self.command(vhost, timeout, line).status().await.unwrap().code()
     }
 
-    /// Runs it and waits for what it prints.
+    /// Runs it and waits for its output.
     fn output(self, vhost: &Vhost, line: &str) -> tokio::task::JoinHandle<std::process::Output> {
         let mut command = self.command(vhost, "10", line);
         tokio::spawn(async move { command.output().await.unwrap() })
     }
 
-    /// Makes as many slots.
+    /// Sets the number of slots.
     async fn resize(self, vhost: &Vhost, slots: u32) {
         let (to, wish) = (ResizeTo::Exactly(slots), SlotWish::new(0));
         let stop = CancellationToken::new();
         broker(vhost).resize(&self.name(), to, wish, &stop).await.unwrap();
     }
 
-    /// The lock, by a client of ours.
+    /// The lock, with a client of ours.
     fn lock(self, vhost: &Vhost) -> Lock {
         Client::new(vhost.settings(), quick()).semaphore(self.name())
     }
@@ -99,7 +99,7 @@ impl Script {
         eventually("it holds slot 1", async || self.held(vhost).await == [1]).await;
     }
 
-    /// The holders, with what they say of themselves.
+    /// Returns the holders, with the facts that they provide.
     async fn holders(self, vhost: &Vhost) -> Vec<Holder> {
         let broker = broker(vhost);
         let seen = broker.observe(&self.name(), 16, 16).await.unwrap();
@@ -143,7 +143,7 @@ async fn never_hold_the_same(script: Script) {
     eventually("nothing stays held", async || script.held(&vhost).await.is_empty()).await;
 }
 
-async fn tells_who_it_is_and_exits_as_its_command_does(script: Script) {
+async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     let vhost = Vhost::create().await;
     let exit_code = async |timeout, line| script.exit_code(&vhost, timeout, line).await;
     assert_eq!(exit_code("0", "true").await, Some(75), "no slots");
@@ -156,20 +156,20 @@ async fn tells_who_it_is_and_exits_as_its_command_does(script: Script) {
 
     let mut child = script.command(&vhost, "10", "sleep 60").spawn().unwrap();
     script.is_held(&vhost).await;
-    eventually("it is shown with what it says of itself", async || {
+    eventually("it is shown with its identity and reason", async || {
         let [holder] = &script.holders(&vhost).await[..] else { return false };
         holder.identity.as_ref().is_some_and(|identity| identity.starts_with("pid "))
             && holder.reason.as_deref() == Some("sh -c sleep 60")
     })
     .await;
-    // A signal is the command's.
+    // The signal is forwarded to the command.
     let pid = child.id().unwrap().to_string();
     std::process::Command::new("kill").arg(&pid).status().unwrap();
     assert_eq!(child.wait().await.unwrap().code(), Some(143));
     assert_eq!(script.held(&vhost).await, Vec::<u32>::new());
 }
 
-/// Says how its end came.
+/// Prints a line when it receives SIGTERM.
 const ENDED: &str = "trap 'echo ended; exit' TERM; sleep 60 & wait";
 
 async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
@@ -210,18 +210,18 @@ async fn the_token_client_and_ours_never_hold_the_same_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_guideline_s_client_tells_who_it_is_and_exits_as_its_command_does() {
-    tells_who_it_is_and_exits_as_its_command_does(GUIDELINE).await;
+async fn the_guideline_s_client_announces_itself_and_exits_as_its_command_does() {
+    announces_itself_and_exits_as_its_command_does(GUIDELINE).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_exclusive_consumer_client_tells_who_it_is_and_exits_as_its_command_does() {
-    tells_who_it_is_and_exits_as_its_command_does(EXCLUSIVE_CONSUMER).await;
+async fn the_exclusive_consumer_client_announces_itself_and_exits_as_its_command_does() {
+    announces_itself_and_exits_as_its_command_does(EXCLUSIVE_CONSUMER).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_token_client_tells_who_it_is_and_exits_as_its_command_does() {
-    tells_who_it_is_and_exits_as_its_command_does(TOKEN).await;
+async fn the_token_client_announces_itself_and_exits_as_its_command_does() {
+    announces_itself_and_exits_as_its_command_does(TOKEN).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,7 +240,7 @@ async fn the_token_client_ends_its_command_when_it_loses_but_not_when_it_drains(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_exclusive_consumer_client_is_told_of_a_deletion_and_of_a_revocation_at_once() {
+async fn the_exclusive_consumer_client_is_notified_of_deletion_and_revocation_immediately() {
     let (script, vhost) = (EXCLUSIVE_CONSUMER, Vhost::create().await);
     let (_connection, channel) = vhost.channel().await;
     for revoked in [false, true] {
@@ -263,7 +263,7 @@ async fn the_exclusive_consumer_client_is_told_of_a_deletion_and_of_a_revocation
         }
         let lost = losing.await.unwrap();
         assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
-        // Sooner than by a proof, of which there is one every 5 s.
+        // Earlier than by a proof, which is sent every 5 s.
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 }

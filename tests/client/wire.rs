@@ -1,5 +1,4 @@
-//! What the client sends, method by method, and what becomes of a lock when a
-//! frame is late or lost.
+//! The methods that the client sends, and the effects of late or lost frames on a lock.
 
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use lockkeeper::semaphore::{
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::protocols::{At, Place, with_protocols};
-use crate::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, held, lock, name, resize};
+use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
+use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::{any, held, lock, name, resize};
 
 with_protocols! {
     every {
@@ -32,22 +31,20 @@ with_protocols! {
 }
 
 /// Longer than any answer takes that is not held back.
-const LONG: Duration = Duration::from_secs(15);
+pub(super) const LONG: Duration = Duration::from_secs(15);
 
-/// The lock by way of the proxy, with nothing that goes on by itself meanwhile.
-fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
+/// Returns the lock over the proxy, without background activity.
+pub(super) fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
     let quiet = Duration::from_mins(1);
-    let options = ClientOptions {
-        heartbeat: quiet,
-        verify_interval: quiet,
-        operation_timeout,
-        warm: 0,
-        ..ClientOptions::default()
-    };
+    let options = ClientOptions::default()
+        .with_heartbeat(quiet)
+        .with_verify_interval(quiet)
+        .with_operation_timeout(operation_timeout)
+        .with_warm(0);
     Client::new(proxy.settings(place.settings()), options).semaphore(place.lock_name())
 }
 
-/// The same after one acquisition: connected, with its channels open.
+/// Returns the same after one acquisition: connected, with open channels.
 async fn warm(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
     let lock = through(proxy, place, operation_timeout);
     let permit = lock.try_acquire(&any()).await.unwrap();
@@ -58,15 +55,15 @@ async fn warm(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock
 }
 
 fn first() -> AcquireOptions {
-    AcquireOptions { start: Start::First, ..any() }
+    any().with_start(Start::First)
 }
 
 fn sent(proxy: &Proxy) -> Vec<String> {
     proxy.methods().into_iter().map(|method| method.name).collect()
 }
 
-/// The method by which the first slot is taken, and how the queue's name ends.
-fn taking(protocol: Protocol) -> (&'static str, &'static str) {
+/// Returns the method that acquires the first slot, and the suffix of the queue's name.
+pub(super) fn taking(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
         Protocol::ExclusiveQueue(_) => ("queue.declare", "-1-B"),
         Protocol::ExclusiveConsumer => ("basic.consume", "-1-C"),
@@ -74,7 +71,7 @@ fn taking(protocol: Protocol) -> (&'static str, &'static str) {
     }
 }
 
-/// And the one by which it is given back, some of which name no queue.
+/// Returns the method that releases it. Some of these name no queue.
 fn giving_back(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
         Protocol::ExclusiveQueue(_) => ("queue.delete", "-1-B"),
@@ -83,8 +80,8 @@ fn giving_back(protocol: Protocol) -> (&'static str, &'static str) {
     }
 }
 
-/// A method that a client sends about a queue whose name ends so.
-fn about((name, suffix): (&'static str, &'static str)) -> impl Awaited {
+/// Matches a method that a client sends about a queue with this suffix.
+pub(super) fn about((name, suffix): (&'static str, &'static str)) -> impl Awaited {
     move |method: &Method| {
         method.sender == Sender::Client && method.name == name && method.queue.ends_with(suffix)
     }
@@ -97,7 +94,7 @@ async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing(pro
     let lock = warm(&proxy, &place, LONG).await;
     for (options, most) in [(any(), 4), (first(), 5)] {
         proxy.reset();
-        let permit = lock.try_acquire(&options).await.unwrap();
+        let permit = lock.acquire(&options).await.unwrap();
         let acquiring = sent(&proxy);
         assert!(acquiring.len() <= most, "{acquiring:?}");
         assert!(acquiring.iter().any(|name| name == taking(protocol).0), "{acquiring:?}");
@@ -106,7 +103,7 @@ async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing(pro
         assert_eq!(sent(&proxy), ["queue.declare(passive)"; 2]);
         proxy.reset();
         permit.release().await.unwrap();
-        // The other one wakes whoever waits.
+        // The other method wakes waiters.
         let mut releasing = sent(&proxy);
         releasing.sort();
         assert_eq!(releasing.iter().filter(|name| *name == giving_back(protocol).0).count(), 1);
@@ -126,7 +123,7 @@ async fn a_lost_race_costs_one_channel_and_no_connection(protocol: Protocol) {
     let racing = lock.clone();
     let acquiring = tokio::spawn(async move { racing.try_acquire(&first()).await });
     late.wait().await;
-    let faster = crate::lock(&place).try_acquire(&first()).await.unwrap();
+    let faster = crate::client::lock(&place).try_acquire(&first()).await.unwrap();
     assert_eq!(faster.slot(), Some(1));
     proxy.resume();
     let permit = acquiring.await.unwrap().unwrap();
@@ -164,14 +161,14 @@ async fn a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection(
     let proxy = Proxy::start().await;
     let lock = warm(&proxy, &place, Duration::from_secs(3)).await;
     for when in [When::Before, When::After] {
-        // The connection dies with the delete, or with its answer.
+        // The connection ends with the delete, or with its answer.
         let permit = lock.try_acquire(&any()).await.unwrap();
         let cut = proxy.cut_at(when, about(giving_back(protocol)));
         permit.release().await.unwrap();
         cut.wait().await;
         eventually("the slot is free", async || held(&place).await.is_empty()).await;
     }
-    // It lives on, but nothing is heard of it.
+    // The connection stays open but silent.
     let permit = lock.try_acquire(&any()).await.unwrap();
     let (connections, silent) =
         (proxy.connections(), proxy.hold_at(When::After, about(giving_back(protocol))));
@@ -195,7 +192,7 @@ async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken(protocol
             match lock.try_acquire(&first()).await {
                 Ok(permit) => {
                     acquired += 1;
-                    // Lost meanwhile or not: given back either way.
+                    // Whether it was lost or not, it is released.
                     let _ = permit.release().await;
                 }
                 Err(_) => failed += 1,
@@ -205,18 +202,18 @@ async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken(protocol
             eventually(&what, async || held(&place).await.is_empty()).await;
         }
     }
-    // A token is taken by one method, so later ones can't fail that.
+    // A token is acquired by one method, so later ones cannot fail the acquisition.
     let least = if place.slot(1).is_some() { 5 } else { 1 };
     assert!(acquired > 0 && failed > least, "{acquired} acquired, {failed} failed");
 }
 
 /// Hazard A16.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_administrator_sent_before_it_lost_its_mutex_does_not_land_afterwards() {
+async fn commands_sent_before_an_administrator_lost_its_mutex_do_not_take_effect_later() {
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
     let proxy = Proxy::start().await;
-    let options = BrokerOptions { operation_timeout: LONG, ..BrokerOptions::default() };
+    let options = BrokerOptions::default().with_operation_timeout(LONG);
     let slow = Broker::new(proxy.settings(vhost.settings()), options);
     let late = proxy.hold_at(When::Before, about(("queue.declare", "-12-A")));
     let wish = SlotWish::new(40);
@@ -224,7 +221,7 @@ async fn what_an_administrator_sent_before_it_lost_its_mutex_does_not_land_after
         slow.converge(&name(), wish, sweep_to(wish, 1), false, &CancellationToken::new()).await
     });
     late.wait().await;
-    // The broker gives its mutex back, and the next one wants 3.
+    // The broker frees its mutex, and the next administrator sets 3 slots.
     eventually("the connection is shown", async || !vhost.connections("admin").await.is_empty())
         .await;
     for connection in vhost.connections("admin").await {
@@ -233,7 +230,7 @@ async fn what_an_administrator_sent_before_it_lost_its_mutex_does_not_land_after
     resize(&vhost, 3).await;
     proxy.resume();
     let error = growing.await.unwrap().unwrap_err();
-    // Whichever it noticed first.
+    // Depending on which one it noticed first.
     assert!(
         matches!(error, BrokerError::MutexLost { .. } | BrokerError::Timeout { .. }),
         "{error}"
@@ -249,8 +246,8 @@ async fn a_holder_queue_of_another_connection_is_no_proof_for_us() {
     let vhost = Vhost::create().await;
     resize(&vhost, 1).await;
     let permit = lock(&vhost).try_acquire(&any()).await.unwrap();
-    // Expires under its holder; then somebody else has it, so that a publish to
-    // it would still say that it exists.
+    // The queue expires under its holder. Then another client declares it, so that a
+    // publish to it would still succeed.
     let policy = format!("policies/{}/gone", vhost.name);
     let definition = json!({"pattern": "-B$", "definition": {"expires": 1}, "apply-to": "queues"});
     vhost.management.put(&policy, definition).await;

@@ -1,5 +1,5 @@
-//! What commands write while they hold a lock, and which of them are alive: a
-//! file to which each process of a command appends its lock's holder.
+//! The output of commands while they hold a lock, and which of them are alive: each
+//! process of a command appends its lock's holder to a file.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 
-use crate::environment::{random, signal};
-use crate::support::rabbitmq::eventually;
+use crate::exec::environment::{random, signal};
+use crate::exec::support::rabbitmq::eventually;
 
-/// Writes the holder into the file `$0` until it is ended, in two processes, and not
-/// so often that many at once would be the machine's whole work.
+/// Writes the holder into the file `$0` until it is ended, in two processes. The interval
+/// is long enough that many of these do not overload the machine.
 pub const WRITE: &str = r#"
 write() { while :; do echo "$LOCK_HOLDER_ID" >>"$0"; sleep 0.05; done; }
 write & write"#;
 
-/// A directory of a test's own, removed at the end.
+/// A directory for one test, removed at the end.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -26,28 +26,28 @@ impl Scratch {
         Self(path)
     }
 
-    /// A file in it.
+    /// Returns the path of a file in it.
     pub fn file(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 
-    /// What is in a file; nothing if it is not there.
+    /// Returns the contents of a file, or nothing if it does not exist.
     pub fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
     }
 
-    /// The holders in the register, in the order in which they wrote, each once
-    /// for each uninterrupted time.
+    /// Returns the holders in the register in the order in which they wrote, each once
+    /// for each uninterrupted period.
     pub fn holders(&self) -> Vec<String> {
         let mut holders: Vec<String> = self.read("register").lines().map(str::to_owned).collect();
         holders.dedup();
         holders
     }
 
-    /// Waits until somebody other than those `known` writes; returns who.
+    /// Waits until a holder other than `known` writes. Returns that holder.
     pub async fn next_holder(&self, known: &[&str]) -> String {
         let new = || self.holders().into_iter().find(|id| !known.contains(&id.as_str()));
-        eventually("somebody new holds the lock", async || new().is_some()).await;
+        eventually("a new holder has the lock", async || new().is_some()).await;
         new().unwrap()
     }
 }
@@ -58,14 +58,14 @@ impl Drop for Scratch {
     }
 }
 
-/// A process that runs, and what it says on standard error.
+/// A running process, and its output on stderr.
 pub struct Running {
     pub process: Child,
     stderr: PathBuf,
 }
 
 impl Running {
-    /// Starts it; `name` is its file's.
+    /// Starts the process. Its stderr goes to the file `name`.
     pub fn start(scratch: &Scratch, name: &str, mut command: Command) -> Self {
         let stderr = PathBuf::from(scratch.file(name));
         let file = std::fs::File::create(&stderr).unwrap();
@@ -85,20 +85,20 @@ impl Running {
         std::fs::read_to_string(&self.stderr).unwrap()
     }
 
-    /// Waits until it has said this.
+    /// Waits until its stderr contains this text.
     pub async fn until_it_says(&self, text: &str) {
         let heard = async || self.said().contains(text);
         eventually(&format!("it says {text:?}"), heard).await;
     }
 
-    /// Its exit code, waited for.
+    /// Waits for its end. Returns the exit code.
     pub async fn code(&mut self) -> Option<i32> {
         let end = tokio::time::timeout(Duration::from_secs(15), self.process.wait()).await;
         end.unwrap_or_else(|_| panic!("it goes on and on: {}", self.said())).unwrap().code()
     }
 }
 
-/// The living processes that have this text in `/proc/<pid>/<file>`.
+/// Returns the living processes that have this text in `/proc/<pid>/<file>`.
 fn processes(file: &str, holds: impl Fn(&str) -> bool) -> Vec<u32> {
     let pids = std::fs::read_dir("/proc").unwrap();
     pids.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
@@ -111,13 +111,22 @@ fn processes(file: &str, holds: impl Fn(&str) -> bool) -> Vec<u32> {
         .collect()
 }
 
-/// The processes that were started under this acquisition, guardian included.
+/// Returns the processes of this acquisition, including the guardian.
 pub fn alive(holder: &str) -> Vec<u32> {
     let variable = format!("LOCK_HOLDER_ID={holder}");
     processes("environ", |environment| environment.split('\0').any(|v| v == variable))
 }
 
-/// The only process that this one has started.
+/// Returns whether this process has living children.
+pub fn has_children(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().any(|task| {
+        let children = std::fs::read_to_string(task.path().join("children"));
+        children.is_ok_and(|children| !children.is_empty())
+    })
+}
+
+/// Returns the only child of this process.
 pub fn child_of(pid: u32) -> u32 {
     let is_child = |stat: &str| {
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

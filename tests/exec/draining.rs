@@ -1,12 +1,12 @@
-//! A slot that is removed under a running command.
+//! A slot that is removed while a command runs.
 
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{Broker, BrokerOptions};
 
-use crate::commands::{Running, Scratch, WRITE, alive};
-use crate::support::protocols::{At, Place, with_protocols};
-use crate::support::rabbitmq::eventually;
-use crate::{LOCK, create, lockkeeper, run, succeed};
+use crate::exec::commands::{Running, Scratch, WRITE, alive};
+use crate::exec::support::protocols::{At, Place, with_protocols};
+use crate::exec::support::rabbitmq::eventually;
+use crate::exec::{LOCK, create, lockkeeper, run, succeed};
 
 with_protocols! {
     slots {
@@ -16,7 +16,7 @@ with_protocols! {
     }
 }
 
-/// Whether anybody holds slot 2, which was removed.
+/// Returns whether slot 2, which was removed, is held.
 async fn is_held(place: &Place) -> bool {
     let broker = Broker::new(place.settings(), BrokerOptions::default());
     broker.observe(&place.lock_name(), 2, 2).await.unwrap().held.contains(&2)
@@ -36,7 +36,7 @@ async fn two(place: &Place, scratch: &Scratch, options: &[&str], script: &str) -
     [first, second]
 }
 
-/// Says its slot, and goes on until it is told to end.
+/// Prints its slot, and runs until it is ended.
 const WORK: &str = r#"echo "slot $LOCK_SLOT" >>"$0"
     trap 'echo term >>"$0"; exit 9' TERM; trap 'echo usr1 >>"$0"; exit 5' USR1
     while :; do sleep 0.02; done"#;
@@ -47,7 +47,7 @@ async fn a_shrink_changes_nothing_for_a_command_that_may_finish(protocol: Protoc
     let [mut first, mut second] = two(&place, &scratch, &["--heartbeat", "2s"], WORK).await;
     succeed(&place, &["semaphore", "shrink", LOCK, "1"]).await;
     second.until_it_says("slot 2 of ci.deploy is draining").await;
-    // Grown back: the slot is there again, and still taken.
+    // Grown back: the slot exists again, and is still held.
     succeed(&place, &["semaphore", "grow", LOCK, "1"]).await;
     let outcome = run(&place, &["exec", LOCK, "--no-wait", "--", "true"]).await;
     assert_eq!(outcome.code, Some(75), "{outcome:?}");

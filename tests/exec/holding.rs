@@ -1,15 +1,15 @@
-//! `lockkeeper hold`, for people and scripts that do their work elsewhere.
+//! `lockkeeper hold`, for users and scripts that do their work elsewhere.
 
 use std::process::Stdio;
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::environment::signal;
-use crate::support::rabbitmq::Vhost;
-use crate::{LOCK, create, lockkeeper, run};
+use crate::exec::environment::signal;
+use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::{LOCK, create, lockkeeper, run};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hold_says_when_it_holds_and_when_it_has_released() {
+async fn hold_reports_when_it_holds_and_when_it_has_released() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let mut hold = lockkeeper(&vhost, &["hold", LOCK]).stdout(Stdio::piped()).spawn().unwrap();
@@ -24,7 +24,7 @@ async fn hold_says_when_it_holds_and_when_it_has_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hold_says_when_its_mutex_is_lost() {
+async fn hold_reports_the_loss_of_its_mutex() {
     let vhost = Vhost::create().await;
     let arguments = ["hold", "--mutex", "ci.one", "--heartbeat", "2s"];
     let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();

@@ -1,7 +1,7 @@
-//! What helps people to type: completions and manual pages. No server.
+//! Help for typing commands: completions and manual pages. No server.
 
-use crate::commands::Scratch;
-use crate::{outcome, program};
+use crate::exec::commands::Scratch;
+use crate::exec::{outcome, program};
 
 #[tokio::test]
 async fn every_shell_gets_its_completions() {

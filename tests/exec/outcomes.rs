@@ -1,13 +1,13 @@
-//! What a command gets, and which exit code comes of what.
+//! The environment of a command, and the exit codes for its results.
 
 use std::process::Stdio;
 
 use lockkeeper::plan::naming::Protocol;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::protocols::{At, Place, with_protocols};
-use crate::support::rabbitmq::Vhost;
-use crate::{LOCK, create, lockkeeper, outcome, run, spoken, succeed};
+use crate::exec::support::protocols::{At, Place, with_protocols};
+use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::{LOCK, create, lockkeeper, outcome, run, spoken, succeed};
 
 with_protocols! {
     every {
@@ -20,10 +20,10 @@ with_protocols! {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
+async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
-    let nobody = "amqp://guest:guest@127.0.0.1:1";
+    let unreachable = "amqp://guest:guest@127.0.0.1:1";
     let table: &[(&[&str], i32, &str)] = &[
         (&[LOCK, "--", "true"], 0, ""),
         (&["--semaphore", LOCK, "--", "sh", "-c", "exit 7"], 7, ""),
@@ -53,7 +53,7 @@ async fn the_exit_code_is_the_commands_own_or_says_what_went_wrong() {
         (&["--mutex", LOCK, "--protocol", "Token", "--", "true"], 64, "one exclusive queue"),
         (&["sem/a", "--protocol", "ExclusiveQueue", "--", "true"], 64, "are sem/a's own"),
         (&["sem/a", "--queue-type", "Classic", "--", "true"], 64, "are sem/a's own"),
-        (&[LOCK, "--url", nobody, "--", "true"], 69, "can't be reached"),
+        (&[LOCK, "--url", unreachable, "--", "true"], 69, "can't be reached"),
         (&[LOCK, "--vhost", "no-such-vhost", "--", "true"], 69, "no virtual host"),
         (&["ci.unknown", "--no-wait", "--", "true"], 75, "has no slots"),
     ];
@@ -96,7 +96,7 @@ async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Pr
     let token = |text: &str| of(text, "LOCK_TOKEN").unwrap().parse::<u64>().unwrap();
     assert!(token(&second) > token(&first), "{first} {second}");
 
-    // A mutex within the semaphore: what the semaphore gave must not be seen.
+    // A mutex inside the semaphore: the semaphore's variables must not be visible.
     let inside = env!("CARGO_BIN_EXE_lockkeeper");
     let nested = ["exec", LOCK, "--", inside, "exec", "--mutex", "m", "--", "sh", "-c", show];
     let mut command = lockkeeper(&place, &nested);
@@ -107,7 +107,7 @@ async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Pr
         assert_eq!(of(&inner, variable), None, "{inner}");
     }
 
-    // The broker's password is not ours to pass on.
+    // The broker's password must not be passed on.
     let url = place.url();
     let arguments = ["exec", LOCK, "--url", &url, "--", "sh", "-c", show];
     let mut command = lockkeeper(&place, &arguments);

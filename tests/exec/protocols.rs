@@ -1,11 +1,11 @@
-//! The other two protocols on the command line: taking a lock by them, and
-//! administering it without Kubernetes.
+//! The other two protocols on the command line: acquiring a lock, and administering it
+//! without Kubernetes.
 
 use serde_json::Value;
 
-use crate::commands::{Running, Scratch, WRITE};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{LOCK, Outcome, lockkeeper, run, succeed};
+use crate::exec::commands::{Running, Scratch, WRITE};
+use crate::exec::support::rabbitmq::{Vhost, eventually};
+use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
 
 const CONSUMER: &[&str] = &["--protocol", "ExclusiveConsumer"];
 const TOKEN: &[&str] = &["--protocol", "Token"];
@@ -16,7 +16,7 @@ async fn semaphore(vhost: &Vhost, verb: &str, protocol: &[&str], more: &[&str]) 
     run(vhost, &[&["semaphore", verb, LOCK], protocol, more].concat()).await
 }
 
-/// Slots, held and free, as `count` says.
+/// Returns the numbers of slots, held and free ones, as printed by `count`.
 async fn counts(vhost: &Vhost, protocol: &[&str]) -> [u64; 3] {
     let counted = semaphore(vhost, "count", protocol, &["-o", "json"]).await;
     assert_eq!(counted.code, Some(0), "{counted:?}");
@@ -24,7 +24,7 @@ async fn counts(vhost: &Vhost, protocol: &[&str]) -> [u64; 3] {
     ["slots", "held", "free"].map(|what| counted[what].as_u64().unwrap())
 }
 
-/// Somebody who holds it until told otherwise.
+/// Starts a holder that holds until it is ended.
 async fn holding(vhost: &Vhost, protocol: &[&str], scratch: &Scratch) -> Running {
     let file = scratch.file("register");
     let words = [&["exec", LOCK], protocol, &["--", "sh", "-c", WRITE, &file]].concat();
@@ -94,7 +94,7 @@ async fn slots_of_consumers_are_counted_verified_shrunk_and_destroyed_with_the_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_that_are_held_are_waited_for_by_whoever_makes_them_fewer() {
+async fn a_shrink_waits_for_tokens_that_are_held() {
     let vhost = Vhost::create().await;
     assert_eq!(semaphore(&vhost, "create", TOKEN, &["--slots", "3"]).await.code, Some(0));
     assert_eq!(vhost.queues().await, ["ci.deploy.semaphore"]);
@@ -106,7 +106,7 @@ async fn tokens_that_are_held_are_waited_for_by_whoever_makes_them_fewer() {
     let faulty = semaphore(&vhost, "verify", TOKEN, &["--slots", "5"]).await;
     assert_eq!((faulty.code, faulty.stdout.as_str()), (Some(1), "2 tokens are missing\n"));
 
-    // Free ones go at once, held ones not at all while nobody waits for them.
+    // Free ones are removed immediately, held ones only while a process waits for them.
     let unwaited = semaphore(&vhost, "shrink", TOKEN, &["3", "--no-wait"]).await;
     assert_eq!(unwaited.code, Some(0), "{unwaited:?}");
     assert!(unwaited.stderr.contains("ci.deploy has 0 tokens, before 3"), "{unwaited:?}");
@@ -116,7 +116,7 @@ async fn tokens_that_are_held_are_waited_for_by_whoever_makes_them_fewer() {
     let words = [&["semaphore", "shrink", LOCK, "1"], TOKEN].concat();
     let mut stopped = Running::start(&scratch, "stopped", lockkeeper(&vhost, &words));
     stopped.until_it_says("waiting for 1 tokens").await;
-    stopped.signal("INT");
+    stopped.signal("TERM");
     assert_eq!(stopped.code().await, Some(75));
     assert!(stopped.said().contains("1 tokens too many of ci.deploy stay"), "{}", stopped.said());
     assert_eq!(counts(&vhost, TOKEN).await, [1, 1, 0]);

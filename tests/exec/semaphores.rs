@@ -1,12 +1,12 @@
-//! `lockkeeper semaphore`: administration and looking, without Kubernetes.
+//! `lockkeeper semaphore`: administration and observation, without Kubernetes.
 
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::commands::{Running, Scratch, WRITE};
-use crate::support::rabbitmq::Vhost;
-use crate::{LOCK, Outcome, lockkeeper, run, succeed};
+use crate::exec::commands::{Running, Scratch, WRITE};
+use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
 
 async fn semaphore(vhost: &Vhost, arguments: &[&str]) -> Outcome {
     run(vhost, &[&["semaphore"], arguments].concat()).await
@@ -87,7 +87,7 @@ async fn records_are_made_and_grown_with_and_only_where_clients_know_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_holders_are_shown_with_what_they_say_of_themselves() {
+async fn the_holders_are_shown_with_the_identity_and_reason_they_announce() {
     let vhost = Vhost::create().await;
     succeed(&vhost, &["semaphore", "create", LOCK, "--slots", "2"]).await;
     assert_eq!(json_of(&vhost, &["holders", LOCK]).await, json!([]));
@@ -111,7 +111,7 @@ async fn the_holders_are_shown_with_what_they_say_of_themselves() {
 
     let mut blind = lockkeeper(&vhost, &["semaphore", "holders", LOCK]);
     blind.env_remove("RABBITMQ_MANAGEMENT_URL");
-    let blind = crate::outcome(blind).await;
+    let blind = crate::exec::outcome(blind).await;
     assert!(blind.stderr.contains("--management-url"), "{blind:?}");
     assert!(blind.stdout.contains("\n1 "), "{blind:?}");
 }
@@ -130,10 +130,10 @@ async fn a_hole_a_stray_and_a_foreign_slot_are_found_and_left_alone() {
     let found = semaphore(&vhost, &["verify", LOCK, "--slots", "3"]).await;
     assert_eq!(found.code, Some(1), "{found:?}");
     let lines: Vec<&str> = found.stdout.lines().collect();
-    assert!(lines[0].starts_with("slot 1 is somebody else's queue: "), "{found:?}");
+    assert!(lines[0].starts_with("slot 1 is a foreign queue: "), "{found:?}");
     let rest = [
         "slot 2 is missing",
-        "slot 3 has no record (fencing, lock delay), but others have",
+        "slot 3 has no record (fencing, lock delay)",
         "slot 4 should not exist",
     ];
     assert_eq!(lines[1..], rest);
@@ -161,7 +161,7 @@ async fn a_slot_is_waited_for_until_it_is_taken_and_until_it_is_released() {
     let mut released = wait("released");
     scratch.next_holder(&[]).await;
     assert!(released.try_wait().unwrap().is_none(), "not while it is held");
-    // Without a number, of whichever slot, removed ones included.
+    // Without a number: any slot, including removed ones.
     succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
     let any = |what| ["wait", LOCK, "--until", what, "--timeout", "300ms"];
     let taken = semaphore(&vhost, &any("taken")).await;

@@ -1,16 +1,23 @@
-//! What is said while a lock is waited for, where there is no terminal.
+//! Messages while waiting for a lock without a terminal, and waiting during a restart of
+//! the broker.
 
-use crate::commands::{Running, Scratch, WRITE};
-use crate::support::rabbitmq::Vhost;
-use crate::{LOCK, create, lockkeeper};
+use std::time::Duration;
+
+use lockkeeper::plan::naming::{Protocol, QueueType};
+
+use crate::exec::commands::{Running, Scratch};
+use crate::exec::support::own_server::OwnServer;
+use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::{LOCK, create, lockkeeper, program, spoken};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_says_so_once_and_quiet_says_nothing() {
+async fn waiting_is_reported_once_and_with_quiet_never() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");
-    let arguments = ["exec", LOCK, "--identity", "bob", "--", "sh", "-c", WRITE, &file];
+    let holds = "echo $LOCK_HOLDER_ID >>$0; exec sleep 600";
+    let arguments = ["exec", LOCK, "--identity", "bob", "--", "sh", "-c", holds, &file];
     let mut holding = Running::start(&scratch, "holding", lockkeeper(&vhost, &arguments));
     scratch.next_holder(&[]).await;
     let waiting = lockkeeper(&vhost, &["exec", LOCK, "--", "true"]);
@@ -25,4 +32,44 @@ async fn who_waits_says_so_once_and_quiet_says_nothing() {
     assert_eq!(said.lines().count(), 2, "{said}");
     assert!(said.contains("got slot 1 of ci.deploy after "), "{said}");
     assert_eq!((quiet.said(), holding.said()), (String::new(), String::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exec_that_waits_survives_a_restart_of_the_broker() {
+    let broker = OwnServer::rabbitmq().await;
+    let address = broker.variable("AMQP_URL");
+    let scratch = Scratch::new();
+    let start = |name: &str, protocol: Protocol, words: &[&str]| {
+        let mut command = program(&[], &spoken(protocol, words));
+        command.env("AMQP_URL", &address).env_remove("RABBITMQ_MANAGEMENT_URL");
+        Running::start(&scratch, name, command)
+    };
+    let protocols =
+        [Protocol::default(), Protocol::ExclusiveConsumer, Protocol::Token(QueueType::Classic)];
+    let mut execs = Vec::new();
+    for (n, protocol) in protocols.into_iter().enumerate() {
+        let (lock, register) = (format!("{LOCK}-{n}"), scratch.file("register"));
+        let create = ["semaphore", "create", &lock, "--slots", "1"];
+        let mut create = start("create", protocol, &create);
+        assert_eq!(create.code().await, Some(0), "{}", create.said());
+        let known = scratch.holders();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        let holds =
+            ["exec", &lock, "--", "sh", "-c", "echo $LOCK_HOLDER_ID >>$0; sleep 600", &register];
+        let holder = start(&format!("holder-{n}"), protocol, &holds);
+        scratch.next_holder(&known).await;
+        let waits = ["exec", &lock, "--timeout", "10m", "--", "sh", "-c", "exit 7"];
+        let waiter = start(&format!("waiter-{n}"), protocol, &waits);
+        waiter.until_it_says("waiting for a ").await;
+        execs.push((holder, waiter));
+    }
+    broker.stop().await;
+    for (holder, _) in &mut execs {
+        assert_eq!(holder.code().await, Some(80), "{}", holder.said());
+    }
+    broker.start().await;
+    for (_, mut waiter) in execs {
+        let end = tokio::time::timeout(Duration::from_mins(1), waiter.process.wait()).await;
+        assert_eq!(end.unwrap().unwrap().code(), Some(7), "{}", waiter.said());
+    }
 }

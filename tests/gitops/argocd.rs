@@ -4,16 +4,16 @@ use kube::api::{Patch, PatchParams};
 use lockkeeper::api::Semaphore;
 use serde_json::{Value, json};
 
-use crate::evaluator::{Verdicts, answer, example, objects};
-use crate::world::{PATIENCE, World, has_reason, in_a_world};
+use crate::gitops::evaluator::{Verdicts, answer, example, objects};
+use crate::gitops::world::{PATIENCE, World, has_reason, in_a_world};
 
-/// The kinds, their folder of actions, and the actions.
+/// The kinds, the directories of their actions, and the actions.
 const ACTIONS: [(&str, &str, &[&str]); 2] = [
     ("Semaphore", "semaphore", &["suspend", "resume", "scale-up", "scale-down", "hold"]),
     ("PressureQueue", "pressure-queue", &["suspend", "resume"]),
 ];
 
-/// Where the script of an action is.
+/// Returns the path of an action's script.
 fn script(folder: &str, action: &str) -> String {
     let shared = matches!(action, "suspend" | "resume");
     let folder = if shared { String::new() } else { format!("{folder}/") };
@@ -57,12 +57,12 @@ fn each_kind_offers_the_actions_that_it_has_scripts_for() {
     }
 }
 
-/// The object as the API server gives it.
+/// Returns the object as the API server stores it.
 async fn live(world: &World) -> Value {
     serde_json::to_value(world.api::<Semaphore>().get("deploy").await.unwrap()).unwrap()
 }
 
-/// What Argo CD does when somebody clicks on an action: only if it is offered.
+/// Does what Argo CD does when a user clicks an action. Works only if it is offered.
 async fn click(world: &World, action: &str) {
     let object = live(world).await;
     let discovery = example("argocd/actions/semaphore/discovery.lua");
@@ -75,7 +75,7 @@ async fn click(world: &World, action: &str) {
 }
 
 #[tokio::test]
-async fn the_actions_do_to_a_semaphore_what_their_names_say() {
+async fn each_action_has_the_effect_of_its_name() {
     in_a_world("argocd", async |world| {
         let _operator = world.operator().await;
         let verdicts = Verdicts::of_the_examples();
@@ -106,8 +106,8 @@ async fn the_actions_do_to_a_semaphore_what_their_names_say() {
     .await;
 }
 
-/// That the place is one where a Semaphore has its slots; what the options do is shown
-/// in `owners`.
+/// Checks that the path is that of a Semaphore's slots. See `owners` for the effect of
+/// the options.
 #[test]
 fn the_application_ignores_the_slots_of_semaphores_and_nothing_else() {
     let application = objects("argocd/application.yaml").remove(0);

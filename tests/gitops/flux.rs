@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::evaluator::{answer, evaluate, objects};
+use crate::gitops::evaluator::{answer, evaluate, objects};
 
 #[test]
 fn the_kustomization_has_only_what_flux_reads_and_its_expressions_parse() {

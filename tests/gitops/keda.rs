@@ -1,5 +1,5 @@
-//! KEDA: its objects in its own types, and that what it uses is there: `/scale` for the
-//! autoscaler that it makes, and the list in Redis that it measures.
+//! KEDA: its objects in its own types, and the interfaces that it uses: `/scale` for its
+//! autoscaler, and the list in Redis that it measures.
 
 use std::process::Stdio;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::evaluator::{evaluate, objects};
-use crate::world::{PATIENCE, World, eventually, in_a_world, kubectl};
+use crate::gitops::evaluator::{evaluate, objects};
+use crate::gitops::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 
-/// The object of a kind in a file of the examples.
+/// Returns the object of a kind in an example's file.
 fn of_kind(file: &str, kind: &str) -> Value {
     objects(file).into_iter().find(|object| object["kind"] == kind).unwrap()
 }
@@ -74,8 +74,8 @@ fn the_trigger_authentication_names_keys_that_the_secret_has() {
     assert_eq!(secret["stringData"]["db"], trigger["metadata"]["databaseIndex"]);
 }
 
-/// KEDA itself makes such an autoscaler of a `ScaledObject`, and gives it a metric of its
-/// own. There is none here; the bounds are kept all the same, by Kubernetes' own controller.
+/// KEDA creates such an autoscaler for a `ScaledObject` and provides a metric of its own.
+/// Here is no such metric, but Kubernetes' own controller still enforces the bounds.
 #[tokio::test]
 async fn a_horizontal_pod_autoscaler_like_kedas_scales_a_semaphore() {
     in_a_world("keda", async |world| {
@@ -117,7 +117,7 @@ async fn a_horizontal_pod_autoscaler_like_kedas_scales_a_semaphore() {
         world.until("batch", "5 slots by the autoscaler", PATIENCE, scaled).await;
         world.semaphore_ready("batch").await;
         assert_eq!(world.queues().await, world.lock_queues("batch", 5));
-        // From the next look on it knows how many there are, and whom it would select.
+        // From the next sync on, it knows the count and the selector.
         eventually("the autoscaler sees the slots", PATIENCE, async || {
             let status = api.get("keda-hpa-batch").await.unwrap().status.unwrap();
             let scalable = status.conditions.unwrap_or_default();
@@ -130,7 +130,7 @@ async fn a_horizontal_pod_autoscaler_like_kedas_scales_a_semaphore() {
     .await;
 }
 
-/// The name of the example's list, in this world's namespace.
+/// Returns the name of the example's list, in this world's namespace.
 fn list_name(world: &World) -> String {
     let job = of_kind("keda/queue.yaml", "ScaledJob");
     let name = job["spec"]["triggers"][0]["metadata"]["listName"].as_str().unwrap();

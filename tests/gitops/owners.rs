@@ -1,5 +1,5 @@
-//! Who owns which field, on a real API server: what is in git applied again makes no
-//! difference, and slots that git leaves out are whoever's who scales.
+//! Ownership of fields on a real API server: applying the same files again changes
+//! nothing, and slots that git omits belong to the writer that scales.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,12 @@ use kube::api::ListParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 use serde_json::{Value, json};
 
-use crate::environment::random;
-use crate::evaluator::objects;
-use crate::world::{Kind, PATIENCE, World, eventually, in_a_world, kubectl};
+use crate::gitops::environment::random;
+use crate::gitops::evaluator::objects;
+use crate::gitops::world::{Kind, PATIENCE, World, eventually, in_a_world, kubectl};
 
-/// How pipelines apply: Flux and Argo CD with `ServerSideApply=true`, and Argo CD without.
+/// How pipelines apply: Flux and Argo CD with `ServerSideApply=true`, and Argo CD
+/// without.
 const WAYS: [&[&str]; 2] = [&["--server-side", "--field-manager=pipeline"], &[]];
 
 /// Objects in a file, as they are in git.
@@ -39,7 +40,7 @@ impl Drop for Git {
     }
 }
 
-/// All `Semaphore`s and `PressureQueue`s of the examples, each with a name of its own.
+/// Returns all `Semaphore`s and `PressureQueue`s of the examples, with unique names.
 fn examples() -> Vec<Value> {
     let mut all = Vec::new();
     for folder in ["semaphore", "pressure-queue", "keda"] {
@@ -58,7 +59,7 @@ fn examples() -> Vec<Value> {
     all
 }
 
-/// Name and version of everything that was applied.
+/// Returns the name and version of every applied object.
 async fn versions(world: &World) -> Vec<(String, String)> {
     async fn of<K: Kind>(world: &World) -> Vec<(String, String)> {
         let list = world.api::<K>().list(&ListParams::default()).await.unwrap();
@@ -69,7 +70,7 @@ async fn versions(world: &World) -> Vec<(String, String)> {
     all
 }
 
-/// Whether the operator has said something of everything's newest spec.
+/// Returns whether the operator has observed the newest spec of every object.
 async fn looked_at(world: &World) -> bool {
     async fn of<K: Kind>(world: &World) -> bool {
         let list = world.api::<K>().list(&ListParams::default()).await.unwrap();
@@ -90,7 +91,7 @@ async fn applying_the_examples_again_changes_nothing_and_kubectl_diff_finds_noth
 
             let _operator = world.operator().await;
             eventually("the operator has looked", PATIENCE, async || looked_at(&world).await).await;
-            // It may write a status between the two looks of kubectl.
+            // The operator may write a status between the two reads of kubectl.
             eventually("kubectl diff finds nothing", PATIENCE, async || {
                 git.run(&world, "diff", way).await.is_ok()
             })
@@ -125,7 +126,7 @@ async fn scale(world: &World, slots: i32) {
 }
 
 #[tokio::test]
-async fn slots_that_git_leaves_out_stay_as_somebody_scaled_them() {
+async fn slots_that_git_omits_keep_their_scaled_value() {
     for way in WAYS {
         in_a_world("scaled", async move |world| {
             let git = deploy(&json!({"deletionPolicy": "Retain"}));
@@ -136,7 +137,7 @@ async fn slots_that_git_leaves_out_stay_as_somebody_scaled_them() {
                 git.run(&world, "apply", way).await.unwrap();
                 assert_eq!(slots(&world).await, replicas, "{way:?}");
                 git.run(&world, "diff", way).await.unwrap();
-                // Git is changed for another reason.
+                // Git changes for another reason.
                 deploy(&json!({"deletionPolicy": "Delete"}))
                     .run(&world, "apply", way)
                     .await
@@ -167,7 +168,7 @@ async fn slots_that_git_has_are_gits_and_a_forced_apply_sets_them_back() {
         let force = [server_side, &["--force-conflicts"]].concat();
         git.run(&world, "apply", &force).await.unwrap();
         assert_eq!(slots(&world).await, 3);
-        // As Argo CD does with RespectIgnoreDifferences: it applies what is there.
+        // As Argo CD does with RespectIgnoreDifferences: it applies the current value.
         scale(&world, 5).await;
         deploy(&json!({"slots": slots(&world).await})).run(&world, "apply", &force).await.unwrap();
         assert_eq!(slots(&world).await, 5);
@@ -176,7 +177,7 @@ async fn slots_that_git_has_are_gits_and_a_forced_apply_sets_them_back() {
 }
 
 #[tokio::test]
-async fn slots_taken_out_of_git_stay_only_with_server_side_apply_after_somebody_scaled() {
+async fn slots_removed_from_git_stay_scaled_only_with_server_side_apply() {
     let [server_side, client_side] = WAYS;
     in_a_world("handed", async move |world| {
         for (way, scaled, left) in

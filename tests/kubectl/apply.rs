@@ -1,5 +1,5 @@
-//! `lockkeeper plan` and `lockkeeper apply`: manifests made true on a broker and a
-//! Redis server that no Kubernetes knows of.
+//! `lockkeeper plan` and `lockkeeper apply`: manifests applied to a broker and a Redis
+//! server without Kubernetes.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use lockkeeper::api::{PressureQueue, Semaphore};
 use redis::AsyncCommands;
 use serde_json::Value;
 
-use crate::environment::variable;
-use crate::world::{PATIENCE, World, eventually, in_a_world};
-use crate::{Ended, Folder, ended, program};
+use crate::kubectl::environment::variable;
+use crate::kubectl::world::{PATIENCE, World, eventually, in_a_world};
+use crate::kubectl::{Ended, Folder, ended, program};
 
-/// A folder with the connection Secrets of a world, as manifests.
+/// Creates a directory with the connection Secrets of a world, as manifests.
 fn connections(world: &World) -> Folder {
     let folder = Folder::new();
     let secret = |name: &str, data: &str| {
@@ -30,7 +30,7 @@ fn connections(world: &World) -> Folder {
     folder
 }
 
-/// An object on the world's servers.
+/// Returns an object on the world's servers.
 fn object(kind: &str, name: &str, spec: &str) -> String {
     let connection = match kind {
         "Semaphore" => "rabbitmqClusterReference: {connectionSecret: {name: rabbit}}",
@@ -41,8 +41,7 @@ fn object(kind: &str, name: &str, spec: &str) -> String {
     )
 }
 
-/// Runs `verb` with one manifest and the world's Secrets; nothing of Kubernetes is
-/// needed.
+/// Runs `verb` with one manifest and the world's Secrets. Does not use Kubernetes.
 async fn run(world: &World, verb: &[&str], manifests: &str) -> Ended {
     let (secrets, folder) = (connections(world), Folder::new());
     let file = folder.write("objects.yaml", manifests);
@@ -56,7 +55,7 @@ const PLAN: &[&str] = &["plan", "--detailed-exitcode"];
 const APPLY: &[&str] = &["apply", "--yes"];
 
 #[tokio::test]
-async fn what_is_applied_is_there_and_a_second_plan_finds_nothing_to_change() {
+async fn applied_objects_exist_and_a_second_plan_finds_nothing_to_change() {
     in_a_world("apply", async |world| {
         let all = [
             object("Semaphore", "deploy", "slots: 3"),
@@ -80,7 +79,7 @@ async fn what_is_applied_is_there_and_a_second_plan_finds_nothing_to_change() {
             planned.out
         );
         assert_eq!(run(&world, &["plan"], &all).await.code, Some(0));
-        // Nobody can be asked here, and so nothing was done so far.
+        // Confirmation is not possible here, so nothing was changed so far.
         let unasked = run(&world, &["apply"], &all).await;
         assert_eq!(unasked.code, Some(64), "{}", unasked.said);
         assert_eq!(world.queues().await, BTreeSet::new());
@@ -101,7 +100,7 @@ async fn what_is_applied_is_there_and_a_second_plan_finds_nothing_to_change() {
         }
         assert_eq!(world.queues().await, queues, "nothing was changed");
 
-        // And the operator finds nothing to change either.
+        // The operator finds no difference either.
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 3").await;
         world.queue("frames", "bound: 5").await;
@@ -130,7 +129,7 @@ async fn a_plan_shows_each_difference_and_apply_makes_it() {
             semaphore + &object("PressureQueue", "frames", &format!("bound: {bound}"))
         };
         assert_eq!(run(&world, APPLY, &of(3, 5)).await.code, Some(0));
-        // Drift: a slot is missing, and the wait queue.
+        // Drift: a slot and the wait queue are missing.
         let amqp = world.amqp().await;
         let channel = amqp.create_channel().await.unwrap();
         for queue in ["deploy-2-A", "deploy-W"] {
@@ -156,7 +155,7 @@ async fn a_plan_shows_each_difference_and_apply_makes_it() {
         assert_eq!(run(&world, APPLY, &of(1, 7)).await.code, Some(0));
         assert_eq!(world.queues().await, world.lock_queues("deploy", 1));
 
-        // Records that are not wished for any more go as well.
+        // Records that are no longer desired are removed as well.
         let fenced = object("Semaphore", "deploy", "slots: 1, fencing: true");
         let planned = run(&world, PLAN, &fenced).await;
         assert!(planned.out.contains("+ slot records: made again"), "{}", planned.out);
@@ -172,7 +171,7 @@ async fn a_plan_shows_each_difference_and_apply_makes_it() {
 }
 
 #[tokio::test]
-async fn what_is_held_is_removed_only_when_that_is_allowed() {
+async fn held_slots_are_removed_only_when_allowed() {
     in_a_world("apply", async |world| {
         let of = |slots: u32| object("Semaphore", "deploy", &format!("slots: {slots}"));
         assert_eq!(run(&world, APPLY, &of(2)).await.code, Some(0));
@@ -206,7 +205,7 @@ async fn what_is_held_is_removed_only_when_that_is_allowed() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_planned_says_why_and_changes_nothing() {
+async fn an_impossible_plan_reports_the_reason_and_changes_nothing() {
     in_a_world("apply", async |world| {
         let bare = |kind: &str, spec: &str| {
             format!("---\napiVersion: lockkeeper.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{{spec}}}\n")
@@ -228,7 +227,7 @@ async fn what_can_not_be_planned_says_why_and_changes_nothing() {
         }
         assert_eq!(world.queues().await, BTreeSet::new());
 
-        // A server of the environment; one that isn't there.
+        // A server of the environment that does not exist.
         let folder = Folder::new();
         let file = folder.write("a.yaml", &bare("Semaphore", "slots: 1, lockName: x"));
         let by = async |url: &str, verb: &[&str]| {
@@ -244,7 +243,7 @@ async fn what_can_not_be_planned_says_why_and_changes_nothing() {
         assert_eq!(away.code, Some(1), "{}", away.said);
         assert!(!away.said.contains("hush"), "{}", away.said);
 
-        // What is left of a queue is not created over.
+        // Leftovers of a queue are not overwritten by a creation.
         let mut redis = world.redis().await;
         let key = format!("__pressure__:{}.frames:closed", world.namespace);
         let _: () = redis.rpush(&key, "x").await.unwrap();
@@ -257,7 +256,7 @@ async fn what_can_not_be_planned_says_why_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn signs_have_colours_only_where_they_are_wanted() {
+async fn signs_have_colours_only_on_request() {
     in_a_world("apply", async |world| {
         let (secrets, folder) = (connections(&world), Folder::new());
         let file = folder.write("a.yaml", &object("Semaphore", "deploy", "slots: 1"));

@@ -1,4 +1,4 @@
-//! `lockkeeper doctor`: what is wrong is found, and where to go from there.
+//! `lockkeeper doctor`: finds problems, and suggests the next steps.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
@@ -6,11 +6,11 @@ use kube::api::{Patch, PatchParams};
 use lockkeeper::api::Semaphore;
 use serde_json::{Value, json};
 
-use crate::in_namespace;
-use crate::world::{PATIENCE, World, has_reason, in_a_world};
+use crate::kubectl::in_namespace;
+use crate::kubectl::world::{PATIENCE, World, has_reason, in_a_world};
 
-/// Installs an operator's Deployment in the world's namespace, run by nobody; its
-/// status says that so many pods are ready.
+/// Installs an operator's Deployment in the world's namespace, without pods. Its status
+/// reports this number of ready pods.
 async fn deployment(world: &World, version: &str, account: &str, ready: i32) {
     let labels =
         json!({"app.kubernetes.io/name": "lockkeeper", "app.kubernetes.io/version": version});
@@ -33,7 +33,7 @@ async fn deployment(world: &World, version: &str, account: &str, ready: i32) {
     api.patch_status("lockkeeper", &params, &Patch::Merge(status)).await.unwrap();
 }
 
-/// What the doctor finds, as (level, about, message), and its exit code.
+/// Returns the findings of the doctor as (level, about, message), and its exit code.
 async fn examine(world: &World) -> (Option<i32>, Vec<(String, String, String)>, String) {
     let found =
         in_namespace(world, &["doctor", "--operator-namespace", &world.namespace, "-o", "json"])
@@ -43,7 +43,7 @@ async fn examine(world: &World) -> (Option<i32>, Vec<(String, String, String)>, 
     let findings = json["findings"].as_array().unwrap();
     let text = |finding: &Value, field: &str| finding[field].as_str().unwrap().to_owned();
     let all = findings.iter().map(|finding| {
-        // What is not well has a next step.
+        // Every problem has a next step.
         assert_eq!(finding["next"].is_null(), finding["level"] == "ok", "{finding}");
         (text(finding, "level"), text(finding, "about"), text(finding, "message"))
     });
@@ -52,7 +52,7 @@ async fn examine(world: &World) -> (Option<i32>, Vec<(String, String, String)>, 
 }
 
 #[tokio::test]
-async fn the_doctor_finds_what_is_wrong_with_the_operator_and_says_what_to_do() {
+async fn the_doctor_finds_errors_of_the_operator_and_suggests_fixes() {
     in_a_world("kdoctor", async |world| {
         let is = |all: &[(String, String, String)], level: &str, about: &str, said: &str| {
             let found =
@@ -76,7 +76,7 @@ async fn the_doctor_finds_what_is_wrong_with_the_operator_and_says_what_to_do() 
         let (_, all, _) = examine(&world).await;
         is(&all, "remark", "operator", "runs version 0.0.1, and this program is version");
 
-        // The chart's account, of the chart's Deployment, which nobody runs here.
+        // The chart's account and its Deployment, which has no pods here.
         let chart =
             in_namespace(&world, &["doctor", "--operator-namespace", "lockkeeper-system"]).await;
         assert_eq!(chart.code, Some(1), "{}", chart.out);
@@ -87,7 +87,7 @@ async fn the_doctor_finds_what_is_wrong_with_the_operator_and_says_what_to_do() 
 }
 
 #[tokio::test]
-async fn the_doctor_finds_what_is_wrong_with_objects_and_shows_no_secret() {
+async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
     in_a_world("kdoctor", async |world| {
         let _operator = world.operator().await;
         world.semaphore("well", "slots: 1").await;

@@ -1,21 +1,21 @@
-//! `kubectl lockkeeper …`: the verbs that show objects and change how they are
-//! treated.
+//! `kubectl lockkeeper …`: the subcommands that show objects and change how the operator
+//! handles them.
 
 use lockkeeper::api::{PressureQueue, Semaphore};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::world::{PATIENCE, World, eventually, in_a_world};
-use crate::{Ended, Folder, ended, in_namespace, program};
+use crate::kubectl::world::{PATIENCE, World, eventually, in_a_world};
+use crate::kubectl::{Ended, Folder, ended, in_namespace, program};
 
-/// Words of each line.
+/// Returns the words of each line.
 fn table(text: &str) -> Vec<Vec<String>> {
     let words = |line: &str| line.split_whitespace().map(ToOwned::to_owned).collect();
     text.lines().map(words).collect()
 }
 
-/// Runs it by way of kubectl, which finds it by its file's name.
+/// Runs it through kubectl, which finds it by its file name.
 async fn by_kubectl(arguments: &[&str]) -> Ended {
     let folder = Folder::new();
     let file = folder.0.join("kubectl-lockkeeper");
@@ -26,7 +26,7 @@ async fn by_kubectl(arguments: &[&str]) -> Ended {
     ended(&mut kubectl).await
 }
 
-/// Somebody who holds a slot, or waits for one, for as long as this lives.
+/// Starts a process that holds a slot, or waits for one, until this is dropped.
 fn holder(world: &World, name: &str, who: &str) -> tokio::process::Child {
     let mut command = program(&["hold", name, "-n", &world.namespace, "--identity", who]);
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
@@ -45,7 +45,7 @@ async fn as_a_plugin_it_is_called_as_kubectl_calls_it() {
         let wrong = by_kubectl(&["list", "--nonsense"]).await;
         assert_eq!(wrong.code, Some(64));
         assert!(wrong.said.contains("Usage: kubectl lockkeeper list"), "{}", wrong.said);
-        // By its own name it is called by that.
+        // Under its own name, the help shows that name.
         let help = ended(&mut program(&["list", "--help"])).await;
         assert!(help.out.contains("Usage: lockkeeper list"), "{}", help.out);
 
@@ -68,7 +68,7 @@ async fn as_a_plugin_it_is_called_as_kubectl_calls_it() {
 }
 
 #[tokio::test]
-async fn list_shows_both_kinds_with_what_is_held_and_what_waits() {
+async fn list_shows_both_kinds_with_their_holders_and_waiters() {
     in_a_world("plugin", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 2").await;
@@ -85,15 +85,16 @@ async fn list_shows_both_kinds_with_what_is_held_and_what_waits() {
         let listed = in_namespace(&world, &["list"]).await;
         assert_eq!(listed.code, Some(0), "{}", listed.said);
         let lines = table(&listed.out);
-        assert_eq!(lines[0].join(" "), "NAME SLOTS HELD FREE DRAINING WAITING READY AGE");
+        assert_eq!(lines[0].join(" "), "NAME SLOTS HELD FREE DRAINING WAITING READY AGE HOLDERS");
         assert_eq!(lines[1][..7].join(" "), "sem/deploy 2 1 1 0 0 True");
-        assert_eq!(lines[3].join(" "), "NAME LENGTH BOUND CLOSED PRODUCER CONSUMER READY AGE");
-        assert_eq!(lines[4][..7].join(" "), "pq/frames 0 5 false - - True");
+        assert_eq!(lines[1][8], "build-41");
+        assert_eq!(lines[3].join(" "), "NAME LENGTH BOUND CLOSED READY AGE PRODUCER CONSUMER");
+        assert_eq!(lines[4][..5].join(" "), "pq/frames 0 5 false True");
+        assert_eq!(lines[4][6..].join(" "), "- -");
         let wide = in_namespace(&world, &["list", "-o", "wide"]).await.out;
         assert!(wide.contains(&format!("{}.deploy", world.namespace)), "{wide}");
-        assert!(wide.contains("1:build-41"), "{wide}");
 
-        // Of all namespaces, so also of this one; what kubectl would take.
+        // In all namespaces, including this one; in a form that kubectl accepts.
         let all = ended(&mut program(&["list", "-A"])).await;
         let mine =
             table(&all.out).into_iter().filter(|line| line.first() == Some(&world.namespace));
@@ -134,14 +135,14 @@ async fn a_watched_list_has_a_line_for_each_change() {
 }
 
 #[tokio::test]
-async fn who_holds_and_who_waits_is_shown_by_the_name_of_the_object() {
+async fn holders_and_waiters_are_shown_by_the_name_of_the_object() {
     in_a_world("plugin", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 1").await;
         world.semaphore_ready("deploy").await;
-        let nobody = in_namespace(&world, &["waiters", "deploy"]).await;
-        assert_eq!(nobody.code, Some(0), "{}", nobody.said);
-        assert!(nobody.said.contains("0 clients wait for sem/deploy"), "{}", nobody.said);
+        let none = in_namespace(&world, &["waiters", "deploy"]).await;
+        assert_eq!(none.code, Some(0), "{}", none.said);
+        assert!(none.said.contains("0 clients wait for sem/deploy"), "{}", none.said);
 
         let _first = holder(&world, "sem/deploy", "build-41");
         // From the status, and from the broker.
@@ -157,7 +158,7 @@ async fn who_holds_and_who_waits_is_shown_by_the_name_of_the_object() {
             .await;
         }
         let _second = holder(&world, "sem/deploy", "build-42");
-        eventually("who waits is shown", PATIENCE, async || {
+        eventually("the waiter is shown", PATIENCE, async || {
             let shown = in_namespace(&world, &["waiters", "sem/deploy", "-o", "json"]).await;
             assert_eq!(shown.code, Some(0), "{}", shown.said);
             let json: Value = serde_json::from_str(&shown.out).unwrap();
@@ -169,7 +170,7 @@ async fn who_holds_and_who_waits_is_shown_by_the_name_of_the_object() {
         let none = in_namespace(&world, &["holders", "sem/none"]).await;
         assert_eq!(none.code, Some(64), "{}", none.said);
         assert!(none.said.contains("there is no Semaphore \"none\""), "{}", none.said);
-        // Without a way to the broker, what the operator saw is told.
+        // If the broker is unreachable, the operator's status is shown.
         world.secret("rabbit", &[("amqpUri", "amqp://u:hush@127.0.0.1:1".to_owned())]).await;
         let blind = in_namespace(&world, &["waiters", "deploy"]).await;
         assert_eq!(blind.code, Some(0), "{}", blind.said);
@@ -196,13 +197,13 @@ async fn suspended_objects_are_left_alone_until_they_are_resumed() {
         let again = in_namespace(&world, &["suspend", "sem/deploy"]).await;
         assert!(again.out.ends_with("was suspended already\n"), "{}", again.out);
 
-        // As whoever scales: not by apply, which would take suspend away again.
+        // As a scaling user: not by apply, which would remove suspend.
         let more = kube::api::Patch::Merge(serde_json::json!({"spec": {"slots": 4}}));
         let api = world.api::<Semaphore>();
         api.patch("deploy", &kube::api::PatchParams::default(), &more).await.unwrap();
         world
             .until::<Semaphore>("deploy", "suspended", PATIENCE, |s| {
-                crate::world::has_reason(s, "Ready", "Suspended")
+                crate::kubectl::world::has_reason(s, "Ready", "Suspended")
             })
             .await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 1));

@@ -1,4 +1,4 @@
-//! `lockkeeper validate`: the same verdict as the API server's, without one.
+//! `lockkeeper validate`: gives the same verdict as the API server, without one.
 
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, Request};
@@ -6,10 +6,10 @@ use kube::{Api, ResourceExt};
 use lockkeeper::api::all_crds;
 use serde_json::{Value, json};
 
-use crate::world::{World, in_a_world};
-use crate::{Ended, Folder, ended, program};
+use crate::kubectl::world::{World, in_a_world};
+use crate::kubectl::{Ended, Folder, ended, program};
 
-/// Specs, and what must be in the refusal; nothing for those that are taken.
+/// Specs, and the text that the rejection must contain. Empty for accepted specs.
 const SEMAPHORES: &[(&str, &str)] = &[
     ("{}", ""),
     ("{slots: 0}", ""),
@@ -62,7 +62,7 @@ const QUEUES: &[(&str, &str)] = &[
     ("{queueName: 'a:bounds'}", ""),
 ];
 
-/// What the API server says to this object, if it refuses it.
+/// Returns the API server's message if it rejects this object.
 async fn refusal(world: &World, object: &Value) -> Option<String> {
     let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
     let kind = GroupVersionKind::gvk("lockkeeper.dev", "v1alpha1", &text("kind"));
@@ -71,7 +71,7 @@ async fn refusal(world: &World, object: &Value) -> Option<String> {
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let body = serde_json::to_vec(object).unwrap();
     let mut request = Request::new(api.resource_url()).create(&params, body).unwrap();
-    // Which these parameters don't know: asked as kubectl asks.
+    // PostParams does not support it: requested in the same way as kubectl does.
     let strict = format!("{}&fieldValidation=Strict", request.uri());
     *request.uri_mut() = strict.parse().unwrap();
     match world.client.request::<DynamicObject>(request).await {
@@ -87,7 +87,7 @@ async fn refusal(world: &World, object: &Value) -> Option<String> {
     }
 }
 
-/// Objects of this kind with these specs.
+/// Returns objects of this kind with these specs.
 fn objects(kind: &str, specs: &[(&str, &str)]) -> Vec<(Value, String)> {
     let object = |spec: &str| {
         let spec: Value = serde_yaml::from_str(spec).unwrap();
@@ -99,8 +99,8 @@ fn objects(kind: &str, specs: &[(&str, &str)]) -> Vec<(Value, String)> {
     specs.iter().map(|(spec, said)| (object(spec), (*said).to_owned())).collect()
 }
 
-/// For each field of each kind: a neighbour's name, values around its limits, of other
-/// types, and too long ones.
+/// Returns variants for each field of each kind: the name of a similar field, values
+/// around its limits, values of other types, and overlong values.
 fn around_every_field() -> Vec<Value> {
     fn walk(schema: &Value, path: &[String], found: &mut Vec<(Vec<String>, Value)>) {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
@@ -143,11 +143,11 @@ fn around_every_field() -> Vec<Value> {
 
 async fn validate(arguments: &[&str]) -> Ended {
     let mut command = program(&[&["validate"], arguments].concat());
-    // Nothing of Kubernetes is needed.
+    // Kubernetes is not used.
     ended(command.env("KUBECONFIG", "/nowhere")).await
 }
 
-/// What is wrong with each object, offline, by its document's number.
+/// Returns the problems of each object, offline, by its document's number.
 async fn offline(objects: &[Value]) -> Vec<Vec<String>> {
     let folder = Folder::new();
     let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
@@ -159,7 +159,7 @@ async fn offline(objects: &[Value]) -> Vec<Vec<String>> {
     let mut found = vec![Vec::new(); objects.len()];
     for problem in answer["problems"].as_array().unwrap() {
         assert_eq!(problem["warning"], false, "{problem}");
-        // The first document is what is before the first mark: nothing.
+        // The first document is empty: it is the text before the first marker.
         let document = problem["document"].as_u64().unwrap();
         found[usize::try_from(document).unwrap() - 1]
             .push(problem["message"].as_str().unwrap().to_owned());
@@ -199,7 +199,7 @@ async fn validate_and_the_api_server_agree_about_each_manifest() {
             }
             if let Some((_, said)) = tables.get(number) {
                 assert_eq!(server.is_none(), said.is_empty(), "{object}: {server:?}");
-                // Both say why, in the same words.
+                // Both give the same reason in the same words.
                 let server = server.unwrap_or_default();
                 assert!(server.contains(said.as_str()), "{object}: {said:?} {server}");
                 let offline = found[number].join("\n");
@@ -216,7 +216,7 @@ const GOOD: &str =
     "apiVersion: lockkeeper.dev/v1alpha1\nkind: Semaphore\nmetadata: {name: deploy}\n";
 
 #[tokio::test]
-async fn what_is_wrong_is_told_with_file_line_and_what_was_meant() {
+async fn errors_are_reported_with_file_line_and_suggestion() {
     let folder = Folder::new();
     let file = folder.write(
         "a.yaml",
@@ -239,7 +239,7 @@ async fn what_is_wrong_is_told_with_file_line_and_what_was_meant() {
     assert!(answer.said.contains(":14: ConfigMap x is not looked at"), "{}", answer.said);
     assert!(answer.said.contains("0 of 2 objects are valid, 1 of other kinds"), "{}", answer.said);
 
-    // A folder, a List, standard input, and as pre-commit calls it.
+    // A directory, a List, stdin, and as called by pre-commit.
     let folder = Folder::new();
     let list = format!(
         "kind: List\napiVersion: v1\nitems:\n- {}\n  spec: {{}}\n",
@@ -282,7 +282,7 @@ async fn what_is_wrong_is_told_with_file_line_and_what_was_meant() {
         assert_eq!(answer.code, Some(1), "{text}: {}", answer.said);
         assert!(answer.out.contains(said), "{text}: {}", answer.out);
     }
-    // What only the operator refuses is a warning.
+    // Specs that only the operator rejects cause a warning.
     let long = folder.write("bad.yaml", &(GOOD.replace("deploy", "x.semaphore") + "spec: {}\n"));
     let answer = validate(&["-f", &long]).await;
     assert_eq!(answer.code, Some(0), "{}", answer.out);

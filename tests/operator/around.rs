@@ -1,20 +1,22 @@
-//! What a Semaphore has beside its slots: clients that wait for one, records of
-//! who held which, and the other profile's names.
+//! The auxiliary queues of a Semaphore: the wait queue with its waiters, the slots'
+//! records, and the names of the other profile.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::DeleteParams;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions};
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, QueuePurgeOptions,
+};
 use lapin::types::FieldTable;
 use lapin::{Connection, Consumer};
 use lockkeeper::api::{Semaphore, SemaphoreStatus};
 
-use crate::holders::client::Client;
-use crate::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
+use crate::operator::holders::client::Client;
+use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
 
-/// A foreign client that waits for a slot of `deploy`, as the protocol says.
+/// Starts a foreign client that waits for a slot of `deploy` as the protocol describes.
 async fn waiter(world: &World) -> (Connection, Consumer) {
     let connection = world.amqp().await;
     let channel = connection.create_channel().await.unwrap();
@@ -25,19 +27,20 @@ async fn waiter(world: &World) -> (Connection, Consumer) {
     (connection, consumer.await.unwrap())
 }
 
-/// Whether a wake-up comes within this time, acknowledged as after a try in vain.
+/// Returns whether a wake-up arrives within this time. It is acknowledged as after a
+/// failed attempt.
 async fn woken(waiter: &mut Consumer, within: Duration) -> bool {
     let Ok(wake_up) = tokio::time::timeout(within, waiter.next()).await else { return false };
     wake_up.unwrap().unwrap().ack(BasicAckOptions::default()).await.unwrap();
     true
 }
 
-/// Whether one of the two is woken.
+/// Returns whether one of the two is woken.
 async fn either(one: &mut Consumer, other: &mut Consumer) -> bool {
     let long = Duration::from_secs(20);
     tokio::select! {
-        told = woken(one, long) => told,
-        told = woken(other, long) => told,
+        is_woken = woken(one, long) => is_woken,
+        is_woken = woken(other, long) => is_woken,
     }
 }
 
@@ -49,7 +52,7 @@ async fn until(world: &World, what: &str, is: impl Fn(&SemaphoreStatus) -> bool)
     world.until("deploy", what, PATIENCE, so).await;
 }
 
-/// The queues of `deploy`, without its name; the mutex is called so.
+/// Returns the queues of `deploy`, without its name. The mutex has exactly that name.
 async fn queues(world: &World) -> BTreeSet<String> {
     let of_lock = format!("{}.deploy-", world.namespace);
     let queues = world.queues().await;
@@ -60,7 +63,8 @@ fn named(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
-/// Two looks of the quick rhythm: that nothing happens can only be waited for.
+/// Two observations with the quick intervals. The absence of events can only be waited
+/// for.
 const TWO_LOOKS: Duration = Duration::from_millis(2500);
 
 #[tokio::test]
@@ -69,16 +73,17 @@ async fn waiting_clients_are_shown_and_as_many_are_woken_as_slots_are_added() {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 0").await;
         world.semaphore_ready("deploy").await;
-        until(&world, "nobody waits", |s| s.waiting == Some(0)).await;
+        until(&world, "no client waits", |s| s.waiting == Some(0)).await;
         let (_one, mut one) = waiter(&world).await;
         let (_other, mut other) = waiter(&world).await;
-        until(&world, "both are told", |s| s.waiting == Some(2)).await;
-        let wide = kubectl(&world, &["get", "sem", "deploy", "-o", "wide"]).await.unwrap();
-        let column = |line: usize| wide.lines().nth(line).unwrap().split_whitespace().nth(7);
-        assert_eq!((column(0), column(1)), (Some("WAITING"), Some("2")), "{wide}");
+        until(&world, "both are counted", |s| s.waiting == Some(2)).await;
+        let table = kubectl(&world, &["get", "sem", "deploy"]).await.unwrap();
+        let column = |line: usize| table.lines().nth(line).unwrap().split_whitespace().nth(4);
+        assert_eq!((column(0), column(1)), (Some("WAITING"), Some("2")), "{table}");
         assert!(!woken(&mut one, TWO_LOOKS).await, "there is no slot");
 
-        // Growing by one wakes one, which takes the slot before the next look.
+        // Growing by one wakes one waiter, which acquires the slot before the next
+        // observation.
         let holder = Client::connect(&world).await;
         world.semaphore("deploy", "slots: 1").await;
         assert!(either(&mut one, &mut other).await);
@@ -88,7 +93,7 @@ async fn waiting_clients_are_shown_and_as_many_are_woken_as_slots_are_added() {
         let moment = Duration::from_millis(50);
         assert!(!woken(&mut one, moment).await && !woken(&mut other, moment).await, "nor others");
 
-        // A holder that goes tells nobody; the operator sees it.
+        // A holder that disconnects notifies no client; the operator detects it.
         holder.leave().await;
         assert!(either(&mut one, &mut other).await);
     })
@@ -96,7 +101,7 @@ async fn waiting_clients_are_shown_and_as_many_are_woken_as_slots_are_added() {
 }
 
 #[tokio::test]
-async fn a_suspended_semaphore_shows_who_waits_and_wakes_nobody() {
+async fn a_suspended_semaphore_counts_its_waiters_and_wakes_none() {
     in_a_world("paused", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 1").await;
@@ -104,7 +109,7 @@ async fn a_suspended_semaphore_shows_who_waits_and_wakes_nobody() {
         world.semaphore("deploy", "slots: 1, suspend: true").await;
         world.semaphore_ready("deploy").await;
         let (_connection, mut waiting) = waiter(&world).await;
-        until(&world, "told of who waits", |s| s.waiting == Some(1) && s.free == Some(1)).await;
+        until(&world, "the waiter is counted", |s| s.waiting == Some(1) && s.free == Some(1)).await;
         assert!(!woken(&mut waiting, TWO_LOOKS).await);
         world.semaphore("deploy", "slots: 1").await;
         assert!(woken(&mut waiting, Duration::from_secs(20)).await);
@@ -112,13 +117,13 @@ async fn a_suspended_semaphore_shows_who_waits_and_wakes_nobody() {
     .await;
 }
 
-/// What the record of a slot of `deploy` says; it is put back.
+/// Returns the contents of the record of a slot of `deploy`, and returns it to the queue.
 async fn record(world: &World, slot: u32) -> serde_json::Value {
     let connection = world.amqp().await;
     let channel = connection.create_channel().await.unwrap();
     let queue = format!("{}.deploy-{slot}-F", world.namespace);
     let got = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap();
-    // Closing the connection puts it back.
+    // Closing the connection returns it to the queue.
     serde_json::from_slice(&got.unwrap().delivery.data).unwrap()
 }
 
@@ -133,7 +138,7 @@ async fn slots_have_records_while_fencing_or_a_lock_delay_is_on() {
         let first = record(&world, 2).await;
         assert_eq!((&first["delay"], &first["state"]), (&0.into(), &"released".into()));
 
-        // A lock delay alone keeps them too, and new slots begin with it.
+        // A lock delay alone keeps the records too, and new slots start with it.
         world.semaphore("deploy", "slots: 4, lockDelay: 15s").await;
         world.semaphore_ready("deploy").await;
         assert_eq!(record(&world, 4).await["delay"], 15_000);
@@ -142,7 +147,7 @@ async fn slots_have_records_while_fencing_or_a_lock_delay_is_on() {
         world.semaphore_ready("deploy").await;
         assert_eq!(queues(&world).await, named(&["1-A", "1-F", "2-F", "3-F", "4-F", "W"]));
 
-        // Off while suspended is off once that ends.
+        // Disabled while suspended, it is disabled after the suspension.
         world.semaphore("deploy", "slots: 1, suspend: true").await;
         world.semaphore_ready("deploy").await;
         assert_eq!(queues(&world).await.len(), 6);
@@ -175,10 +180,10 @@ async fn a_lost_wait_queue_and_a_lost_record_are_drift_and_are_made_again() {
         {
             client.delete(&format!("{}.deploy-{lost}", world.namespace)).await;
             eventually("it is there again", PATIENCE, async || queues(&world).await == all).await;
-            eventually("and that is told", PATIENCE, async || {
+            eventually("an event is recorded", PATIENCE, async || {
                 let events = world.events("deploy").await;
                 events.iter().any(|(reason, note, _)| reason == "DriftRepaired" && note.contains(what))
-                    // The second is counted as a repeat of the first.
+                    // The second event is counted as a repeat of the first.
                     || events.iter().any(|(reason, _, times)| reason == "DriftRepaired" && *times > 1)
             })
             .await;
@@ -192,6 +197,30 @@ async fn a_lost_wait_queue_and_a_lost_record_are_drift_and_are_made_again() {
 }
 
 #[tokio::test]
+async fn emptied_slot_records_are_drift_and_are_made_again() {
+    in_a_world("emptied", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 2, lockDelay: 15s").await;
+        world.semaphore_ready("deploy").await;
+        let connection = world.amqp().await;
+        let channel = connection.create_channel().await.unwrap();
+        let queue = format!("{}.deploy-2-F", world.namespace);
+        let purged = channel.queue_purge(queue.as_str().into(), QueuePurgeOptions::default()).await;
+        assert_eq!(purged.unwrap(), 1);
+        let note = "2 slots: 0 added, 0 removed, emptied slot records made again";
+        eventually("an event is recorded", PATIENCE, async || {
+            let events = world.events("deploy").await;
+            events.iter().any(|(reason, said, _)| reason == "DriftRepaired" && said == note)
+        })
+        .await;
+        let again = record(&world, 2).await;
+        assert_eq!((&again["delay"], &again["state"]), (&15_000.into(), &"held".into()));
+        assert_eq!(record(&world, 1).await["state"], "released");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_semaphore_of_amqp_locks_python_has_that_librarys_queues_and_holders() {
     in_a_world("python", async |world| {
         let _operator = world.operator().await;
@@ -200,7 +229,7 @@ async fn a_semaphore_of_amqp_locks_python_has_that_librarys_queues_and_holders()
         assert_eq!(queues(&world).await, named(&["A-1", "A-2", "A-3"]));
         let holder = Client::connect(&world).await;
         holder.take(&format!("{}.deploy-B-3", world.namespace), &[]).await.unwrap();
-        until(&world, "its holder is told", |s| {
+        until(&world, "its holder is reported", |s| {
             s.held == Some(1) && s.holders.iter().any(|h| h.slot == Some(3)) && s.waiting.is_none()
         })
         .await;

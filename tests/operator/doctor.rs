@@ -1,23 +1,24 @@
-//! Queues that dead clients left broken: the condition, the events and the metrics
-//! that tell, and what `repairPolicy` does about it.
+//! Queues that dead clients left damaged: the condition, the events and the metrics that
+//! report it, and the effect of `repairPolicy`.
 
 use std::time::Duration;
 
 use kube::api::DeleteParams;
 use lockkeeper::api::PressureQueue;
 
-use crate::pressure_text::{TextClient, Worker};
-use crate::queues::{data, send, text, until_blocked};
-use crate::world::{
+use crate::operator::pressure_text::{Returning, TextClient, Worker};
+use crate::operator::queues::{data, send, text, until_blocked};
+use crate::operator::world::{
     Kind, Operator, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
 };
 
-/// With a quick rhythm, in which two seconds without a move are long.
+/// Starts an operator with quick intervals, for which two seconds without activity are
+/// long.
 async fn operator(world: &World) -> Operator {
     world.operator_with(&["--observe-interval", "500ms", "--repair-idle", "2s"]).await
 }
 
-/// Lets a client die as producer, after its id and before its element.
+/// Kills a client as producer, after it wrote its id and before its element.
 async fn kill_a_producer(world: &World, name: &str) {
     let client = TextClient::connect(&text(world, name), "camera").await.unwrap();
     let number = client.client.to_string();
@@ -29,14 +30,26 @@ async fn kill_a_producer(world: &World, name: &str) {
     .await;
 }
 
-/// The lines of a metric about a queue of this name.
-async fn told(operator: &Operator, metric: &str, name: &str) -> Vec<String> {
+/// Returns the lines of a metric about a queue with this name.
+async fn lines_of(operator: &Operator, metric: &str, name: &str) -> Vec<String> {
     let name = format!("name=\"{name}\"");
     let text = operator.metrics().await;
     text.lines()
         .filter(|line| line.starts_with(metric) && line.contains(&name))
         .map(ToOwned::to_owned)
         .collect()
+}
+
+/// Returns how many reconciles of queues have ended.
+async fn reconciles(operator: &Operator) -> u64 {
+    let text = operator.metrics().await;
+    let counted = |line: &&str| {
+        line.starts_with("controller_runtime_reconcile_total{") && line.contains("pressurequeue")
+    };
+    text.lines()
+        .filter(counted)
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum()
 }
 
 async fn damaged(world: &World, name: &str, reason: &str) -> PressureQueue {
@@ -69,7 +82,7 @@ async fn a_dead_producer_is_reported_until_repair_is_asked_for_and_then_gives_wa
         kill_a_producer(&world, "frames").await;
 
         let broken = damaged(&world, "frames", "RoleStuck").await;
-        assert!(is_ready(&broken), "the queue is as the spec asks all the same");
+        assert!(is_ready(&broken), "the queue matches the spec nevertheless");
         let (_, _, message) = broken.condition("Damaged").unwrap();
         for part in ["producer role is taken by camera", "repairPolicy: Repair", "doctor --repair"]
         {
@@ -79,19 +92,19 @@ async fn a_dead_producer_is_reported_until_repair_is_asked_for_and_then_gives_wa
             notes(&world, "frames", "RoleStuck").await.len() == 1
         })
         .await;
-        let line = told(&operator, "lockkeeper_queue_damaged{", "frames").await.concat();
+        let line = lines_of(&operator, "lockkeeper_queue_damaged{", "frames").await.concat();
         assert!(line.contains("reason=\"RoleStuck\"") && line.ends_with(" 1"), "{line}");
-        // Reported is not mended, for however long.
+        // Reported damage is not repaired, however long it lasts.
         tokio::time::sleep(Duration::from_secs(4)).await;
         assert!(has(&damaged(&world, "frames", "RoleStuck").await, "Damaged", "True"));
         assert_eq!(notes(&world, "frames", "Repaired").await.len(), 0);
-        assert_eq!(notes(&world, "frames", "RoleStuck").await.len(), 1, "told once");
+        assert_eq!(notes(&world, "frames", "RoleStuck").await.len(), 1, "recorded once");
 
         world.queue("frames", "bound: 2, repairPolicy: Repair, suspend: true").await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let taken: u64 =
             send(&world, &["LLEN", &format!("{}:producer_free", data(&world, "frames"))]).await;
-        assert_eq!(taken, 0, "suspended is not mended");
+        assert_eq!(taken, 0, "a suspended queue is not repaired");
 
         world.queue("frames", "bound: 2, repairPolicy: Repair").await;
         whole(&world, "frames").await;
@@ -104,9 +117,10 @@ async fn a_dead_producer_is_reported_until_repair_is_asked_for_and_then_gives_wa
             note.contains("camera") && note.contains("pushed an element to :producer_free"),
             "{note}"
         );
-        let repairs = told(&operator, "lockkeeper_queue_repairs_total{", "frames").await.concat();
+        let repairs =
+            lines_of(&operator, "lockkeeper_queue_repairs_total{", "frames").await.concat();
         assert!(repairs.contains("reason=\"RoleStuck\"") && repairs.ends_with(" 1"), "{repairs}");
-        assert_eq!(told(&operator, "lockkeeper_queue_damaged{", "frames").await, [""; 0]);
+        assert_eq!(lines_of(&operator, "lockkeeper_queue_damaged{", "frames").await, [""; 0]);
         assert!(!operator.metrics().await.contains("camera"), "no client in a label");
 
         let mut client = TextClient::connect(&text(&world, "frames"), "next").await.unwrap();
@@ -139,7 +153,7 @@ async fn with_repair_nothing_is_taken_from_clients_that_live_and_wait() {
             TextClient::connect(&text(&world, "slow"), "sloth").await.unwrap().rest_after(4);
         let sloth = tokio::spawn(async move { slow.put("frame").await });
 
-        // Of the one that could go on and does not it is said, with its connection.
+        // The queue that could continue but does not is reported, with its connection.
         let broken = damaged(&world, "slow", "RoleStuck").await;
         let (_, _, message) = broken.condition("Damaged").unwrap();
         assert!(message.contains("taken by sloth") && message.contains("127.0.0.1:"), "{message}");
@@ -155,19 +169,65 @@ async fn with_repair_nothing_is_taken_from_clients_that_live_and_wait() {
             let length: u64 = send(&world, &["LLEN", &key]).await;
             assert_eq!(length, 0, "{key} was given back");
         }
-        // And all of them, once their clients are dead.
+        // All of them are, once their clients are dead.
         producer.kill().await;
         consumer.kill().await;
         sloth.abort();
         let _ = sloth.await;
         for name in ["full", "empty", "slow"] {
-            eventually(&format!("{name} is mended"), PATIENCE, async || {
+            eventually(&format!("{name} is repaired"), PATIENCE, async || {
                 notes(&world, name, "Repaired").await.len() == 1
             })
             .await;
             whole(&world, name).await;
         }
         drop(operator);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_repair_a_client_with_a_connection_for_each_operation_keeps_its_role() {
+    in_a_world("returning", async |world| {
+        let _operator = operator(&world).await;
+        world.queue("frames", "bound: 2, repairPolicy: Repair").await;
+        whole(&world, "frames").await;
+        let patience = Duration::from_millis(1300);
+        let consumer = Returning::consume(&text(&world, "frames"), "cron", patience);
+        let free = format!("{}:consumer_free", data(&world, "frames"));
+        eventually("it has begun many times", PATIENCE, async || {
+            let free: u64 = send(&world, &["LLEN", &free]).await;
+            assert!(free <= 1, "another's role was given back too");
+            consumer.tries() >= 12
+        })
+        .await;
+        assert_eq!(notes(&world, "frames", "Repaired").await, [""; 0]);
+        assert!(has(&world.queue_ready("frames").await, "Damaged", "False"));
+        drop(consumer);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_closed_queue_that_lost_its_bound_is_left_alone_with_repair_too() {
+    in_a_world("evicted", async |world| {
+        let _operator = operator(&world).await;
+        world.queue("frames", "bound: 3, repairPolicy: Repair").await;
+        whole(&world, "frames").await;
+        let mut client = TextClient::connect(&text(&world, "frames"), "camera").await.unwrap();
+        client.put("frame").await.unwrap();
+        client.close().await.unwrap();
+        drop(client);
+        let bound = format!("{}:bound", data(&world, "frames"));
+        let _: u64 = send(&world, &["DEL", &bound]).await;
+        let status = damaged(&world, "frames", "Residue").await;
+        let (_, _, message) = status.condition("Damaged").unwrap();
+        assert!(message.contains("its elements are left alone"), "{message}");
+        let left: u64 = send(&world, &["LLEN", &data(&world, "frames")]).await;
+        assert_eq!(left, 1);
+        let () = send(&world, &["SET", &bound, "3"]).await;
+        whole(&world, "frames").await;
+        assert_eq!(notes(&world, "frames", "Repaired").await, [""; 0]);
     })
     .await;
 }
@@ -189,6 +249,7 @@ async fn a_half_creation_is_finished_and_a_half_deletion_too_after_which_the_que
         whole(&world, "gone").await;
         let mut deleter = TextClient::connect(&text(&world, "gone"), "deleter").await.unwrap();
         deleter.put("frame").await.unwrap();
+        deleter.get().await.unwrap();
         deleter.die_after(5).delete().await.unwrap_err();
         let status = damaged(&world, "gone", "Residue").await;
         assert!(!is_ready(&status));
@@ -205,14 +266,14 @@ async fn a_half_creation_is_finished_and_a_half_deletion_too_after_which_the_que
 }
 
 #[tokio::test]
-async fn lost_tokens_are_pushed_and_drifted_counters_only_told() {
+async fn lost_tokens_are_pushed_and_drifted_counters_only_reported() {
     in_a_world("tokens", async |world| {
         let operator = operator(&world).await;
         world.queue("frames", "bound: 3, repairPolicy: Repair").await;
         whole(&world, "frames").await;
         let mut client = TextClient::connect(&text(&world, "frames"), "camera").await.unwrap();
         client.put("frame").await.unwrap();
-        // Living connections speak against nothing here: nobody works on the queue.
+        // Open connections prove nothing here: no client works on the queue.
         let key = |suffix: &str| format!("{}{suffix}", data(&world, "frames"));
         let _: u64 = send(&world, &["DEL", &key(":not_full")]).await;
         eventually("the token is back", PATIENCE, async || {
@@ -227,7 +288,7 @@ async fn lost_tokens_are_pushed_and_drifted_counters_only_told() {
         let _: u64 = send(&world, &["INCRBY", &key(":stats:produced_messages"), "4"]).await;
         let drifted = damaged(&world, "frames", "CounterDrift").await;
         assert!(drifted.condition("Damaged").unwrap().2.contains("don't add up"));
-        let line = told(&operator, "lockkeeper_queue_counter_drift{", "frames").await.concat();
+        let line = lines_of(&operator, "lockkeeper_queue_counter_drift{", "frames").await.concat();
         assert!(line.ends_with(" 4"), "{line}");
         let produced: u64 = send(&world, &["GET", &key(":stats:produced_messages")]).await;
         assert_eq!(produced, 5, "never corrected");
@@ -239,7 +300,7 @@ async fn lost_tokens_are_pushed_and_drifted_counters_only_told() {
 }
 
 #[tokio::test]
-async fn damage_stays_reported_over_a_restart_of_the_operator_and_is_told_once() {
+async fn damage_stays_reported_across_an_operator_restart_with_a_single_event() {
     in_a_world("reported", async |world| {
         let mut first = operator(&world).await;
         world.queue("frames", "bound: 2").await;
@@ -249,7 +310,7 @@ async fn damage_stays_reported_over_a_restart_of_the_operator_and_is_told_once()
         first.stop().await;
         let second = operator(&world).await;
         eventually("it is seen again", PATIENCE, async || {
-            told(&second, "lockkeeper_queue_damaged{", "frames").await.len() == 1
+            lines_of(&second, "lockkeeper_queue_damaged{", "frames").await.len() == 1
         })
         .await;
         let after = damaged(&world, "frames", "RoleStuck").await;
@@ -258,7 +319,7 @@ async fn damage_stays_reported_over_a_restart_of_the_operator_and_is_told_once()
             let damaged = conditions.iter().find(|c| c.type_ == "Damaged").unwrap();
             damaged.last_transition_time.clone()
         };
-        assert_eq!(since(&before), since(&after), "it was never False meanwhile");
+        assert_eq!(since(&before), since(&after), "it was never False in between");
         let times: i32 = world
             .events("frames")
             .await
@@ -274,7 +335,7 @@ async fn damage_stays_reported_over_a_restart_of_the_operator_and_is_told_once()
 #[tokio::test]
 async fn a_deletion_that_waits_for_a_dead_client_is_finished_with_repair_only() {
     in_a_world("buried", async |world| {
-        let _operator = operator(&world).await;
+        let operator = operator(&world).await;
         world.queue("frames", "bound: 2, deletionPolicy: Delete").await;
         whole(&world, "frames").await;
         kill_a_producer(&world, "frames").await;
@@ -285,14 +346,17 @@ async fn a_deletion_that_waits_for_a_dead_client_is_finished_with_repair_only() 
             })
             .await;
         assert!(waits.condition("Ready").unwrap().2.contains("repairPolicy: Repair"));
+        let before = reconciles(&operator).await;
         tokio::time::sleep(Duration::from_secs(4)).await;
+        let looks = reconciles(&operator).await - before;
+        assert!(looks <= 8, "{looks} looks in 4 s: the pauses between them are to grow");
         assert!(world.api::<PressureQueue>().get_opt("frames").await.unwrap().is_some());
         world.queue("frames", "bound: 2, deletionPolicy: Delete, repairPolicy: Repair").await;
         eventually("the object is gone", PATIENCE, async || {
             world.api::<PressureQueue>().get_opt("frames").await.unwrap().is_none()
         })
         .await;
-        assert_eq!(crate::queues::keys(&world).await, [""; 0]);
+        assert_eq!(crate::operator::queues::keys(&world).await, [""; 0]);
         assert!(notes(&world, "frames", "Repaired").await.concat().contains("removed :producer"));
     })
     .await;

@@ -1,4 +1,4 @@
-//! Slots changed behind the operator's back, and two operators at once.
+//! Slots changed out of band, and two operators at the same time.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt;
 use lockkeeper::api::Semaphore;
 
-use crate::holders::client::Client;
-use crate::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
+use crate::operator::holders::client::Client;
+use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
-/// How long a repair may take once it is begun, on a machine with other work.
+/// Time limit for a started repair, on a machine with other work.
 const REPAIR: Duration = Duration::from_secs(5);
 
-/// Takes away two slots and adds two, one of them where the sweep just reaches.
+/// Removes two slots and adds two, one of them at the far end of the sweep.
 async fn disturb(world: &World, client: &Client, slots: u32) {
     let slot = |slot| format!("{}.deploy-{slot}-A", world.namespace);
     client.declare_slot(&slot(slots + 1)).await;
@@ -21,7 +21,7 @@ async fn disturb(world: &World, client: &Client, slots: u32) {
     client.delete(&slot(slots)).await;
 }
 
-/// Waits until the queues are exactly the wanted slots; how long that took.
+/// Waits until the queues are exactly the desired slots. Returns how long that took.
 async fn until_repaired(world: &World, slots: u32, patience: Duration) -> Duration {
     let start = Instant::now();
     let wanted = world.lock_queues("deploy", slots);
@@ -30,7 +30,7 @@ async fn until_repaired(world: &World, slots: u32, patience: Duration) -> Durati
     start.elapsed()
 }
 
-/// The events about repairs.
+/// Returns the events about repairs.
 async fn repairs(world: &World) -> Vec<(String, i32)> {
     let events = world.events("deploy").await;
     let repairs = events.into_iter().filter(|(reason, ..)| reason == "DriftRepaired");
@@ -48,9 +48,9 @@ async fn by_default_drift_is_repaired_within_thirty_seconds_with_one_event() {
         let after = until_repaired(&world, 5, Duration::from_secs(30) + REPAIR).await;
         println!("repaired after {after:?}");
         eventually("the event is there", REPAIR, async || !repairs(&world).await.is_empty()).await;
-        let told = repairs(&world).await;
-        assert_eq!(told, [("5 slots: 2 added, 2 removed".to_owned(), 1)]);
-        // Drift is not the user's doing, and no change of outcome.
+        let events = repairs(&world).await;
+        assert_eq!(events, [("5 slots: 2 added, 2 removed".to_owned(), 1)]);
+        // Drift is not caused by the user, and is no change of the outcome.
         let object = world.semaphore_ready("deploy").await;
         assert!(has_reason(&object, "Ready", "InSync"));
     })
@@ -58,7 +58,7 @@ async fn by_default_drift_is_repaired_within_thirty_seconds_with_one_event() {
 }
 
 #[tokio::test]
-async fn each_drift_is_one_event_and_what_is_in_order_is_none() {
+async fn each_drift_is_recorded_as_one_event_and_a_healthy_state_as_none() {
     in_a_world("again", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 40").await;
@@ -66,7 +66,8 @@ async fn each_drift_is_one_event_and_what_is_in_order_is_none() {
         let client = Client::connect(&world).await;
         let interval = Duration::from_secs(3);
         for times in 1..=2 {
-            // Found by one look or by two: only what is there at once is one drift.
+            // Found by one observation or by two: only concurrent differences count as
+            // one drift.
             client.delete(&format!("{}.deploy-7-A", world.namespace)).await;
             until_repaired(&world, 40, interval + REPAIR).await;
             eventually("the event is there", REPAIR, async || {
@@ -74,7 +75,7 @@ async fn each_drift_is_one_event_and_what_is_in_order_is_none() {
             })
             .await;
         }
-        // That nothing more comes can only be waited for: two sweeps.
+        // The absence of further events can only be waited for: two sweeps.
         tokio::time::sleep(interval * 2).await;
         assert_eq!(repairs(&world).await, [("40 slots: 1 added, 0 removed".to_owned(), 2)]);
     })
@@ -100,24 +101,24 @@ async fn drift_of_a_semaphore_without_slots_is_repaired_too() {
 async fn two_operators_on_the_same_objects_end_with_exactly_the_slots_and_do_not_flap() {
     in_a_world("two", async |world| {
         let _operators = [world.operator().await, world.operator().await];
-        let mut wishes = Vec::new();
+        let mut targets = Vec::new();
         for _ in 0..12 {
             let slots = rand::random_range(0..=200u32);
-            wishes.push(slots);
+            targets.push(slots);
             world.semaphore("deploy", &format!("slots: {slots}")).await;
             // From "before the first one has noticed" to "when both are done".
             tokio::time::sleep(rand::random_range(Duration::ZERO..Duration::from_secs(2))).await;
         }
-        println!("wishes: {wishes:?}");
+        println!("targets: {targets:?}");
         world.semaphore_ready("deploy").await;
-        let wanted = world.lock_queues("deploy", wishes[11]);
-        eventually("exactly the last wish", Duration::from_secs(30), async || {
-            world.queues().await == wanted
+        let desired = world.lock_queues("deploy", targets[11]);
+        eventually("exactly the last target", Duration::from_secs(30), async || {
+            world.queues().await == desired
         })
         .await;
         let quiet = quiet_since_now(&world).await;
         println!("at rest after {quiet:?}");
-        assert_eq!(world.queues().await, wanted, "{wishes:?}");
+        assert_eq!(world.queues().await, desired, "{targets:?}");
     })
     .await;
 }
@@ -128,7 +129,7 @@ async fn an_operator_that_slept_through_newer_resizes_leaves_no_slot_behind() {
         let sleeper = world.operator().await;
         world.semaphore("deploy", "slots: 5").await;
         world.semaphore_ready("deploy").await;
-        // It falls asleep while it waits for the mutex, about to make four slots.
+        // It is suspended while it waits for the mutex, about to create four slots.
         let mutex = Client::connect(&world).await;
         mutex.take(&format!("{}.deploy", world.namespace), &[]).await.unwrap();
         world.semaphore("deploy", "slots: 4").await;
@@ -139,7 +140,8 @@ async fn an_operator_that_slept_through_newer_resizes_leaves_no_slot_behind() {
         sleeper.signal("STOP");
         mutex.leave().await;
 
-        // Another one makes four, and two hundred, and goes; then three are wished.
+        // Another operator creates four and then two hundred, and stops. Then three are
+        // desired.
         let mut other = world.operator().await;
         world.semaphore_ready("deploy").await;
         world.semaphore("deploy", "slots: 200").await;
@@ -155,8 +157,8 @@ async fn an_operator_that_slept_through_newer_resizes_leaves_no_slot_behind() {
     .await;
 }
 
-/// Waits until for three drift intervals neither the object nor any queue has
-/// changed; how long it took until then.
+/// Waits until neither the object nor any queue has changed for three drift intervals.
+/// Returns the time until the last change.
 async fn quiet_since_now(world: &World) -> Duration {
     const QUIET: Duration = Duration::from_secs(9);
     let start = Instant::now();

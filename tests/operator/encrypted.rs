@@ -1,5 +1,5 @@
-//! A Redis and a RabbitMQ that are reached over TLS, as a Secret says it: with the
-//! authority and the client's certificate in the Secret, which may change.
+//! Redis and RabbitMQ over TLS, configured by a Secret with the authority and the
+//! client's certificate, which may change.
 
 use std::time::Duration;
 
@@ -7,17 +7,19 @@ use axum::body::Bytes;
 use kube::api::ListParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
-use crate::authority::Authority;
-use crate::canaries::Canaries;
-use crate::collector::Collector;
-use crate::own_server::OwnServer;
-use crate::redis_support::connect;
-use crate::redis_tls::TlsServer;
-use crate::settings::CORRECTED;
-use crate::world::{Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
+use crate::operator::authority::Authority;
+use crate::operator::canaries::Canaries;
+use crate::operator::collector::Collector;
+use crate::operator::own_server::OwnServer;
+use crate::operator::redis_support::connect;
+use crate::operator::redis_tls::TlsServer;
+use crate::operator::settings::CORRECTED;
+use crate::operator::world::{
+    Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
+};
 
 #[tokio::test]
-async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_said() {
+async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_reported() {
     let server = TlsServer::start("DNS:localhost", true).await;
     let text = |name| server.authority.text(name);
     let (port, ours, key) = (server.port.to_string(), text("client.crt"), text("client.key"));
@@ -50,14 +52,14 @@ async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_said
         nothing_secret_shows::<PressureQueue>(&world, &operator, &collector).await;
     })
     .await;
-    // A queue stays when its object goes, and nothing else was made.
+    // The queue stays when its object is deleted, and nothing else was created.
     let mut raw = connect(&server.plain.url()).await;
     let mut keys = redis::cmd("KEYS");
     let keys: Vec<String> = keys.arg("*:bound").query_async(&mut raw).await.unwrap();
     assert_eq!(keys, ["__pressure__:jobs-good:bound"]);
 }
 
-/// The subjects of the clients' certificates with which the broker has connections now.
+/// Returns the subjects of the client certificates of the broker's current connections.
 async fn clients(server: &OwnServer) -> Vec<String> {
     let url = format!("{}/api/connections", server.variable("RABBITMQ_MANAGEMENT_URL"));
     let list: Vec<serde_json::Value> =
@@ -120,7 +122,7 @@ async fn certificates_of_a_broker_are_exchanged_in_the_secret_without_a_restart(
     .await;
 }
 
-/// An operator and who gets its traces.
+/// Starts an operator and the receiver of its traces.
 async fn traced(world: &World) -> (Operator, Collector) {
     let collector = Collector::start(Duration::ZERO).await;
     let rhythm = ["--observe-interval", "1s", "--drift-interval", "3s"];
@@ -129,8 +131,8 @@ async fn traced(world: &World) -> (Operator, Collector) {
     (operator, collector)
 }
 
-/// Neither a password nor a private key, of the servers' or of a client's, is in an object,
-/// an event, the log, the metrics or a trace; each of which tells of this world.
+/// Checks that no password and no private key, of a server or a client, is in an object,
+/// an event, the log, the metrics or a trace. Each of these must mention this world.
 async fn nothing_secret_shows<K: Kind>(world: &World, operator: &Operator, collector: &Collector) {
     let canaries = Canaries::now();
     assert!(canaries.keys() > 2, "the keys of this test are looked for");
@@ -149,12 +151,12 @@ async fn nothing_secret_shows<K: Kind>(world: &World, operator: &Operator, colle
         ("a trace", traces),
     ];
     for (place, text) in said {
-        assert!(text.contains(&world.namespace), "{place} tells of the world");
+        assert!(text.contains(&world.namespace), "{place} mentions the world");
         canaries.not_in(place, &text);
     }
 }
 
-/// Text is as it is in a trace, among what is none.
+/// Returns a trace as text: strings are verbatim between binary data.
 fn text(body: &Bytes) -> String {
     String::from_utf8_lossy(body).into_owned()
 }

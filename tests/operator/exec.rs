@@ -1,10 +1,10 @@
-//! `lockkeeper exec sem/NAME`: the lock of a resource, found by way of Kubernetes.
+//! `lockkeeper exec sem/NAME`: the lock of a resource, found through Kubernetes.
 
 use tokio::process::Command;
 
-use crate::world::{World, in_a_world};
+use crate::operator::world::{World, in_a_world};
 
-/// Exit code, output and messages of `lockkeeper exec` in the world's namespace.
+/// Returns exit code, output and messages of `lockkeeper exec` in the world's namespace.
 async fn exec(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
         .arg("exec")
@@ -21,7 +21,7 @@ async fn exec(world: &World, arguments: &[&str]) -> (Option<i32>, String, String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exec_takes_the_lock_of_a_resource_with_the_connection_of_its_secret() {
-    in_a_world("exec", |world| async move {
+    in_a_world("exec", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 1, fencing: true").await;
         world.semaphore_ready("deploy").await;

@@ -1,18 +1,19 @@
-//! `deletionGuard`: a deleted object stays while it is used, touches nothing until
-//! then, and holds up no namespace.
+//! `deletionGuard`: a deleted object stays while it is in use, changes nothing until
+//! then, and blocks no namespace.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 
-use crate::holders::client::Client;
-use crate::pressure_text::TextClient;
-use crate::queues::{keys, text};
-use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
+use crate::operator::holders::client::Client;
+use crate::operator::pressure_text::TextClient;
+use crate::operator::queues::{keys, text};
+use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
 
-/// The policy refuses to delete what the status says to be used; the operator sleeps
-/// meanwhile, as if its last look were of before.
+/// Deletes an object. The policy rejects deletion of objects that are in use according to
+/// their status, so the operator is suspended before, as if its last observation were
+/// older.
 async fn delete<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
 }
@@ -33,7 +34,7 @@ fn holder(world: &World, name: &str, slot: u32) -> String {
     format!("{}.{name}-{slot}-B", world.namespace)
 }
 
-/// Waits until a deleted semaphore says that it is held, by so many.
+/// Waits until a deleted semaphore reports this number of held slots.
 async fn until_in_use(world: &World, name: &str, says: &str) -> Semaphore {
     world
         .until(name, says, PATIENCE, |s: &Semaphore| {
@@ -71,11 +72,11 @@ async fn a_guarded_semaphore_stays_untouched_until_the_last_holder_released() {
         let stays = until_in_use(&world, "deploy", "2 slots are held").await;
         let status = stays.status.unwrap();
         assert_eq!((status.held, status.draining), (Some(1), Some(1)));
-        assert_eq!(status.holders.len(), 2, "who is waited for is told: {status:#?}");
+        assert_eq!(status.holders.len(), 2, "the awaited holders are reported: {status:#?}");
         until_in_use(&world, "kept", "1 slot is held").await;
         assert!(world.queues().await.is_superset(&world.lock_queues("deploy", 2)), "untouched");
 
-        // The one above the count alone holds it up too.
+        // The one above the count alone delays the deletion too.
         client.delete(&holder(&world, "deploy", 1)).await;
         until_in_use(&world, "deploy", "1 slot is held").await;
         assert!(world.queues().await.is_superset(&world.lock_queues("deploy", 2)), "untouched");
@@ -125,7 +126,7 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
 
     in_a_world("guarded-kinds", async |world| {
         let operator = world.operator().await;
-        let management = crate::environment::variable("RABBITMQ_MANAGEMENT_URL");
+        let management = crate::operator::environment::variable("RABBITMQ_MANAGEMENT_URL");
         let settings = RabbitmqSettings::from_urls(&world.amqp_url(), Some(&management)).unwrap();
         let client = Client::new(settings, ClientOptions::default());
         let rows = [
@@ -143,7 +144,7 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
             delete::<Semaphore>(&world, name).await;
             operator.signal("CONT");
             until_in_use(&world, name, says).await;
-            // Untouched: somebody else may still acquire.
+            // Unchanged: another client can still acquire.
             let other = lock.try_acquire(&AcquireOptions::default()).await.unwrap();
             other.release().await.unwrap();
             permit.release().await.unwrap();

@@ -1,5 +1,4 @@
-//! An operator with nothing to do writes nothing, needs little memory, and says
-//! over HTTP how it is.
+//! An idle operator writes nothing, needs little memory, and serves its state over HTTP.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -13,21 +12,21 @@ use lockkeeper::api::{PressureQueue, Semaphore};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
-use crate::audit::Reader;
-use crate::environment::{memory, random, variable};
-use crate::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
+use crate::operator::audit::Reader;
+use crate::operator::environment::{memory, random, variable};
+use crate::operator::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
 
 const SEMAPHORES: usize = 150;
 const QUEUES: usize = 50;
 
-/// So long nothing may be written.
+/// Time in which nothing may be written.
 const REST: Duration = Duration::from_secs(120);
 
 #[tokio::test]
 async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
     in_a_world("idle", async |world| {
         let mut start = Reader::from_here();
-        // With the rhythm that it has by default.
+        // With the default intervals.
         let operator = world.operator_with(&[]).await;
         join_all((0..SEMAPHORES).map(|i| {
             let world = &world;
@@ -40,7 +39,7 @@ async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
         }))
         .await;
         all_ready(&world).await;
-        // A finalizer and a status each, at least: the count below can see writes.
+        // At least a finalizer and a status for each: the count below detects writes.
         let busy = writes(&world, &mut start);
         assert!(busy.len() >= 2 * (SEMAPHORES + QUEUES), "only {} writes", busy.len());
         at_rest(&world).await;
@@ -53,25 +52,25 @@ async fn an_operator_with_200_objects_at_rest_writes_nothing_for_two_minutes() {
         assert!(written.is_empty(), "{} writes, such as {}", written.len(), written[0]);
         assert_eq!(versions(&world).await, before, "an object was changed");
 
-        // Not for want of looking: every object at least once in each 30 s.
+        // Not because nothing was observed: every object was, at least once in each 30 s.
         let looks = looks(&operator.logged()) - looked;
         assert!(looks >= 4 * (SEMAPHORES + QUEUES), "only {looks} looks in {REST:?}");
         let (own, program) = memory(operator.pid());
         println!("{looks} looks at 200 objects, no write; {own} MiB and {program} MiB of program");
 
-        // And it still is there when something happens.
+        // The operator still reacts when something happens.
         let channel = world.amqp().await.create_channel().await.unwrap();
         let queue = format!("{}.lock-7-2-A", world.namespace);
         channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
-        let mended = async || world.queues().await.contains(&queue);
-        eventually("the missing slot is made again", PATIENCE * 2, mended).await;
-        let told = || std::future::ready(!writes(&world, &mut rest).is_empty());
-        eventually("and that is told", PATIENCE, told).await;
+        let repaired = async || world.queues().await.contains(&queue);
+        eventually("the missing slot is made again", PATIENCE * 2, repaired).await;
+        let reported = || std::future::ready(!writes(&world, &mut rest).is_empty());
+        eventually("and the status reports it", PATIENCE, reported).await;
     })
     .await;
 }
 
-/// What operators wrote in this world since the log was last read.
+/// Returns the operators' writes in this world since the log was last read.
 fn writes(world: &World, log: &mut Reader) -> Vec<String> {
     log.read()
         .into_iter()
@@ -84,7 +83,7 @@ fn writes(world: &World, log: &mut Reader) -> Vec<String> {
         .collect()
 }
 
-/// How often an object was looked at without anything new to say.
+/// Returns how often an object was observed without a change.
 fn looks(log: &str) -> usize {
     log.matches("nothing new").count()
 }
@@ -102,8 +101,7 @@ async fn all_ready(world: &World) {
     .await;
 }
 
-/// Waits until nothing has been written for longer than a status write may be
-/// held back.
+/// Waits until nothing has been written for longer than a status write may be delayed.
 async fn at_rest(world: &World) {
     let mut log = Reader::from_here();
     let mut since = Instant::now();
@@ -116,7 +114,7 @@ async fn at_rest(world: &World) {
     .await;
 }
 
-/// The version of every object, by kind and name.
+/// Returns the version of every object, by kind and name.
 async fn versions(world: &World) -> BTreeMap<(String, String), String> {
     async fn of<K: Kind>(world: &World) -> Vec<((String, String), String)> {
         let all = world.api::<K>().list(&ListParams::default()).await.unwrap();
@@ -150,7 +148,7 @@ async fn a_ready_operator_says_so_over_http_and_ends_at_a_signal() {
 
 #[tokio::test]
 async fn without_an_api_server_the_operator_waits_and_is_ready_once_there_is_one() {
-    // A port that nobody listens on yet.
+    // A port without a listener.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -162,7 +160,7 @@ async fn without_an_api_server_the_operator_waits_and_is_ready_once_there_is_one
     for missing in ["semaphores", "pressurequeues"] {
         assert!(text.contains(missing), "{text}");
     }
-    let tries = || alone.logged().matches("can't be listed").count();
+    let tries = || alone.logged().matches("cannot list").count();
     eventually("it tries again and again", PATIENCE, async || tries() >= 4).await;
     assert_eq!(get(&http, "healthz").await.0, 200, "it stays up");
     assert_eq!(get(&http, "readyz").await.0, 503, "and not ready");
@@ -181,26 +179,26 @@ async fn an_operator_that_never_found_an_api_server_ends_at_a_signal() {
     let mut alone = Alone::start(port).await;
     let log = alone.log.clone();
     eventually("it has tried", PATIENCE, async || {
-        std::fs::read_to_string(&log).unwrap().contains("can't be listed")
+        std::fs::read_to_string(&log).unwrap().contains("cannot list")
     })
     .await;
     assert!(alone.terminate().await.success(), "{}", alone.logged());
 }
 
-/// Status and body of an answer.
+/// Returns status and body of a response.
 async fn get(http: &str, path: &str) -> (u16, String) {
     let answer = reqwest::get(format!("{http}/{path}")).await.unwrap();
     (answer.status().as_u16(), answer.text().await.unwrap())
 }
 
-/// The API server's address in a kubeconfig.
+/// Returns the API server's address in a kubeconfig.
 fn api_server() -> String {
     let text = std::fs::read_to_string(variable("LOCKKEEPER_OPERATOR_KUBECONFIG")).unwrap();
     let config: serde_json::Value = serde_yaml::from_str(&text).unwrap();
     config["clusters"][0]["cluster"]["server"].as_str().unwrap().to_owned()
 }
 
-/// Passes connections to a local port on to the API server.
+/// Forwards connections to a local port to the API server.
 async fn forward(port: u16) {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let server = api_server().trim_start_matches("https://").to_owned();
@@ -214,8 +212,8 @@ async fn forward(port: u16) {
     }
 }
 
-/// An operator that looks for the API server at a port of the test's choice, and
-/// watches a namespace that is nobody's.
+/// An operator that looks for the API server at a port that the test chooses, and watches
+/// an unused namespace.
 struct Alone {
     child: Child,
     log: String,

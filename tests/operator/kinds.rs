@@ -1,4 +1,4 @@
-//! What the API server accepts and refuses, and what kubectl shows.
+//! Objects that the API server accepts and rejects, and kubectl's output.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,15 @@ use kube::api::{Patch, PatchParams};
 use lockkeeper::api::{PressureQueue, PressureQueueSpec, Semaphore, SemaphoreSpec};
 use serde_json::json;
 
-use crate::world::{Kind, World, in_a_world, kubectl};
+use crate::operator::holders::client::Client;
+use crate::operator::pressure_text::TextClient;
+use crate::operator::queues::text;
+use crate::operator::world::{Kind, PATIENCE, World, in_a_world, kubectl};
 
 mod names;
 mod rules;
 
-/// What the API server said when it refused.
+/// Returns the API server's message of a rejection.
 fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> String {
     match result {
         Err(kube::Error::Api(answer)) => {
@@ -23,7 +26,7 @@ fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> String {
 }
 
 #[tokio::test]
-async fn numbers_out_of_range_are_refused_with_what_is_allowed() {
+async fn numbers_out_of_range_are_rejected_with_the_allowed_range() {
     in_a_world("kinds", async |world| {
         for (spec, allowed) in [
             ("{slots: -1}", "spec.slots in body should be greater than or equal to 0"),
@@ -54,7 +57,7 @@ async fn numbers_out_of_range_are_refused_with_what_is_allowed() {
 }
 
 #[tokio::test]
-async fn scaling_sets_the_slots_within_what_is_allowed() {
+async fn scaling_sets_the_slots_within_the_allowed_range() {
     in_a_world("kinds", async |world| {
         world.semaphore("deploy", "slots: 3").await;
         let scale = async |replicas: &str| {
@@ -77,7 +80,7 @@ async fn scaling_sets_the_slots_within_what_is_allowed() {
     .await;
 }
 
-/// For a field that can't be changed: how it may be, and how else.
+/// For each immutable field: a valid value, and another one.
 const IMMUTABLE: &[(&str, &str, &str)] = &[
     ("lockName", "lockName: ci.a", "lockName: ci.b"),
     ("vhost", "vhost: a", "vhost: b"),
@@ -116,7 +119,7 @@ async fn an_immutable_field_can_be_neither_changed_nor_added_nor_removed() {
                     "{field} {what}: {refused}"
                 );
             }
-            // As it was, it is taken.
+            // Unchanged values are accepted.
             world.apply::<K>(&with, &format!("{{{one}, suspend: true}}")).await.unwrap();
             world.apply::<K>(&without, "{suspend: true}").await.unwrap();
         }
@@ -134,7 +137,7 @@ async fn a_closed_queue_can_not_be_opened_again() {
         let apply = async |spec| world.apply::<PressureQueue>("frames", spec).await;
         apply("{state: Open}").await.unwrap();
         apply("{state: Closed}").await.unwrap();
-        // Left out it would be Open, by default.
+        // If left out, it would default to Open.
         for spec in ["{state: Open}", "{bound: 3}"] {
             let refused = refusal(apply(spec).await);
             assert!(refused.contains("state can't go from Closed back to Open"), "{refused}");
@@ -146,7 +149,7 @@ async fn a_closed_queue_can_not_be_opened_again() {
 }
 
 #[tokio::test]
-async fn what_is_left_out_is_filled_in() {
+async fn omitted_fields_get_their_defaults() {
     in_a_world("kinds", async |world| {
         let semaphore: Semaphore = world.apply("deploy", "{}").await.unwrap();
         assert_eq!(
@@ -166,7 +169,8 @@ async fn what_is_left_out_is_filled_in() {
                 "redisReference": {"prefix": "__pressure__"}
             })
         );
-        // By the API server, not by reading it into our types; also in what is only begun.
+        // Applied by the API server, not by parsing into our types. Also in partial
+        // objects.
         world.apply::<Semaphore>("begun", "{resize: {}}").await.unwrap();
         for name in ["sem/deploy", "sem/begun"] {
             let get = ["get", name, "-o", "jsonpath={.spec.slots} {.spec.resize.overshoot}"];
@@ -219,24 +223,45 @@ async fn kubectl_shows_the_columns_of_both_kinds() {
         let words = |line: &str| line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
         let table = |text: &str| text.lines().map(words).collect::<Vec<_>>();
 
+        let holder = Client::connect(&world).await;
+        let slot = format!("{}.deploy-1-B", world.namespace);
+        holder.take(&slot, &[("x-lockkeeper-identity", "build-41")]).await.unwrap();
+        world
+            .until("deploy", "held", PATIENCE, |s: &Semaphore| {
+                s.status
+                    .as_ref()
+                    .is_some_and(|status| status.holders_summary.as_deref() == Some("build-41"))
+            })
+            .await;
+        let mut camera = TextClient::connect(&text(&world, "frames"), "camera-7").await.unwrap();
+        camera.put("first").await.unwrap();
+        world
+            .until("frames", "produced", PATIENCE, |q: &PressureQueue| {
+                q.status.as_ref().is_some_and(|status| status.length == Some(1))
+            })
+            .await;
+
+        // Holders and the number of waiters are visible to all users, without -o wide.
         let sem = table(&get("sem").await);
-        assert_eq!(sem[0].join(" "), "NAME SLOTS HELD FREE READY AGE");
-        assert_eq!(sem[1][..5].join(" "), "deploy 3 0 3 True");
+        assert_eq!(sem[0].join(" "), "NAME SLOTS HELD FREE WAITING READY AGE HOLDERS");
+        assert_eq!(sem[1][..6].join(" "), "deploy 3 1 2 0 True");
+        assert_eq!(sem[1][7], "build-41");
         let wide = table(&get("semaphores -o wide").await);
         assert_eq!(
             wide[0].join(" "),
-            "NAME SLOTS HELD FREE READY AGE DRAINING WAITING HOLDERS LOCK STATUS"
+            "NAME SLOTS HELD FREE WAITING READY AGE HOLDERS DRAINING LOCK STATUS"
         );
         let lock = format!("{}.deploy", world.namespace);
         assert!(wide[1].contains(&lock), "{wide:?}");
 
         let pq = table(&get("pq").await);
-        assert_eq!(pq[0].join(" "), "NAME LENGTH BOUND CLOSED READY AGE");
-        assert_eq!(pq[1][..5].join(" "), "frames 0 5 false True");
+        assert_eq!(pq[0].join(" "), "NAME LENGTH BOUND CLOSED READY AGE PRODUCER CONSUMER");
+        assert_eq!(pq[1][..5].join(" "), "frames 1 5 false True");
+        assert_eq!(pq[1][6], "camera-7");
         let wide = table(&get("pressurequeues -o wide").await);
         assert_eq!(
             wide[0].join(" "),
-            "NAME LENGTH BOUND CLOSED READY AGE PRODUCED CONSUMED PRODUCER CONSUMER STATUS"
+            "NAME LENGTH BOUND CLOSED READY AGE PRODUCER CONSUMER PRODUCED CONSUMED STATUS"
         );
 
         for (category, present, absent) in [
@@ -262,13 +287,13 @@ async fn kubectl_explains_a_field_with_unit_default_and_example() {
             text.split_whitespace().collect::<Vec<_>>().join(" ")
         };
         let slots = explain("semaphore.spec.slots").await;
-        for part in ["How many clients", "0 to 10000", "Default 1.", "Example: 5."] {
+        for part in ["Maximum number of clients", "0 to 10000", "Defaults to 1.", "Example: 5."] {
             assert!(slots.contains(part), "{slots}");
         }
         let prefix = explain("pq.spec.redisReference.prefix").await;
-        assert!(prefix.contains("Default __pressure__"), "{prefix}");
+        assert!(prefix.contains("Defaults to `__pressure__`"), "{prefix}");
         let reason = explain("sem.status.holders.reason").await;
-        assert!(reason.contains("Why it says that it holds the lock"), "{reason}");
+        assert!(reason.contains("Reason that the holder declares"), "{reason}");
     })
     .await;
 }
@@ -295,11 +320,11 @@ async fn every_example_is_accepted() {
     .await;
 }
 
-/// Every YAML file under a folder.
+/// Collects every YAML file below a directory.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        // Objects of these kinds are read by those tools' own types in tests/gitops.
+        // Objects of these kinds are parsed with those tools' own types in tests/gitops.
         let foreign = ["argocd", "flux", "keda"].iter().any(|folder| path.ends_with(folder));
         if foreign {
             continue;

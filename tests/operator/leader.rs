@@ -1,5 +1,5 @@
-//! Two replicas: one acts at a time, whatever becomes of it, and the locks end as
-//! wished (hazard K2).
+//! Two replicas: one acts at a time, whatever happens to it, and the locks reach the
+//! desired state (hazard K2).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::json;
 
-use crate::environment::variable;
-use crate::rights;
-use crate::support::proxy::{Method, Proxy, Sender};
-use crate::world::{Operator, PATIENCE, World, eventually, in_a_world};
+use crate::operator::environment::variable;
+use crate::operator::rights;
+use crate::operator::support::proxy::{Method, Proxy, Sender};
+use crate::operator::world::{Operator, PATIENCE, World, eventually, in_a_world};
 
-/// Gives the operators rights on a Lease of the test's own, in its namespace: those that
-/// the chart gives on the one of the release.
+/// Grants the operators permissions on a Lease in the test's namespace: those that the
+/// chart grants on the Lease of the release.
 pub async fn let_in(world: &World) {
     let rule = |verbs: &[&str], names: &[&str]| {
         json!({
@@ -28,7 +28,7 @@ pub async fn let_in(world: &World) {
     rights::give(world, "leader-election", rules, vec![operators]).await;
 }
 
-/// A quick election: whoever falls silent is replaced after 4 s.
+/// Starts a candidate with a quick election: a silent leader is replaced after 4 s.
 pub async fn candidate(world: &World) -> Operator {
     world
         .operator_unready(&[
@@ -67,7 +67,7 @@ async fn lease(world: &World) -> (String, i32) {
     (spec.holder_identity.unwrap_or_default(), spec.lease_transitions.unwrap_or_default())
 }
 
-/// The world's connection Secret leads through a proxy on which every effect is seen.
+/// Makes the world's connection Secret lead through a proxy, which records every effect.
 async fn watched(world: &World) -> Proxy {
     let proxy = Proxy::start().await;
     let mut url = url::Url::parse(&world.amqp_url()).unwrap();
@@ -78,7 +78,7 @@ async fn watched(world: &World) -> Proxy {
     proxy
 }
 
-/// What changes slots, in the order in which it came by.
+/// Returns the methods that change slots, in order.
 fn effects(proxy: &Proxy) -> Vec<Method> {
     let is_effect = |method: &Method| {
         method.sender == Sender::Client
@@ -93,7 +93,7 @@ async fn exactly(world: &World, slots: u32) {
     assert_eq!(world.queues().await, world.lock_queues("deploy", slots));
 }
 
-/// Two replicas, and a resize from 0 to `slots` that the first one has begun.
+/// Starts two replicas, and a resize from 0 to `slots` that the first one has begun.
 async fn amid_a_resize(world: &World, proxy: &Proxy, slots: u32) -> (Operator, Operator) {
     let_in(world).await;
     let first = candidate(world).await;
@@ -116,7 +116,7 @@ fn one_at_a_time(effects: &[Method], opened_before: usize) {
     let is_old = |method: &&Method| method.connection <= opened_before;
     let old: Vec<_> = effects.iter().take_while(is_old).collect();
     let mixed: Vec<_> = effects[old.len()..].iter().filter(is_old).take(3).collect();
-    assert!(mixed.is_empty(), "the old leader acted beside the new one: {mixed:?}");
+    assert!(mixed.is_empty(), "the old leader acted concurrently with the new one: {mixed:?}");
     assert!(old.len() >= 20, "it was not in the middle of the resize: {}", old.len());
     assert!(effects.len() > old.len(), "the new one found nothing left to do");
 }
@@ -135,7 +135,8 @@ async fn of_two_replicas_one_acts_and_the_other_is_ready_and_follows_at_once() {
         assert!(!leads(&second));
         assert_eq!(lease(&world).await, (holder.clone(), before));
 
-        // Asked to stop, it gives the Lease back: nobody waits until it has run out.
+        // On a stop request it releases the Lease, so that no replica has to wait until
+        // it expires.
         assert!(first.stop().await.success());
         comes_to_lead(&second).await;
         let (successor, transitions) = lease(&world).await;
@@ -169,21 +170,22 @@ async fn a_leader_paused_in_a_resize_does_nothing_when_it_wakes() {
         let opened = proxy.connections_opened();
         first.signal("STOP");
         comes_to_lead(&second).await;
-        // The broker has not given up the old one's connection, and its mutex, yet: the
-        // new one waits for that. What the old one had sent before is done.
+        // The broker has not closed the old one's connection yet, which holds its mutex.
+        // The new one waits for that. Methods that the old one had sent before have been
+        // performed.
         let asleep = effects(&proxy).len();
         let late: BTreeSet<usize> =
             effects(&proxy)[20..].iter().map(|method| method.connection).collect();
         assert!(late.iter().all(|connection| *connection <= opened), "{late:?}");
         first.signal("CONT");
         let ended = tokio::time::timeout(PATIENCE, first.ended()).await.unwrap();
-        assert!(!ended.success(), "who lost the Lease says so");
+        assert!(!ended.success(), "losing the Lease is an error");
         assert!(first.logged().contains("was lost"), "and why");
         exactly(&world, 1500).await;
         let effects = effects(&proxy);
         one_at_a_time(&effects, opened);
         let woken = effects.iter().filter(|method| method.connection <= opened).count();
-        // What was on its way when it was stopped: at most a batch.
+        // The methods in flight when it was suspended: at most a batch.
         assert!(woken <= asleep + 16, "{woken} after {asleep}");
     })
     .await;

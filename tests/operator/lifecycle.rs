@@ -1,15 +1,17 @@
-//! What becomes of a pressure queue: made, adopted, closed, done, deleted by its
-//! clients and made again, half made, half deleted. Its work is in `queues`.
+//! The lifecycle of a pressure queue: created, adopted, closed, completed, deleted by its
+//! clients and recreated, half created, half deleted. See `queues` for its operation.
 
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{DeleteParams, WatchEvent, WatchParams};
 use lockkeeper::api::PressureQueue;
 
-use crate::pressure_text::{TextClient, Worker};
-use crate::queues::{data, keys, send, text, until_blocked};
-use crate::world::{Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready};
+use crate::operator::pressure_text::{TextClient, Worker};
+use crate::operator::queues::{data, keys, send, text, until_blocked};
+use crate::operator::world::{
+    Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
+};
 
-/// The events of this reason about an object, and how often each was seen.
+/// Returns the events of this reason about an object, each with its count.
 async fn events(world: &World, name: &str, reason: &str) -> Vec<i32> {
     let all = world.events(name).await;
     all.into_iter().filter(|(is, ..)| is == reason).map(|(_, _, times)| times).collect()
@@ -74,20 +76,20 @@ async fn a_queue_is_closed_once_its_producer_is_done_and_is_complete_when_it_is_
         assert_eq!(closed.status.unwrap().closed, Some(true));
         assert_eq!(consumer.get().await.unwrap(), "1");
         assert_eq!(consumer.get().await.unwrap(), "2");
-        consumer.get().await.expect_err("the consumer is told that there will be no more");
+        consumer.get().await.expect_err("the consumer learns that there will be no more");
 
         consumer.delete().await.unwrap();
         is_completed(&world, "frames").await;
         operator.kill().await;
         let _operator = world.operator().await;
-        // A changed spec shows that the new process has looked, too.
+        // A changed spec shows that the new process has observed it too.
         world.queue("frames", "bound: 9, state: Closed").await;
         is_completed(&world, "frames").await;
     })
     .await;
 }
 
-/// Waits until a queue is done for its newest spec, and isn't made again.
+/// Waits until a queue is completed for its newest spec, and is not recreated.
 async fn is_completed(world: &World, name: &str) {
     let done = world
         .until(name, "Completed", PATIENCE, |q: &PressureQueue| has_reason(q, "Ready", "Completed"))
@@ -152,7 +154,7 @@ async fn a_queue_deleted_while_open_is_made_again_with_one_event() {
             events(&world, "frames", "Recreated").await == [1]
         })
         .await;
-        // The next look at it finds it as wanted.
+        // The next observation finds it as desired.
         client.put("kept").await.unwrap();
         let seen = world
             .until("frames", "seen at work", PATIENCE, |q: &PressureQueue| {
@@ -167,8 +169,8 @@ async fn a_queue_deleted_while_open_is_made_again_with_one_event() {
     .await;
 }
 
-/// Applies an object and tells what Ready's reason was, and whether it was
-/// Stalled, in each of its statuses until it is Stalled.
+/// Applies an object. Returns Ready's reason, and whether the object was Stalled, in each
+/// of its statuses until it is Stalled.
 async fn statuses_until_stalled(world: &World, name: &str) -> Vec<(String, bool)> {
     let applied = world.queue(name, "bound: 3").await;
     let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(60);
@@ -214,7 +216,7 @@ async fn a_half_made_queue_is_reported_when_it_is_seen_twice_and_left_to_its_mak
 }
 
 #[tokio::test]
-async fn what_a_deletion_left_is_reported_when_it_is_seen_twice_and_not_built_upon() {
+async fn leftovers_of_a_deletion_are_reported_when_seen_twice_and_not_reused() {
     in_a_world("residue", async |world| {
         let _operator = world.operator().await;
         let closed = format!("{}:closed", data(&world, "frames"));

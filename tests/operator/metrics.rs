@@ -1,6 +1,6 @@
-//! What an operator tells Prometheus: that it is true, that Prometheus' own tool reads
-//! it, and that the dashboard, the alerts and the documentation speak of the same
-//! metrics. When the alerts fire is `tests/observability.rs`'s.
+//! Metrics of an operator: their values are right, Prometheus' own tool accepts them, and
+//! the dashboard, the alerts and the documentation use the same names. See
+//! `tests/observability.rs` for when the alerts fire.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -10,48 +10,55 @@ use lockkeeper::api::{PressureQueue, Semaphore};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::holders::client::Client;
-use crate::leader::{candidate, comes_to_lead, let_in, stands_by};
-use crate::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
+use crate::operator::holders::client::Client;
+use crate::operator::leader::{candidate, comes_to_lead, let_in, stands_by};
+use crate::operator::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
 
-/// A text of the project.
+/// Reads a file of the project.
 fn file(path: &str) -> String {
     std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Waits until the operator tells each of these lines; a `*` at the end stands for a
-/// value above 0.
-async fn until_told(operator: &Operator, lines: &[String]) {
+/// Waits until the operator's metrics contain each of these lines. A `*` at the end
+/// matches a value above 0.
+async fn until_exported(operator: &Operator, lines: &[String]) {
     for line in lines {
         let so = async || {
             let text = operator.metrics().await;
-            text.lines().any(|told| match line.strip_suffix('*') {
+            text.lines().any(|actual| match line.strip_suffix('*') {
                 Some(start) => {
-                    told.strip_prefix(start).is_some_and(|n| n.parse::<f64>().unwrap() > 0.0)
+                    actual.strip_prefix(start).is_some_and(|n| n.parse::<f64>().unwrap() > 0.0)
                 }
-                None => told == line,
+                None => actual == line,
             })
         };
         eventually(line, PATIENCE, so).await;
     }
 }
 
-/// Lines about an object: each is a metric, further labels, and the rest of the line.
-fn lines(world: &World, name: &str, told: &[(&str, &str, &str)]) -> Vec<String> {
+/// Returns lines about an object. Each consists of a metric, further labels, and the rest
+/// of the line.
+fn lines(world: &World, name: &str, expected: &[(&str, &str, &str)]) -> Vec<String> {
     let one = |(metric, more, value): &(&str, &str, &str)| {
         let more = if more.is_empty() { String::new() } else { format!(",{more}") };
         let place = format!("namespace=\"{}\",name=\"{name}\"", world.namespace);
         format!("lockkeeper_{metric}{{{place}{more}}} {value}")
     };
-    told.iter().map(one).collect()
+    expected.iter().map(one).collect()
 }
 
-/// What only a queue that a client has damaged has, and what is left of an object that
-/// went by force: seen in `doctor` and in `protocols`.
-const SEEN_ELSEWHERE: [&str; 3] =
-    ["lockkeeper_queue_damaged", "lockkeeper_queue_repairs_total", "lockkeeper_left_behind_total"];
+/// Metrics that only occur for a queue damaged by a client, for leftovers of a forced
+/// deletion, and for objects that cannot be read or watched. Tested in `doctor`,
+/// `protocols` and `namespaces`.
+const SEEN_ELSEWHERE: [&str; 5] = [
+    "lockkeeper_queue_damaged",
+    "lockkeeper_queue_repairs_total",
+    "lockkeeper_left_behind_total",
+    "lockkeeper_unreadable_objects",
+    "lockkeeper_watch_failures_total",
+];
 
-/// The metrics that the text has, by the names that queries use.
+/// Returns the names of the metrics in the text, as queries use them.
 fn names(text: &str) -> BTreeSet<String> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types
@@ -67,7 +74,7 @@ fn names(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The words of a text that are names of metrics such as ours.
+/// Returns the words of a text that look like names of our metrics.
 fn names_in(text: &str) -> BTreeSet<String> {
     const STARTS: [&str; 6] = [
         "lockkeeper_",
@@ -82,7 +89,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
     named.map(ToOwned::to_owned).collect()
 }
 
-/// Runs promtool with this input; returns what it said where it found a fault.
+/// Runs promtool with this input. Returns its messages if it found a fault.
 async fn promtool(arguments: &[&str], input: &str) -> Result<(), String> {
     let mut process = Command::new("promtool")
         .args(arguments)
@@ -97,7 +104,8 @@ async fn promtool(arguments: &[&str], input: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8(said).unwrap()) }
 }
 
-/// The text as the older format has it: counters are named as their samples are.
+/// Converts the text to the older format, in which counters have the names of their
+/// samples.
 fn in_the_older_format(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let is_counter = |name: &str| lines.contains(&&*format!("# TYPE {name} counter"));
@@ -115,7 +123,7 @@ fn in_the_older_format(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
+async fn each_object_has_metrics_from_its_status_until_it_is_gone() {
     in_a_world("metrics", async |world| {
         let mut operator = world.operator().await;
         world.semaphore("deploy", "slots: 3").await;
@@ -126,7 +134,7 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
         for (slot, holder) in [(1, &holders[0]), (3, &holders[1])] {
             holder.take(&format!("{}.deploy-{slot}-B", world.namespace), &[]).await.unwrap();
         }
-        let told = [
+        let expected = [
             ("semaphore_slots", "state=\"desired\"", "3"),
             ("semaphore_slots", "state=\"present\"", "3"),
             ("semaphore_held", "", "2"),
@@ -134,18 +142,18 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
             ("semaphore_draining", "", "0"),
             ("semaphore_waiting", "", "0"),
         ];
-        until_told(&operator, &lines(&world, "deploy", &told)).await;
-        assert!(!operator.metrics().await.contains("draining_since_seconds{"), "nobody drains");
+        until_exported(&operator, &lines(&world, "deploy", &expected)).await;
+        assert!(!operator.metrics().await.contains("draining_since_seconds{"), "no holder drains");
         world.semaphore("deploy", "slots: 1").await;
-        let told = [
+        let expected = [
             ("semaphore_slots", "state=\"desired\"", "1"),
             ("semaphore_held", "", "1"),
             ("semaphore_free", "", "0"),
             ("semaphore_draining", "", "1"),
             ("semaphore_draining_since_seconds", "", "*"),
         ];
-        until_told(&operator, &lines(&world, "deploy", &told)).await;
-        let told = [
+        until_exported(&operator, &lines(&world, "deploy", &expected)).await;
+        let expected = [
             ("queue_length", "", "0"),
             ("queue_bound", "", "7"),
             ("queue_producer_busy", "", "0"),
@@ -154,9 +162,9 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
             ("queue_produced_messages_total", "", "0"),
             ("queue_consumed_bytes_total", "", "0"),
         ];
-        until_told(&operator, &lines(&world, "frames", &told)).await;
+        until_exported(&operator, &lines(&world, "frames", &expected)).await;
 
-        // What somebody else deletes is put right, and counted.
+        // Slots deleted by another client are restored and counted.
         holders[0].delete(&format!("{}.deploy-1-A", world.namespace)).await;
         let of = format!("kind=\"Semaphore\",namespace=\"{}\",name=\"deploy\"", world.namespace);
         let condition = |status: &str| {
@@ -165,15 +173,15 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
             )
         };
         let drift = format!("lockkeeper_drift_corrections_total{{{of}}} 1");
-        until_told(&operator, &[drift, condition("False")]).await;
+        until_exported(&operator, &[drift, condition("False")]).await;
         assert!(!operator.metrics().await.contains(&condition("True")), "it has one status");
 
-        // An operator that has just come tells the same: it is read, not remembered.
+        // A new operator reports the same values: they are read, not remembered.
         operator.kill().await;
         let operator = world.operator().await;
-        let told = [("semaphore_held", "", "1"), ("semaphore_draining", "", "1")];
+        let expected = [("semaphore_held", "", "1"), ("semaphore_draining", "", "1")];
         let text = operator.metrics().await;
-        for line in lines(&world, "deploy", &told) {
+        for line in lines(&world, "deploy", &expected) {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }
 
@@ -187,14 +195,14 @@ async fn each_object_is_told_of_by_its_status_until_it_is_gone() {
                 _ => drop(queues.delete(name, &now).await.unwrap()),
             }
             let gone = async || !operator.metrics().await.contains(&about);
-            eventually(&format!("nothing is told of {name}"), PATIENCE, gone).await;
+            eventually(&format!("no series names {name}"), PATIENCE, gone).await;
         }
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_known_is_absent_and_a_server_that_does_not_answer_is_down() {
+async fn unknown_values_are_absent_and_a_server_that_does_not_answer_is_down() {
     in_a_world("metrics-down", async |world| {
         let operator = world.operator_with(&["--metrics-per-object=true"]).await;
         world.secret("rabbit", &[("amqpUri", "amqp://u:canary-down@127.0.0.1:1/v".into())]).await;
@@ -204,15 +212,16 @@ async fn what_is_not_known_is_absent_and_a_server_that_does_not_answer_is_down()
                 has(s, "BackendReachable", "False")
             })
             .await;
-        let mut told = lines(&world, "deploy", &[("semaphore_slots", "state=\"desired\"", "3")]);
-        told.extend([
+        let mut expected =
+            lines(&world, "deploy", &[("semaphore_slots", "state=\"desired\"", "3")]);
+        expected.extend([
             "lockkeeper_backend_up{backend=\"127.0.0.1:1/v\"} 0".to_owned(),
             "controller_runtime_reconcile_errors_total{controller=\"semaphore\"} *".to_owned(),
             "controller_runtime_reconcile_total{controller=\"semaphore\",result=\"error\"} *"
                 .into(),
             "workqueue_retries_total{controller=\"semaphore\",name=\"semaphore\"} *".to_owned(),
         ]);
-        until_told(&operator, &told).await;
+        until_exported(&operator, &expected).await;
         let text = operator.metrics().await;
         for absent in ["semaphore_held{", "semaphore_free{", "state=\"present\"", "canary"] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
@@ -222,7 +231,7 @@ async fn what_is_not_known_is_absent_and_a_server_that_does_not_answer_is_down()
         eventually("its server is up", PATIENCE, async || operator.metrics().await.contains(&up))
             .await;
         let text = operator.metrics().await;
-        assert!(!text.contains("backend=\"127.0.0.1:1/v\""), "nobody names it any more\n{text}");
+        assert!(!text.contains("backend=\"127.0.0.1:1/v\""), "no object names it any more\n{text}");
     })
     .await;
 }
@@ -236,23 +245,23 @@ async fn with_per_object_metrics_off_no_series_has_the_name_of_an_object() {
         world.queue("frames", "bound: 1").await;
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
-        let somebody = Client::connect(&world).await;
-        somebody.delete(&format!("{}.deploy-1-A", world.namespace)).await;
+        let other = Client::connect(&world).await;
+        other.delete(&format!("{}.deploy-1-A", world.namespace)).await;
         let all = "kind=\"Semaphore\",namespace=\"\",name=\"\"";
-        let told = format!("lockkeeper_drift_corrections_total{{{all}}} 1");
-        until_told(&operator, &[told]).await;
+        let expected = format!("lockkeeper_drift_corrections_total{{{all}}} 1");
+        until_exported(&operator, &[expected]).await;
         let text = operator.metrics().await;
         assert!(!text.contains("deploy") && !text.contains("frames"), "{text}");
         assert!(
             text.contains(&format!("/{}\"}} 1", world.vhost)),
-            "the servers are told of: {text}"
+            "the servers are included: {text}"
         );
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is_there() {
+async fn prometheus_parses_the_metrics_and_dashboard_alerts_and_docs_match_them() {
     in_a_world("promtool", async |world| {
         let_in(&world).await;
         let mut operator = candidate(&world).await;
@@ -261,7 +270,7 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
         world.queue("frames", "bound: 1").await;
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
-        let told = [
+        let expected = [
             "controller_runtime_reconcile_total{controller=\"semaphore\",result=\"requeue_after\"} *",
             "controller_runtime_reconcile_time_seconds_count{controller=\"pressurequeue\"} *",
             "rest_client_requests_total{code=\"200\",method=\"PATCH\"} *",
@@ -271,31 +280,31 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
             "process_resident_memory_bytes *",
             "process_cpu_seconds_total *",
         ];
-        until_told(&operator, &told.map(ToOwned::to_owned)).await;
-        let somebody = Client::connect(&world).await;
-        somebody.delete(&format!("{}.deploy-1-A", world.namespace)).await;
+        until_exported(&operator, &expected.map(ToOwned::to_owned)).await;
+        let other = Client::connect(&world).await;
+        other.delete(&format!("{}.deploy-1-A", world.namespace)).await;
         let drift = format!(
             "lockkeeper_drift_corrections_total{{kind=\"Semaphore\",namespace=\"{}\",name=\"deploy\"}} 1",
             world.namespace
         );
-        until_told(&operator, &[drift]).await;
+        until_exported(&operator, &[drift]).await;
         let leads = "leader_election_master_status{name=\"lockkeeper\"}";
-        until_told(&operator, &[format!("{leads} 1")]).await;
+        until_exported(&operator, &[format!("{leads} 1")]).await;
         let mut second = candidate(&world).await;
         stands_by(&second).await;
-        until_told(&second, &[format!("{leads} 0")]).await;
+        until_exported(&second, &[format!("{leads} 0")]).await;
         let text = operator.metrics().await;
         let build = concat!("lockkeeper_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"");
         assert!(text.contains(build), "{text}");
         second.kill().await;
         operator.kill().await;
-        // Which takes away what is left.
+        // It removes the remaining objects.
         world.operator().await;
 
-        // The linter knows the older format, the reader of backfills the newer one, in
-        // which it wants to know when.
+        // The linter supports the older format. The reader of backfills supports the
+        // newer one, which requires timestamps.
         let linted = promtool(&["check", "metrics"], &in_the_older_format(&text)).await;
-        // Of the clients' counters, which is no type of a metric.
+        // The name refers to the clients' counters, not to the type of a metric.
         let known = "lockkeeper_queue_counter_drift metric name should not include type 'counter'\n";
         assert_eq!(linted, Err(known.to_owned()));
         let place = std::env::temp_dir().join(&world.namespace);
@@ -319,7 +328,7 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
             let named = names_in(&file(&format!("charts/lockkeeper/files/{path}")));
             assert!(named.len() > 10, "{path} names metrics: {named:?}");
             let missing: Vec<_> = named.difference(&there).collect();
-            assert!(missing.is_empty(), "{path} names what no operator tells: {missing:?}");
+            assert!(missing.is_empty(), "{path} names metrics that are not exported: {missing:?}");
         }
         let documented = names_in(&file("docs/observability.md"));
         let ours = |name: &&String| name.starts_with("lockkeeper_");
@@ -335,7 +344,7 @@ async fn prometheus_reads_it_and_dashboard_alerts_and_documentation_name_what_is
             .filter(ours)
             .filter(|name| !there.contains(*name) && !there.contains(&format!("{name}_count")))
             .collect();
-        assert!(gone.is_empty(), "docs/observability.md tells of {gone:?}");
+        assert!(gone.is_empty(), "docs/observability.md still describes {gone:?}");
     })
     .await;
 }

@@ -1,15 +1,15 @@
-//! Who may use which name on a connection that all namespaces share, which of two
-//! resources for one lock or queue owns it, and what is beyond a namespace's limit.
+//! Names on a connection that all namespaces share, ownership among two resources for one
+//! lock or queue, and the quotas of a namespace.
 
 use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
-use crate::environment::{random, variable};
-use crate::queues::keys;
-use crate::settings::{CORRECTED, no_password_shows};
-use crate::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
+use crate::operator::environment::{random, variable};
+use crate::operator::queues::keys;
+use crate::operator::settings::{CORRECTED, no_password_shows};
+use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 #[tokio::test]
 async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_allowed() {
@@ -74,7 +74,7 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
         refused(&queue.condition("Ready").unwrap().2, "queueName");
         assert_eq!(world.queues().await, world.lock_queues("mine", 2));
         assert!(!keys(&world).await.iter().any(|key| key.contains(&name)));
-        // A connection of the namespace's own is asked for no prefix.
+        // A connection of the namespace's own requires no prefix.
         world.semaphore("own", &format!("lockName: own-{name}, slots: 1")).await;
         world.semaphore_ready("own").await;
         assert!(operator.stop().await.success());
@@ -90,8 +90,8 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
     .await;
 }
 
-/// Waits until an object that is created now is younger than all others: the API
-/// server's clock counts in seconds.
+/// Waits until a newly created object is younger than all others, because the API
+/// server's timestamps are in seconds.
 pub async fn next_second<K: Kind>(world: &World, after: &str) {
     let older = world.api::<K>().get(after).await.unwrap();
     let born = older.meta().creation_timestamp.clone().unwrap().0;
@@ -162,7 +162,7 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
     .await;
 }
 
-/// The same URL with another name of this machine.
+/// Returns the same URL with another name of this machine.
 fn by_name(url: &str) -> String {
     assert!(url.contains("@127.0.0.1:"), "the servers listen there");
     url.replace("@127.0.0.1:", "@localhost:")
@@ -201,7 +201,7 @@ async fn two_addresses_of_one_server_are_one() {
                 has_reason(q, "Stalled", "Conflict")
             })
             .await;
-        // The address itself is no fault.
+        // The address itself is not invalid.
         world.semaphore_ready("other").await;
         world.queue_ready("other").await;
         let queues = world.queues().await;
@@ -211,7 +211,7 @@ async fn two_addresses_of_one_server_are_one() {
 }
 
 #[tokio::test]
-async fn what_is_beyond_its_namespaces_limit_touches_nothing_until_it_fits_in() {
+async fn an_object_over_its_namespaces_quota_changes_nothing_until_it_fits() {
     in_a_world("limits", async |world| {
         let limits = ["--max-slots-per-namespace", "5", "--max-objects-per-namespace", "3"];
         let rhythm = ["--observe-interval", "1s", "--drift-interval", "3s"];
@@ -230,7 +230,7 @@ async fn what_is_beyond_its_namespaces_limit_touches_nothing_until_it_fits_in() 
         next_second::<Semaphore>(&world, "oldest").await;
         world.semaphore("second", "slots: 3").await;
         refused("second", "lower spec.slots here to 2").await;
-        // What is refused does not stop who is younger and fits in.
+        // A rejected object does not block younger ones that fit.
         next_second::<Semaphore>(&world, "second").await;
         world.semaphore("third", "slots: 2").await;
         world.semaphore_ready("third").await;
@@ -256,7 +256,7 @@ async fn what_is_beyond_its_namespaces_limit_touches_nothing_until_it_fits_in() 
             let third = world.lock_queues("third", 2).into_iter();
             third.chain(world.lock_queues("oldest", oldest)).collect()
         };
-        assert_eq!(world.queues().await, made(3), "it keeps what it has");
+        assert_eq!(world.queues().await, made(3), "it keeps its slots");
         gone::<Semaphore>(&world, "fourth").await;
         gone::<PressureQueue>(&world, "fourth").await;
 

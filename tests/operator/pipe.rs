@@ -1,14 +1,13 @@
-//! `lockkeeper queue … pq/NAME`: the queue of a resource, found by way of
-//! Kubernetes.
+//! `lockkeeper queue … pq/NAME`: the queue of a resource, found through Kubernetes.
 
 use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::world::{World, in_a_world};
+use crate::operator::world::{World, in_a_world};
 
-/// Exit code, output and messages of `lockkeeper queue VERB` in the world's
+/// Returns exit code, output and messages of `lockkeeper queue VERB` in the world's
 /// namespace.
 async fn queue(world: &World, line: &str, input: &str) -> (Option<i32>, String, String) {
     let mut process = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
@@ -29,7 +28,7 @@ async fn queue(world: &World, line: &str, input: &str) -> (Option<i32>, String, 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lines_pass_the_queue_of_a_resource_with_the_connection_of_its_secret() {
-    in_a_world("pipe", |world| async move {
+    in_a_world("pipe", async |world| {
         let _operator = world.operator().await;
         world.queue("frames", "bound: 9").await;
         world.queue_ready("frames").await;
@@ -45,7 +44,7 @@ async fn lines_pass_the_queue_of_a_resource_with_the_connection_of_its_secret() 
         let (code, _, said) = queue(&world, "get pq/frames", "").await;
         assert_eq!(code, Some(81), "{said}");
 
-        // What the resource says counts, and what is the operator's is refused.
+        // The resource's settings apply, and operations of the operator are rejected.
         let prefix = "{connectionSecret: {name: redis}, prefix: other}";
         let spec = format!("{{redisReference: {prefix}, queueName: named}}");
         world.apply::<lockkeeper::api::PressureQueue>("named", &spec).await.unwrap();

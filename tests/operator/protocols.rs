@@ -1,5 +1,5 @@
-//! Semaphores of the other two protocols: the same life as one of exclusive queues
-//! has, and what is particular to how they are held.
+//! Semaphores of the other two protocols: the same lifecycle as with exclusive queues,
+//! and the specifics of how they are held.
 
 mod tokens;
 
@@ -16,14 +16,16 @@ use lockkeeper::semaphore::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, Permit, Start,
 };
 
-use crate::environment::variable;
-use crate::holders::client::Client as Foreign;
-use crate::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
+use crate::operator::environment::variable;
+use crate::operator::holders::client::Client as Foreign;
+use crate::operator::world::{
+    Kind as _, PATIENCE, World, eventually, has_reason, in_a_world, kubectl,
+};
 
-/// A protocol, and what shows of it.
+/// A protocol, and its visible properties.
 #[derive(Clone, Copy)]
 struct Row {
-    /// In the spec.
+    /// As written in the spec.
     spec: &'static str,
     protocol: Protocol,
 }
@@ -31,7 +33,7 @@ struct Row {
 const CONSUMER: Row =
     Row { spec: "protocol: ExclusiveConsumer", protocol: Protocol::ExclusiveConsumer };
 
-/// The semaphore `deploy` of a world, held in one way.
+/// The semaphore `deploy` of a world, with one protocol.
 struct Deploy<'a> {
     world: &'a World,
     row: Row,
@@ -47,7 +49,7 @@ impl Deploy<'_> {
         self.world.semaphore_ready("deploy").await;
     }
 
-    /// The queues that it has with slots that exist, and others that are held.
+    /// Returns its queues, with these existing slots and these held ones.
     fn queues(&self, slots: u32, draining: &[u32]) -> BTreeSet<String> {
         let name = format!("{}.deploy", self.world.namespace);
         let mut queues = self.world.lock_queues("deploy", slots);
@@ -72,16 +74,14 @@ impl Deploy<'_> {
     }
 
     async fn acquire(&self, slot: u32, identity: &str) -> Permit {
-        let options = AcquireOptions {
-            identity: Some(identity.to_owned()),
-            reason: Some("release 1.4".to_owned()),
-            start: Start::At(slot),
-            ..AcquireOptions::default()
-        };
+        let options = AcquireOptions::default()
+            .with_identity(identity.to_owned())
+            .with_reason("release 1.4")
+            .with_start(Start::At(slot));
         self.lock().try_acquire(&options).await.unwrap()
     }
 
-    /// Waits until the status of the newest spec is as `is` says.
+    /// Waits until `is` holds for the status of the newest spec.
     async fn until(&self, what: &str, is: impl Fn(&SemaphoreStatus) -> bool) -> Semaphore {
         let so = |s: &Semaphore| {
             let status = s.status.as_ref();
@@ -134,7 +134,7 @@ async fn slots_of_consumers_are_made_resized_held_drained_and_removed() {
         let facts = |s: &SemaphoreStatus| {
             s.holders.len() == 2 && s.holders.iter().all(|h| h.connection.is_some())
         };
-        let object = deploy.until("told of both", facts).await;
+        let object = deploy.until("both reported", facts).await;
         let shown: Vec<_> = object
             .status
             .unwrap()
@@ -147,9 +147,10 @@ async fn slots_of_consumers_are_made_resized_held_drained_and_removed() {
         };
         assert_eq!(shown, [held(1, "alice", first.id()), held(3, "bob", third.id())]);
 
-        // Made smaller, it is told to whoever holds what goes, and nobody is disturbed.
+        // After a shrink, the holders of removed slots are notified, and no holder is
+        // interrupted.
         deploy.apply(1).await;
-        tokio::time::timeout(PATIENCE, third.draining()).await.expect("told that it drains");
+        tokio::time::timeout(PATIENCE, third.draining()).await.expect("notified that it drains");
         let object = deploy.until_held(1, 1).await;
         assert!(has_reason(&object, "Drained", "HoldersDraining"), "{object:#?}");
         assert!(has_reason(&object, "Ready", "InSync"), "{object:#?}");
@@ -157,7 +158,7 @@ async fn slots_of_consumers_are_made_resized_held_drained_and_removed() {
         assert!(said.contains("slot 3"), "{said}");
         deploy.has_queues(1, &[3]).await;
 
-        // Back to three: slot 3 is its holder's and nobody else's.
+        // Back to three: slot 3 still belongs to its holder.
         deploy.resize(3).await;
         deploy.until_held(2, 0).await;
         let second = deploy.acquire(3, "carol").await;
@@ -167,7 +168,7 @@ async fn slots_of_consumers_are_made_resized_held_drained_and_removed() {
         assert!(third.is_valid());
         second.release().await.unwrap();
 
-        // Once released, nothing is left of what drained.
+        // After the release, nothing of the draining slot is left.
         deploy.resize(1).await;
         deploy.has_queues(1, &[3]).await;
         third.release().await.unwrap();
@@ -193,7 +194,7 @@ async fn a_holder_queue_that_was_deleted_is_made_again_with_an_event() {
         foreign.delete(&format!("{}.deploy-2-C", world.namespace)).await;
         tokio::time::timeout(Duration::from_secs(5), lost.lost())
             .await
-            .expect("told by the broker");
+            .expect("notified by the broker");
         deploy.has_queues(3, &[]).await;
         eventually("the event is there", PATIENCE, async || {
             let events = world.events("deploy").await;
@@ -220,8 +221,8 @@ async fn an_object_whose_slots_are_held_by_consumers_goes_with_the_last_of_them(
         deploy.until_cleaning_up(2).await;
         let name = format!("{}.deploy", world.namespace);
         let left = BTreeSet::from([format!("{name}-1-C"), format!("{name}-3-C")]);
-        // But for the admin mutex, now and then.
-        eventually("nobody can acquire", PATIENCE, async || world.queues().await == left).await;
+        // Except for the admin mutex, occasionally.
+        eventually("no client can acquire", PATIENCE, async || world.queues().await == left).await;
         assert!(first.is_valid() && second.is_valid());
         let none = deploy.lock().try_acquire(&AcquireOptions::default()).await;
         assert!(matches!(none, Err(AcquireError::NoSlots { .. })), "{none:?}");
@@ -235,7 +236,7 @@ async fn an_object_whose_slots_are_held_by_consumers_goes_with_the_last_of_them(
 }
 
 #[tokio::test]
-async fn what_is_held_is_left_behind_by_force_and_by_a_namespace_that_goes() {
+async fn held_slots_are_left_behind_by_force_and_by_a_deleted_namespace() {
     in_a_world("consumers-left", async |world| {
         let operator = world.operator().await;
         let deploy = Deploy { world: &world, row: CONSUMER };
@@ -245,7 +246,7 @@ async fn what_is_held_is_left_behind_by_force_and_by_a_namespace_that_goes() {
                 world.namespace
             );
             let text = operator.metrics().await;
-            assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
+            assert!(text.lines().any(|actual| actual == line), "{line} is not in\n{text}");
         };
         deploy.resize(2).await;
         let forced = deploy.acquire(1, "alice").await;
@@ -267,7 +268,7 @@ async fn what_is_held_is_left_behind_by_force_and_by_a_namespace_that_goes() {
         let left = BTreeSet::from([format!("{}.deploy-2-C", world.namespace)]);
         assert_eq!(world.queues().await, left);
         assert!(held.is_valid());
-        assert!(operator.logged().contains("what is left of it on the server stays there"));
+        assert!(operator.logged().contains("the rest of it stays on the server"));
     })
     .await;
 }

@@ -1,18 +1,18 @@
-//! Pressure queues under live producers and consumers that follow the protocol's
-//! text: the bound up and down, and deletion. A queue's states are in `lifecycle`.
+//! Pressure queues with live producers and consumers that follow the protocol's text:
+//! raising and lowering the bound, and deletion. See `lifecycle` for a queue's states.
 
 use std::time::Duration;
 
 use kube::api::DeleteParams;
 use lockkeeper::api::PressureQueue;
 
-use crate::pressure_text::{TextClient, TextError, TextQueue, Worker};
-use crate::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};
+use crate::operator::pressure_text::{TextClient, TextError, TextQueue, Worker};
+use crate::operator::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};
 
-/// From a change of the resource to the client that waited for it.
+/// Time from a change of the resource to the client that waited for it.
 const WAKES: Duration = Duration::from_secs(1);
 
-/// The queue of a `PressureQueue` with default name, for foreign clients.
+/// Returns the queue of a `PressureQueue` with default name, for foreign clients.
 pub fn text(world: &World, name: &str) -> TextQueue {
     TextQueue {
         url: world.redis_url(),
@@ -21,20 +21,20 @@ pub fn text(world: &World, name: &str) -> TextQueue {
     }
 }
 
-/// Sends Redis a command.
+/// Sends a command to Redis.
 pub async fn send<T: redis::FromRedisValue>(world: &World, command: &[&str]) -> T {
     let mut redis = world.redis().await;
     redis::cmd(command[0]).arg(&command[1..]).query_async(&mut redis).await.unwrap()
 }
 
-/// All keys of the world's database, sorted.
+/// Returns all keys of the world's database, sorted.
 pub async fn keys(world: &World) -> Vec<String> {
     let mut keys: Vec<String> = send(world, &["KEYS", "*"]).await;
     keys.sort();
     keys
 }
 
-/// Waits until a worker has done this many operations and sleeps in the next.
+/// Waits until a worker has completed this many operations and blocks in the next one.
 pub async fn until_blocked(world: &World, worker: &Worker, done: usize) {
     let client = worker.client.to_string();
     eventually(&format!("the client waits after {done}"), PATIENCE, async || {
@@ -67,9 +67,9 @@ async fn a_blocked_producer_wakes_with_a_higher_bound_and_waits_with_a_lower_one
         for _ in 0..3 {
             got.push(consumer.get().await.unwrap());
         }
-        // A look at the queue that is later than anything the gets could cause.
+        // An observation of the queue that is later than all effects of the gets.
         world
-            .until("frames", "seen with what is left", PATIENCE, |q: &PressureQueue| {
+            .until("frames", "seen with the remaining elements", PATIENCE, |q: &PressureQueue| {
                 q.status.as_ref().is_some_and(|s| s.length.is_some_and(|length| length < 3))
             })
             .await;
@@ -80,7 +80,7 @@ async fn a_blocked_producer_wakes_with_a_higher_bound_and_waits_with_a_lower_one
         }
         eventually("the producer puts again", WAKES, async || producer.so_far().len() > put).await;
 
-        // Any change under full work: nothing is lost, nothing changes places.
+        // Changes under full load: nothing is lost or reordered.
         drop(consumer);
         let consumer = Worker::consume(&queue, "encoder", usize::MAX).await;
         for bound in [3, 7, 1, 0, 5, 2] {
@@ -130,7 +130,8 @@ async fn clients_that_are_blocked_when_the_queue_is_deleted_end_and_nothing_is_l
             producer.is_finished() && consumer.is_finished()
         })
         .await;
-        // The text gives the blocked put no error; the next one finds no queue.
+        // According to the text, the blocked put gets no error. The next one finds no
+        // queue.
         let (producer, consumer) = (producer.join().await, consumer.join().await);
         assert!(matches!(producer.error, Some(TextError::DoesNotExist)), "{producer:?}");
         assert_eq!(producer.elements.len(), 2);
@@ -147,7 +148,7 @@ async fn clients_that_are_blocked_when_the_queue_is_deleted_end_and_nothing_is_l
 }
 
 #[tokio::test]
-async fn a_queue_over_its_lowered_bound_is_shown_and_nobody_puts_until_it_is_drained() {
+async fn a_queue_over_its_lowered_bound_is_reported_and_accepts_no_put_until_it_is_drained() {
     in_a_world("overfilled", async |world| {
         let _operator = world.operator().await;
         world.queue("frames", "bound: 5").await;
@@ -166,10 +167,10 @@ async fn a_queue_over_its_lowered_bound_is_shown_and_nobody_puts_until_it_is_dra
         let (_, reason, message) = over.condition("Overfilled").unwrap();
         assert_eq!(reason, "OverBound");
         assert!(message.contains("holds 4 elements, its bound is 2"), "{message}");
-        assert!(is_ready(&over), "the bound is the wanted one all the same");
+        assert!(is_ready(&over), "the bound is the desired one nevertheless");
         assert_eq!(over.status.unwrap().length, Some(4));
 
-        // Who a client says it is reaches status as clean text of bounded length.
+        // A client's id is shown in the status as clean text of limited length.
         let nasty = format!("evil\u{1b}[31m\r\n{}", "x".repeat(10_000));
         let producer = Worker::produce(&queue, &nasty, ["late".to_owned()]).await;
         until_blocked(&world, &producer, 0).await;
@@ -236,7 +237,7 @@ async fn counters_alone_are_written_at_most_once_a_minute_and_then_they_are() {
     .await;
 }
 
-/// The key of a queue's data, which all its others begin with.
+/// Returns the key of a queue's data, which is the prefix of all its other keys.
 pub fn data(world: &World, name: &str) -> String {
     format!("__pressure__:{}.{name}", world.namespace)
 }

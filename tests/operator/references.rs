@@ -1,6 +1,6 @@
-//! Brokers that are named by a `RabbitmqCluster` of the RabbitMQ cluster operator, and
-//! what lies in another namespace. The clusters are objects of the real kind whose
-//! status the test writes as that operator does; the broker behind them is real.
+//! References to a `RabbitmqCluster` of the RabbitMQ cluster operator, and to objects in
+//! another namespace. The clusters are objects of the real kind, and the test writes
+//! their status as that operator does. The broker behind them is real.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
@@ -11,9 +11,9 @@ use lapin::types::FieldTable;
 use lockkeeper::api::Semaphore;
 use serde_json::{Value, json};
 
-use crate::environment::variable;
-use crate::settings::CORRECTED;
-use crate::world::{PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready};
+use crate::operator::environment::variable;
+use crate::operator::settings::CORRECTED;
+use crate::operator::world::{PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready};
 
 const DEFINITION: &str = include_str!("../support/rabbitmqcluster.yaml");
 const ALLOWED: &str = "rabbitmq.com/topology-allowed-namespaces";
@@ -22,7 +22,7 @@ fn definitions(world: &World) -> Api<CustomResourceDefinition> {
     Api::all(world.client.clone())
 }
 
-/// Removes the kind, should an earlier run have left it.
+/// Removes the kind, in case an earlier run has left it.
 async fn remove_definition(world: &World) {
     let (api, name) = (definitions(world), "rabbitmqclusters.rabbitmq.com");
     let _ = api.delete(name, &DeleteParams::default()).await;
@@ -69,7 +69,7 @@ async fn cluster(world: &World, name: &str, annotations: &Value, spec: Value, st
     api.patch_status(name, &params, &Patch::Apply(&object)).await.unwrap();
 }
 
-/// What the cluster operator writes of a cluster that runs.
+/// Returns the status that the cluster operator writes for a running cluster.
 fn running(world: &World, name: &str) -> Value {
     let (secret, namespace) = (format!("{name}-default-user"), &world.namespace);
     json!({
@@ -84,8 +84,8 @@ fn running(world: &World, name: &str) -> Value {
     })
 }
 
-/// A default user's Secret as the cluster operator has it, but for the host: no name
-/// of a Service is known here.
+/// Creates a default user's Secret as the cluster operator does, except for the host,
+/// because names of Services do not resolve here.
 async fn default_user(world: &World, name: &str) {
     let url = url::Url::parse(&world.amqp_url()).unwrap();
     let (user, password) = (url.username().to_owned(), url.password().unwrap().to_owned());
@@ -103,7 +103,7 @@ async fn default_user(world: &World, name: &str) {
     world.secret(&format!("{name}-default-user"), &keys).await;
 }
 
-/// Applies a Semaphore whose broker is this.
+/// Applies a Semaphore with this broker.
 async fn semaphore(world: &World, name: &str, reference: &str) {
     let spec = format!("{{rabbitmqClusterReference: {reference}, vhost: {}}}", world.vhost);
     world.apply::<Semaphore>(name, &spec).await.unwrap();
@@ -114,7 +114,7 @@ async fn until_said(world: &World, name: &str, reason: &str, says: &str) -> Sema
     let said = world.until(name, reason, CORRECTED, is).await;
     let message = &said.status.as_ref().unwrap().conditions[0].message;
     assert!(has(&said, "Ready", "False") && message.contains(says), "{message}");
-    // Whether it is there can't be known.
+    // Whether the broker is reachable is unknown.
     assert!(has(&said, "BackendReachable", "Unknown"), "{said:?}");
     said
 }
@@ -139,15 +139,15 @@ async fn a_broker_is_found_by_its_rabbitmq_cluster_in_whatever_state_that_is() {
         default_user(&world, "rabbit").await;
         let ready = world.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 1));
-        // By the management API, which is the annotation's.
+        // Over the management API of the annotation.
         assert!(ready.status.unwrap().backend.unwrap().starts_with("127.0.0.1:"));
 
-        // Without nodes: said, and not tried over and over.
+        // Without nodes: reported, and not retried continuously.
         let stopped = json!({"replicas": 0});
         cluster(&world, "rabbit", &json!({}), stopped, running(&world, "rabbit")).await;
         let said = until_said(&world, "deploy", "ClusterScaledToZero", "has replicas").await;
         assert!(has(&said, "Reconciling", "True") && !has(&said, "Stalled", "True"));
-        // One that is deleted meanwhile does not wait for the cluster.
+        // A Semaphore that is deleted in the meantime does not wait for the cluster.
         semaphore(&world, "gone", "{name: rabbit}").await;
         until_said(&world, "gone", "ClusterScaledToZero", "").await;
         let api = world.api::<Semaphore>();
@@ -158,8 +158,8 @@ async fn a_broker_is_found_by_its_rabbitmq_cluster_in_whatever_state_that_is() {
         cluster(&world, "rabbit", &json!({}), json!({"replicas": 3}), running(&world, "rabbit"))
             .await;
         world.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
-        // Nor for one that is gone for good; over what is left of its connection its slots
-        // go, also if that takes more than one attempt.
+        // Nor for a cluster that is permanently gone. Its slots are removed over the last
+        // connection, even if that takes several attempts.
         let connection = world.amqp().await;
         let mutex = format!("{}.deploy", world.namespace);
         let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
@@ -182,7 +182,7 @@ async fn a_broker_is_found_by_its_rabbitmq_cluster_in_whatever_state_that_is() {
         eventually("it goes", PATIENCE, async || api.get_opt("deploy").await.unwrap().is_none())
             .await;
         assert!(world.queues().await.is_empty(), "its slots went over the open connection");
-        crate::settings::no_password_shows(&world, &operator.logged()).await;
+        crate::operator::settings::no_password_shows(&world, &operator.logged()).await;
         remove_definition(&world).await;
     })
     .await;
@@ -203,7 +203,7 @@ async fn a_broker_is_named_in_one_way_and_never_in_two_or_none() {
 
 #[tokio::test]
 async fn a_secret_of_another_namespace_is_used_only_as_long_as_it_lets_this_one_in() {
-    // The operator of a world watches its namespace only, and reads Secrets anywhere.
+    // A world's operator only watches its own namespace, but reads Secrets anywhere.
     in_a_world("tenant", async |tenant| {
         let mut owner = tenant.clone();
         owner.namespace = "default".to_owned();
@@ -226,11 +226,11 @@ async fn a_secret_of_another_namespace_is_used_only_as_long_as_it_lets_this_one_
         allow(&format!("others, {}-not", tenant.namespace)).await;
         semaphore(&tenant, "second", &reference).await;
         until_said(&tenant, "second", "NotAllowed", ALLOWED).await;
-        // Looked at again without a change here.
+        // Reconciled again without a change here.
         allow(&format!("others, {}", tenant.namespace)).await;
         tenant.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
         tenant.until("second", "Ready", CORRECTED, is_ready::<Semaphore>).await;
-        // Taken back: the open connection is not used any more either.
+        // Revoked: even the open connection is not used any more.
         allow("others").await;
         until_said(&tenant, "deploy", "NotAllowed", ALLOWED).await;
         allow("*").await;

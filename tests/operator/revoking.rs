@@ -1,5 +1,5 @@
-//! Slots that are taken from their holders: by the annotation, by
-//! `drain.revokeAfter`, and by whom nobody may.
+//! Slots that are revoked: by the annotation and by `drain.revokeAfter`. Also tests who
+//! must not revoke.
 
 mod commands;
 mod draining;
@@ -11,11 +11,11 @@ use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions, LostReason, Permit, Start};
 use serde_json::json;
 
-use crate::environment::variable;
-use crate::holders::client::Client as Foreign;
-use crate::world::{PATIENCE, World, eventually, in_a_world};
+use crate::operator::environment::variable;
+use crate::operator::holders::client::Client as Foreign;
+use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
-/// Gives the connection the broker's administrator.
+/// Adds the broker's administrator to the connection.
 async fn with_administrator(world: &World) {
     let management = variable("RABBITMQ_MANAGEMENT_URL");
     let keys = [
@@ -33,37 +33,38 @@ async fn acquire(world: &World, protocol: Protocol, slot: u32) -> Permit {
     let name = LockName::new(format!("{}.deploy", world.namespace)).unwrap();
     let lock =
         Client::new(settings, ClientOptions::default()).semaphore(name.with_protocol(protocol));
-    let options = AcquireOptions { start: Start::At(slot), ..AcquireOptions::default() };
+    let options = AcquireOptions::default().with_start(Start::At(slot));
     lock.try_acquire(&options).await.unwrap()
 }
 
 const QUEUE: Protocol = Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline);
 
-/// Waits until the status lists so many holders, each with an id of its own; the ids.
+/// Waits until the status lists this number of holders, each with a unique id. Returns
+/// the ids.
 async fn ids(world: &World, count: usize) -> Vec<String> {
-    let is_told = |s: &Semaphore| {
+    let reported = |s: &Semaphore| {
         s.status.as_ref().is_some_and(|s| {
             s.holders.len() == count && s.holders.iter().all(|h| h.connection.is_some())
         })
     };
-    let object = world.until("deploy", "told of its holders", PATIENCE, is_told).await;
+    let object = world.until("deploy", "its holders reported", PATIENCE, reported).await;
     object.status.unwrap().holders.into_iter().map(|h| h.id).collect()
 }
 
-/// Asks for it as whoever may does, by the annotation alone.
+/// Requests a revocation as any authorized user does, by the annotation alone.
 async fn ask(world: &World, request: &serde_json::Value) {
     let patch = json!({"metadata": {"annotations": {REVOKE: request.to_string()}}});
     let api = world.api::<Semaphore>();
     api.patch("deploy", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
 }
 
-/// Waits until the request is gone; the notes of the events with this reason.
+/// Waits until the request is removed. Returns the notes of the events with this reason.
 async fn answered(world: &World, reason: &str) -> Vec<String> {
     let gone =
         |s: &Semaphore| s.metadata.annotations.as_ref().is_none_or(|all| !all.contains_key(REVOKE));
     world.until("deploy", "without a request", PATIENCE, gone).await;
-    let told = async || world.events("deploy").await.iter().any(|(is, ..)| is == reason);
-    eventually(&format!("an event {reason}"), PATIENCE, told).await;
+    let recorded = async || world.events("deploy").await.iter().any(|(is, ..)| is == reason);
+    eventually(&format!("an event {reason}"), PATIENCE, recorded).await;
     let events = world.events("deploy").await.into_iter();
     events.filter(|(is, ..)| is == reason).map(|(_, note, _)| note).collect()
 }
@@ -73,7 +74,7 @@ async fn lost(permit: &Permit) -> LostReason {
 }
 
 #[tokio::test]
-async fn a_holder_is_revoked_once_and_nobody_who_came_after_it() {
+async fn a_holder_is_revoked_once_and_its_successor_never() {
     in_a_world("revoke", async |world| {
         with_administrator(&world).await;
         let operator = world.operator().await;
@@ -93,8 +94,8 @@ async fn a_holder_is_revoked_once_and_nobody_who_came_after_it() {
             assert!(said[0].contains(part), "{said:?}");
         }
 
-        // Somebody else has the slot by then; an operator that died in between reads the
-        // same request again.
+        // Another client has the slot by then. An operator that failed in between reads
+        // the same request again.
         let third = acquire(&world, QUEUE, 1).await;
         ask(&world, &request).await;
         let said = answered(&world, "RevokeRefused").await;
@@ -156,7 +157,7 @@ async fn a_connection_that_has_more_than_the_slot_is_closed_by_force_only() {
             ask(&world, &json!({"slot": slot, "holder": id, "at": slot.to_string()})).await;
             let said = answered(&world, "RevokeRefused").await;
             let more = format!("also has the exclusive queue {}", queues[2 - slot]);
-            eventually("what else it has is told", PATIENCE, async || {
+            eventually("the other queues are reported", PATIENCE, async || {
                 let said = answered(&world, "RevokeRefused").await;
                 said.iter().any(|note| note.contains(&more))
             })
@@ -197,9 +198,9 @@ async fn the_holder_of_a_token_is_revoked_and_the_token_is_there_for_others() {
 }
 
 #[tokio::test]
-async fn an_exclusive_consumer_is_told_and_one_that_does_not_listen_loses_its_queue() {
+async fn an_exclusive_consumer_is_notified_and_loses_its_queue_if_it_does_not_react() {
     in_a_world("revoke-consumer", async |world| {
-        // No administrator: it needs none.
+        // Without an administrator: not required here.
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 2, protocol: ExclusiveConsumer").await;
         world.semaphore_ready("deploy").await;
@@ -237,7 +238,7 @@ async fn an_exclusive_consumer_is_told_and_one_that_does_not_listen_loses_its_qu
             s.status.as_ref().is_some_and(|s| s.holders.iter().any(|h| h.id == "deaf"))
         };
         world.until("deploy", "held by the deaf one", PATIENCE, deaf_holds).await;
-        // Meant for another: nobody is told.
+        // For another holder: no client is notified.
         ask(&world, &json!({"slot": 1, "holder": first, "at": "2"})).await;
         let said = answered(&world, "RevokeRefused").await;
         assert!(said[0].contains("not held by that holder"), "{said:?}");

@@ -1,20 +1,20 @@
-//! Rights in a test's own namespace, given by its administrator.
+//! Permissions in a test's own namespace, granted by its administrator.
 
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::operator::world::World;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// A user, as a subject.
+/// Returns a user as a subject.
 pub fn user(name: &str) -> Value {
     json!({"apiGroup": GROUP, "kind": "User", "name": name})
 }
 
-/// Gives the subjects rights by these rules.
+/// Grants the subjects permissions by these rules.
 pub async fn give(world: &World, name: &str, rules: Value, subjects: Vec<Value>) {
     let granted = json!({"metadata": {"name": name}, "rules": rules});
     let binding = json!({

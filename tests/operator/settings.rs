@@ -5,18 +5,20 @@ use std::time::Duration;
 use kube::api::ListParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 
-use crate::environment::{random, variable};
-use crate::world::{Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready};
+use crate::operator::environment::{random, variable};
+use crate::operator::world::{
+    Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
+};
 
-/// A correction is found after the longest pause (nobody tells of a change on a
-/// server or in a Secret) and the age that a Secret once read may reach.
+/// A correction is found after the longest pause (changes of servers and Secrets cause no
+/// event) plus the time for which a read Secret is cached.
 pub const CORRECTED: Duration = Duration::from_secs(75);
 
-/// What others may take meanwhile.
+/// Time limit for other objects in the meantime.
 const PROMPT: Duration = Duration::from_secs(5);
 
-/// One mistake in a connection: the Secret's data (none: no Secret), what the
-/// condition's reason is and what its message must contain.
+/// One mistake in a connection: the Secret's data (`None`: no Secret), the condition's
+/// reason, and a part of its message.
 struct Mistake {
     name: &'static str,
     data: Vec<(&'static str, String)>,
@@ -34,7 +36,7 @@ fn mistake(
     Mistake { name, data, reason, says }
 }
 
-/// The same address with another user and password, host and port, path.
+/// Returns the same address after a change, for example of user, host or path.
 fn url(of: &str, change: impl FnOnce(&mut url::Url)) -> String {
     let mut url = url::Url::parse(of).unwrap();
     change(&mut url);
@@ -45,7 +47,7 @@ fn wrong_password(of: &str) -> String {
     url(of, |url| url.set_password(Some(&format!("canary-wrong-{}", random()))).unwrap())
 }
 
-/// Nothing listens on port 1.
+/// Uses port 1, which has no listener.
 fn closed_port(of: &str) -> String {
     url(of, |url| url.set_port(Some(1)).unwrap())
 }
@@ -128,7 +130,7 @@ fn redis_mistakes(world: &World) -> Vec<Mistake> {
     ]
 }
 
-/// Waits for a mistake's own condition.
+/// Waits for the condition of a mistake.
 async fn is_said<K: Kind>(world: &World, mistake: &Mistake) {
     let Mistake { name, reason, says, .. } = mistake;
     let said = world
@@ -139,14 +141,14 @@ async fn is_said<K: Kind>(world: &World, mistake: &Mistake) {
     let (_, _, message) = said.condition("Ready").unwrap();
     println!("{name}: {reason}: {message}");
     assert!(message.contains(says), "{name} does not say {says:?}: {message}");
-    // Whether it is there can't be known without settings.
+    // Without settings, the reachability is unknown.
     let status = if reason.starts_with("Secret") { "Unknown" } else { "False" };
     let reachable = (status.to_owned(), (*reason).to_owned(), message);
     assert_eq!(said.condition("BackendReachable"), Some(reachable));
 }
 
 #[tokio::test]
-async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_mends_it() {
+async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_clears_it() {
     in_a_world("settings", async |world| {
         let operator = world.operator().await;
         let (brokers, stores) = (rabbitmq_mistakes(&world), redis_mistakes(&world));
@@ -178,7 +180,7 @@ async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_
         world.semaphore("good", "slots: 1").await;
         world.semaphore_ready("good").await;
         world.semaphore("good", "slots: 4").await;
-        world.until("good", "Ready beside them", PROMPT, is_ready::<Semaphore>).await;
+        world.until("good", "Ready despite them", PROMPT, is_ready::<Semaphore>).await;
 
         for Mistake { name, .. } in &brokers {
             world.secret(&format!("rabbit-{name}"), &[("amqpUri", world.amqp_url())]).await;
@@ -187,19 +189,19 @@ async fn each_mistake_in_a_connection_has_its_own_reason_and_a_corrected_secret_
             world.secret(&format!("redis-{name}"), &[("uri", world.redis_url())]).await;
         }
         for Mistake { name, .. } in &brokers {
-            let mended = world.until(name, "Ready", CORRECTED, is_ready::<Semaphore>).await;
-            assert!(has(&mended, "BackendReachable", "True"));
+            let corrected = world.until(name, "Ready", CORRECTED, is_ready::<Semaphore>).await;
+            assert!(has(&corrected, "BackendReachable", "True"));
         }
         for Mistake { name, .. } in &stores {
-            let mended = world.until(name, "Ready", CORRECTED, is_ready::<PressureQueue>).await;
-            assert!(has(&mended, "BackendReachable", "True"));
+            let corrected = world.until(name, "Ready", CORRECTED, is_ready::<PressureQueue>).await;
+            assert!(has(&corrected, "BackendReachable", "True"));
         }
         no_password_shows(&world, &operator.logged()).await;
     })
     .await;
 }
 
-/// Every password of a test begins with `canary-`.
+/// Checks for passwords: every password of a test starts with `canary-`.
 pub async fn no_password_shows(world: &World, log: &str) {
     let mut shown = vec![log.to_owned()];
     for object in world.api::<Semaphore>().list(&ListParams::default()).await.unwrap() {
@@ -230,7 +232,7 @@ async fn a_password_rotated_on_the_server_and_then_in_the_secret_is_taken_up() {
 
         let second = format!("canary-{}", random());
         set_passwords(&world, &user, &second).await;
-        // A server asks for the password at the next login only.
+        // A server only checks the password at the next login.
         eventually("both are refused", PATIENCE, async || {
             cut_connections(&world, &user).await;
             let semaphore = world.api::<Semaphore>().get("deploy").await.unwrap();
@@ -243,7 +245,7 @@ async fn a_password_rotated_on_the_server_and_then_in_the_secret_is_taken_up() {
         put_in_secrets(&world, &user, &second).await;
         world.until("deploy", "Ready", CORRECTED, is_ready::<Semaphore>).await;
         world.until("frames", "Ready", CORRECTED, is_ready::<PressureQueue>).await;
-        // Not only looked at: what is asked for is done as the user anew.
+        // Not only observed: requested changes are made as the new user.
         world.semaphore("deploy", "slots: 3").await;
         world.queue("frames", "bound: 3").await;
         world.semaphore_ready("deploy").await;
@@ -284,7 +286,7 @@ async fn put_in_secrets(world: &World, user: &str, password: &str) {
     world.secret("redis", &[("uri", with(&world.redis_url()))]).await;
 }
 
-/// Ends what the user is connected with, as far as the servers tell by now.
+/// Closes the user's connections, as far as the servers already list them.
 async fn cut_connections(world: &World, user: &str) {
     let list = management(reqwest::Method::GET, "connections", None).await;
     let list: Vec<serde_json::Value> = list.json().await.unwrap();
@@ -309,8 +311,48 @@ async fn management(
         request = request.json(&body);
     }
     let answer = request.send().await.unwrap();
-    // A connection may end by itself just before it is ended.
+    // A connection may end just before it is closed.
     let is_gone = answer.status() == reqwest::StatusCode::NOT_FOUND;
     assert!(answer.status().is_success() || is_gone, "{path}: {}", answer.status());
     answer
+}
+
+#[tokio::test]
+async fn default_connections_that_appear_or_change_later_are_used_without_a_restart() {
+    in_a_world("defaults", async |world| {
+        let directory = format!("{}/{}", env!("CARGO_TARGET_TMPDIR"), world.namespace);
+        std::fs::create_dir_all(&directory).unwrap();
+        let write = |file: &str, text: &str| {
+            std::fs::write(format!("{directory}/{file}"), format!("{text}\n")).unwrap();
+        };
+        let environment = [("LOCKKEEPER_CONNECTIONS_DIR", directory.as_str())];
+        let operator = world.operator_in(&environment, &["--observe-interval", "1s"]).await;
+        operator.until_ready().await;
+        world.apply::<Semaphore>("deploy", "{slots: 2}").await.unwrap();
+        world.apply::<PressureQueue>("frames", "{bound: 2}").await.unwrap();
+        let stalled = async |reason: &'static str| {
+            world
+                .until("deploy", reason, CORRECTED, |s: &Semaphore| {
+                    has_reason(s, "Stalled", reason) || has_reason(s, "Reconciling", reason)
+                })
+                .await
+        };
+        stalled("NoConnection").await;
+
+        // As the kubelet adds the files of a Secret that was created after the pod.
+        write("amqpUrl", &world.amqp_url());
+        write("redisUrl", &world.redis_url());
+        world.semaphore_ready("deploy").await;
+        world.queue_ready("frames").await;
+        write("amqpUrl", &wrong_password(&world.amqp_url()));
+        stalled("AuthenticationFailed").await;
+        write("amqpUrl", "no URL");
+        let said = stalled("SecretInvalid").await;
+        let (_, _, message) = said.condition("Ready").unwrap();
+        assert!(message.contains("the operator's default connection"), "{message}");
+        write("amqpUrl", &world.amqp_url());
+        world.semaphore_ready("deploy").await;
+        std::fs::remove_dir_all(&directory).unwrap();
+    })
+    .await;
 }

@@ -1,4 +1,4 @@
-//! Semaphores: slots made, changed and removed on the broker as the spec says.
+//! Semaphores: slots created, changed and removed on the broker according to the spec.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -7,8 +7,8 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper::api::Semaphore;
 
-use crate::holders::client::Client;
-use crate::world::{
+use crate::operator::holders::client::Client;
+use crate::operator::world::{
     Kind as _, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready, kubectl,
 };
 
@@ -26,7 +26,10 @@ async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
             assert_eq!(status.slots, Some(i32::try_from(slots).unwrap()));
         }
         let table = kubectl(&world, &["get", "sem"]).await.unwrap();
-        assert!(table.starts_with("NAME     SLOTS   HELD   FREE   READY   AGE"), "{table}");
+        assert!(
+            table.starts_with("NAME     SLOTS   HELD   FREE   WAITING   READY   AGE"),
+            "{table}"
+        );
         println!("{table}");
     })
     .await;
@@ -37,7 +40,7 @@ async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
     in_a_world("most", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 10000").await;
-        // Eight seconds of the broker's time, if nothing else keeps it busy.
+        // Eight seconds of the broker's time, if it is otherwise idle.
         world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 10_000));
     })
@@ -45,7 +48,7 @@ async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
 }
 
 #[tokio::test]
-async fn kubectl_scale_resizes_and_the_scale_subresource_tells_replicas_and_selector() {
+async fn kubectl_scale_resizes_and_the_scale_subresource_has_replicas_and_selector() {
     in_a_world("scale", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 2").await;
@@ -83,7 +86,7 @@ async fn deleting_a_semaphore_removes_its_slots_and_leaves_its_holders() {
         let mut left = world.lock_queues("other", 2);
         left.insert(held.clone());
         assert_eq!(world.queues().await, left);
-        assert!(holder.owns(&held).await, "the holder keeps what it holds");
+        assert!(holder.owns(&held).await, "the holder keeps its queue");
     })
     .await;
 }
@@ -103,12 +106,12 @@ async fn a_semaphore_with_policy_retain_leaves_its_slots_when_deleted() {
 #[tokio::test]
 async fn an_object_made_again_under_its_name_starts_afresh() {
     in_a_world("again", async |world| {
-        // Whatever it remembered of the first it would believe for long.
+        // Long intervals: cached state of the first object would be used for a long time.
         let rhythm = ["--observe-interval", "1s", "--drift-interval", "10m"];
         let operator = world.operator_with(&rhythm).await;
         world.semaphore("deploy", "slots: 3, lockName: first").await;
         let first = world.semaphore_ready("deploy").await;
-        // It sees neither the end of the first nor has it anything to clean up.
+        // It neither observes the end of the first object nor has anything to clean up.
         operator.signal("STOP");
         let nobodys = serde_json::json!({"metadata": {"finalizers": null}});
         let api = world.api::<Semaphore>();
@@ -162,7 +165,7 @@ async fn a_suspended_semaphore_reports_and_touches_nothing_until_it_is_resumed()
         let suspended = |s: &Semaphore| has_reason(s, "Ready", "Suspended");
         let status = world.until("deploy", "suspended", PATIENCE, suspended).await.status.unwrap();
         assert_eq!(world.queues().await, BTreeSet::new());
-        assert_eq!(status.slots, Some(0), "what is there is told, not what is wished");
+        assert_eq!(status.slots, Some(0), "the actual count is reported, not the desired one");
 
         world.semaphore("deploy", "slots: 3, suspend: false").await;
         world.semaphore_ready("deploy").await;
@@ -171,18 +174,18 @@ async fn a_suspended_semaphore_reports_and_touches_nothing_until_it_is_resumed()
         // In sync, it is Ready although suspended.
         world.semaphore("deploy", "slots: 3, suspend: true").await;
         world.semaphore_ready("deploy").await;
-        // Holders are told also while the slots are not as wished.
+        // Holders are also reported while the slots are not in sync.
         world.semaphore("deploy", "slots: 1, suspend: true").await;
         let object = world.until("deploy", "suspended", PATIENCE, suspended).await;
         let (.., message) = object.condition("Ready").unwrap();
         assert!(message.contains("0 slots to add and 2 to remove"), "{message}");
         let holder = Client::connect(&world).await;
         holder.take(&format!("{}.deploy-2-B", world.namespace), &[]).await.unwrap();
-        let told = |s: &Semaphore| {
+        let reported = |s: &Semaphore| {
             let status = s.status.as_ref().unwrap();
             status.draining == Some(1) && status.holders.len() == 1 && suspended(s)
         };
-        world.until("deploy", "told of its holder", PATIENCE, told).await;
+        world.until("deploy", "its holder reported", PATIENCE, reported).await;
         holder.leave().await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
 
@@ -198,7 +201,7 @@ async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
     in_a_world("other", async |world| {
         let stranger = Client::connect(&world).await;
         let slot = |slot| format!("{}.deploy-{slot}-A", world.namespace);
-        // One where a slot should be made, one where a slot would be removed.
+        // One in place of a slot to create, one in place of a slot to remove.
         stranger.declare_other(&slot(2)).await;
         stranger.declare_other(&slot(5)).await;
         let _operator = world.operator().await;
@@ -208,22 +211,22 @@ async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
         let (.., message) = object.condition("Ready").unwrap();
         assert!(message.contains(&slot(2)) || message.contains(&slot(5)), "{message}");
         assert!(has(&object, "Stalled", "True") && has(&object, "BackendReachable", "True"));
-        // What is not in the way is done, and what is stays as it was: declared
-        // again with its own arguments, it is accepted.
+        // Changes that are not blocked are made, and blocking queues stay unchanged:
+        // declared again with their own arguments, they are accepted.
         let mut there = world.lock_queues("deploy", 3);
         there.insert(slot(5));
         assert_eq!(world.queues().await, there);
         stranger.declare_other(&slot(2)).await;
         stranger.declare_other(&slot(5)).await;
 
-        // Holders come and go meanwhile, and are told.
+        // Holders that connect and disconnect in the meantime are reported.
         let holder = Client::connect(&world).await;
         holder.take(&format!("{}.deploy-1-B", world.namespace), &[]).await.unwrap();
-        let told = |s: &Semaphore| {
+        let reported = |s: &Semaphore| {
             let status = s.status.as_ref().unwrap();
             status.held == Some(1) && status.holders.len() == 1 && refused(s)
         };
-        world.until("deploy", "told of its holder", PATIENCE, told).await;
+        world.until("deploy", "its holder reported", PATIENCE, reported).await;
         holder.leave().await;
 
         stranger.delete(&slot(2)).await;
@@ -267,7 +270,7 @@ async fn delete(world: &World, name: &str) {
     .await;
 }
 
-/// What the events tell of changes to a semaphore's slots.
+/// Returns the messages of events about changes to a semaphore's slots.
 async fn resizes(world: &World, name: &str) -> Vec<String> {
     let events = world.events(name).await;
     events.into_iter().filter(|(reason, ..)| reason == "Resized").map(|(_, note, _)| note).collect()

@@ -1,5 +1,6 @@
-//! Logs in JSON, and traces: what a collector of OTLP over HTTP gets from an operator
-//! and from `lockkeeper exec`, and that one that does not answer delays nobody.
+//! Logs in JSON, and traces: the data that a collector of OTLP over HTTP gets from an
+//! operator and from `lockkeeper exec`, and that an unresponsive collector delays
+//! nothing.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -9,11 +10,11 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::process::Command;
 
-use crate::canaries::Canaries;
-use crate::collector::{Collector, attribute, text};
-use crate::world::{PATIENCE, World, eventually, has, in_a_world};
+use crate::operator::canaries::Canaries;
+use crate::operator::collector::{Collector, attribute, text};
+use crate::operator::world::{PATIENCE, World, eventually, has, in_a_world};
 
-/// Neither a password nor a key is in what a collector got, which is something.
+/// Checks that a collector got data, and that it contains neither a password nor a key.
 fn nothing_secret_in(collector: &Collector) {
     let got = collector.bodies();
     assert!(!got.is_empty());
@@ -77,16 +78,16 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
         assert!(resource.contains("locks-of-the-test"), "{resource}");
         assert!(resource.contains("deployment.environment"), "{resource}");
 
-        // The last spans come when it stops, or never.
+        // The last spans are sent when it stops.
         assert!(operator.stop().await.success());
         nothing_secret_in(&collector);
-        // Which takes away what is left.
+        // It removes the remaining objects.
         world.operator().await;
     })
     .await;
 }
 
-/// Runs `lockkeeper exec sem/deploy` with these variables; what its command printed.
+/// Runs `lockkeeper exec sem/deploy` with these variables. Returns its command's output.
 async fn exec(world: &World, environment: &[(&str, &str)], script: &str) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
         .args(["exec", "sem/deploy", "-n", &world.namespace, "--", "sh", "-c", script])
@@ -160,7 +161,7 @@ async fn a_collector_that_does_not_answer_delays_neither_an_operator_nor_a_comma
         world.semaphore_ready("deploy").await;
         let start = Instant::now();
         assert_eq!(exec(&world, &environment, "echo done").await, "done\n");
-        // Two seconds are its limit; the rest is a busy machine's.
+        // Its limit is two seconds; the rest is for a busy machine.
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         let start = Instant::now();
         assert!(operator.stop().await.success());
@@ -200,7 +201,7 @@ async fn each_line_of_a_reconcile_is_a_json_object_that_names_its_object() {
         world.semaphore_ready("deploy").await;
         let of_the_event = || {
             let logged = operator.logged();
-            // The last line may be half written.
+            // The last line may be incomplete.
             let mut lines = logged.lines().filter_map(|line| serde_json::from_str(line).ok());
             lines.find(|line: &serde_json::Value| {
                 line["message"] == "in sync" || line["message"] == "event"

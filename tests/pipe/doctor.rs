@@ -1,17 +1,18 @@
-//! `lockkeeper queue doctor`: what it names, what it mends, and how it ends.
+//! `lockkeeper queue doctor`: the damage that it reports and repairs, and its exit codes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::redis_support::{Place, PrivateRedis, connect, wait_until_blocked};
-use crate::{fill, is_at_rest, run, succeed};
+use crate::pipe::redis_support::{Place, PrivateRedis, connect, eventually, wait_until_blocked};
+use crate::pipe::{fill, is_at_rest, run, succeed};
+use crate::pressure_text::{Returning, TextQueue};
 
-/// A server of the test's own, to which nobody is connected but the test.
+/// Starts a private server, to which only the test is connected.
 async fn place() -> (PrivateRedis, Place) {
     let server = PrivateRedis::start(&[]).await;
     let place = Place::at(&server.url()).await;
-    // The doctor leaves connections of this name aside.
+    // The doctor ignores connections with this name.
     let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
     succeed(&place, "create", &["--bound", "2"]).await;
     (server, place)
@@ -24,7 +25,7 @@ async fn take_the_role(place: &Place) {
 }
 
 #[tokio::test]
-async fn a_whole_queue_is_said_to_be_whole_and_a_missing_one_is_missing() {
+async fn an_undamaged_queue_and_a_missing_one_are_reported_as_such() {
     let (_server, place) = place().await;
     fill(&place, b"a\n").await;
     let outcome = run(&place, "doctor", &[]).await;
@@ -35,21 +36,21 @@ async fn a_whole_queue_is_said_to_be_whole_and_a_missing_one_is_missing() {
 }
 
 #[tokio::test]
-async fn a_dead_clients_role_is_named_with_84_and_mended_when_told_to() {
+async fn a_dead_clients_role_is_reported_with_84_and_repaired_on_request() {
     let (_server, place) = place().await;
     take_the_role(&place).await;
     let outcome = run(&place, "doctor", &["--idle", "0s"]).await;
     assert_eq!(outcome.code, Some(84), "{outcome:?}");
-    for part in ["RoleStuck", "damaged", "producer role is taken by evil", "--repair mends it"] {
+    for part in ["RoleStuck", "damaged", "producer role is taken by evil", "--repair fixes it"] {
         assert!(outcome.text().contains(part), "{part}: {outcome:?}");
     }
     assert!(!outcome.text().contains('\x1b'), "{outcome:?}");
-    assert_eq!(place.length(":producer_free").await, 0, "not told to mend it");
+    assert_eq!(place.length(":producer_free").await, 0, "no repair was requested");
 
     let began = Instant::now();
     let outcome = run(&place, "doctor", &["--repair", "--idle", "3s", "-o", "json"]).await;
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    assert!(began.elapsed().as_secs() >= 3, "mended after {:?}", began.elapsed());
+    assert!(began.elapsed().as_secs() >= 3, "repaired after {:?}", began.elapsed());
     let shown: Value = serde_json::from_str(outcome.text()).unwrap();
     assert_eq!(shown["healthy"], true);
     assert_eq!(shown["findings"][0]["reason"], "RoleStuck");
@@ -60,7 +61,7 @@ async fn a_dead_clients_role_is_named_with_84_and_mended_when_told_to() {
 }
 
 #[tokio::test]
-async fn what_may_belong_to_somebody_who_lives_is_not_mended_and_their_connection_is_named() {
+async fn a_role_that_may_be_in_use_is_not_repaired_and_the_connection_is_shown() {
     let (_server, place) = place().await;
     let mut living = connect(&place.url).await;
     let address: String = redis::cmd("CLIENT").arg("INFO").query_async(&mut living).await.unwrap();
@@ -100,18 +101,37 @@ async fn a_consumer_that_waits_for_data_is_shown_and_is_no_damage() {
 }
 
 #[tokio::test]
-async fn tokens_are_put_right_at_once_and_counters_never() {
+async fn tokens_are_repaired_immediately_and_counters_never() {
     let (_server, place) = place().await;
     fill(&place, b"a\n").await;
     let () = place.run(&["DEL", &place.key(":not_full")]).await;
     let _: u64 = place.run(&["INCR", &place.key(":stats:produced_messages")]).await;
     let outcome = run(&place, "doctor", &[]).await;
     assert!(outcome.text().contains("LostToken      damaged"), "{outcome:?}");
-    assert_eq!(place.length(":not_full").await, 0, "not told to mend it");
+    assert_eq!(place.length(":not_full").await, 0, "no repair was requested");
     let outcome = run(&place, "doctor", &["--repair", "-o", "yaml"]).await;
     assert_eq!(outcome.code, Some(84), "the counters stay off: {outcome:?}");
     for part in ["LostToken", "mended", "CounterDrift", "never corrected"] {
         assert!(outcome.text().contains(part), "{part}: {outcome:?}");
     }
     is_at_rest(&place).await;
+}
+
+#[tokio::test]
+async fn a_client_with_a_connection_for_each_operation_keeps_its_role() {
+    let (_server, place) = place().await;
+    let queue = TextQueue {
+        url: place.url.clone(),
+        prefix: place.queue.prefix().to_owned(),
+        name: place.queue.as_str().to_owned(),
+    };
+    let consumer = Returning::consume(&queue, "cron", Duration::from_millis(1300));
+    eventually("it waits", async || place.length(":consumer_free").await == 0).await;
+    // Each examines a few of its operations.
+    while consumer.tries() < 10 {
+        let outcome = run(&place, "doctor", &["--repair", "--idle", "1s"]).await;
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(!outcome.text().contains("mended"), "{outcome:?}");
+    }
+    drop(consumer);
 }

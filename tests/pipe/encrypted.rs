@@ -1,9 +1,9 @@
-//! The command over an encrypted connection: with the files of the environment,
-//! with the machine's own authorities, and where neither trusts the server.
+//! The command over an encrypted connection: with certificate files from the environment,
+//! with the system's authorities, and with a server that neither trusts.
 
-use crate::Command;
-use crate::authority::Authority;
-use crate::redis_tls::TlsServer;
+use crate::pipe::Command;
+use crate::pipe::authority::Authority;
+use crate::pipe::redis_tls::TlsServer;
 
 fn queue(server: &TlsServer, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
@@ -14,7 +14,7 @@ fn queue(server: &TlsServer, arguments: &[&str], variables: &[(&str, &str)]) -> 
 }
 
 #[tokio::test]
-async fn the_files_of_the_environment_say_whom_to_trust_and_who_we_are() {
+async fn certificates_and_the_authority_come_from_the_files_of_the_environment() {
     let server = TlsServer::start("DNS:localhost", true).await;
     let file = |name| server.authority.file(name);
     let (authority, certificate, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
@@ -27,7 +27,7 @@ async fn the_files_of_the_environment_say_whom_to_trust_and_who_we_are() {
         let output = queue(&server, arguments, &files).output().await.unwrap();
         assert!(output.status.success(), "{arguments:?}: {output:?}");
     }
-    // Without a certificate of its own.
+    // Without a client certificate.
     let output = queue(&server, &["length", "frames"], &files[..1]).output().await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(

@@ -1,12 +1,12 @@
-//! Every error has an exit code of its own and says what to do next; what can't
-//! be meant is refused.
+//! Every error has its own exit code and describes the next step. Contradictory options
+//! are rejected.
 
 use std::process::Stdio;
 
-use crate::redis_support::Place;
-use crate::{Outcome, fill, outcome, put, queue, run, shell, succeed};
+use crate::pipe::redis_support::Place;
+use crate::pipe::{Outcome, fill, outcome, put, queue, run, shell, succeed};
 
-/// That it ended so, said this, and wrote nothing.
+/// Checks the exit code and a part of the message, and that nothing was written.
 fn is(outcome: &Outcome, code: i32, says: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(says), "{says:?} is not in {outcome:?}");
@@ -27,21 +27,21 @@ async fn each_of_the_protocols_errors_has_an_exit_code_of_its_own() {
     is(&put(&place, &["--no-wait"], b"b\n").await, 75, "the queue is full: wait for room");
     is(&put(&place, &["--timeout", "50ms"], b"b\n").await, 75, "there was no room");
 
-    // Somebody else has both roles, and one of them has said who it is.
+    // Another client has both roles, and has set one of their ids.
     let () = place.run(&["DEL", &place.key(":producer_free"), &place.key(":consumer_free")]).await;
-    let () = place.run(&["SET", &place.key(":producer"), "somebody"]).await;
-    let () = place.run(&["SET", &place.key(":consumer"), "somebody"]).await;
-    is(&put(&place, &["--no-wait"], b"b\n").await, 75, "somebody is the queue's producer now");
-    is(&run(&place, "close", &["--no-wait"]).await, 75, "somebody is the queue's producer now");
-    is(&run(&place, "get", &["--no-wait"]).await, 75, "somebody is the queue's consumer now");
-    is(&run(&place, "get", &["--timeout", "50ms"]).await, 75, "somebody held the consumer role");
+    let () = place.run(&["SET", &place.key(":producer"), "camera"]).await;
+    let () = place.run(&["SET", &place.key(":consumer"), "camera"]).await;
+    is(&put(&place, &["--no-wait"], b"b\n").await, 75, "camera is the queue's producer now");
+    is(&run(&place, "close", &["--no-wait"]).await, 75, "camera is the queue's producer now");
+    is(&run(&place, "get", &["--no-wait"]).await, 75, "camera is the queue's consumer now");
+    is(&run(&place, "get", &["--timeout", "50ms"]).await, 75, "camera held the consumer role");
     let () = place.run(&["LPUSH", &place.key(":producer_free"), "1"]).await;
     let () = place.run(&["LPUSH", &place.key(":consumer_free"), "1"]).await;
 
     succeed(&place, "close", &[]).await;
     is(&put(&place, &[], b"b\n").await, 83, "the queue is closed");
     is(&run(&place, "close", &[]).await, 83, "the queue is closed");
-    is(&run(&place, "delete", &[]).await, 64, "nobody can be asked: give --yes");
+    is(&run(&place, "delete", &[]).await, 64, "a confirmation needs a terminal: give --yes");
     succeed(&place, "delete", &["--yes"]).await;
     assert_eq!(place.present().await, [""; 0]);
 }
@@ -60,7 +60,7 @@ async fn a_server_that_is_not_there_or_refuses_is_69_for_every_verb() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_be_meant_is_refused_before_anything_happens() {
+async fn invalid_arguments_are_rejected_before_anything_happens() {
     let place = Place::new().await;
     let table: &[(&str, &[&str], &str)] = &[
         ("create", &["--bound=-1"], "--bound"),
@@ -105,14 +105,14 @@ async fn the_server_is_named_by_a_url_or_by_the_protocols_variables() {
         command.env("REDIS_PORT", server.port.to_string()).env("REDIS_DB", number.to_string());
         command
     };
-    // The test server wants a password, which only a URL can have: being refused
-    // shows that it was found.
+    // The test server requires a password, which only a URL can contain: the rejection
+    // shows that the server was found.
     let found = outcome(by_parts(0)).await;
     is(&found, 69, "Redis refused");
     let mut elsewhere = by_parts(0);
     elsewhere.args(["--port", "1"]);
     is(&outcome(elsewhere).await, 69, "can't be reached");
-    // What is written on the command line is not overruled by the environment.
+    // The command line takes precedence over the environment.
     is(&run(&place, "exists", &["--port", "1"]).await, 69, "can't be reached");
     let elsewhere = run(&place, "exists", &["--db", "3000"]).await;
     assert_eq!((elsewhere.code, elsewhere.text()), (Some(1), "false\n"), "{elsewhere:?}");

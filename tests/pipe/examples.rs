@@ -1,14 +1,14 @@
-//! The pipeline of examples/, with programs that every machine has in the places
-//! of its own.
+//! The pipeline of examples/, with standard programs in place of the user's programs.
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::redis_support::{Place, eventually};
-use crate::{content, end, fill, finish, seq, shell, succeed};
+use crate::pipe::redis_support::{Place, eventually};
+use crate::pipe::{content, end, fill, finish, seq, shell, succeed};
 
-/// The script of each Job, with these two programs for those that list and do work.
+/// Returns the script of each Job, with these two programs for listing and for
+/// processing.
 fn scripts(list: &str, work: &str) -> [String; 2] {
     let file = format!("{}/examples/pressure-queue/pipeline.yaml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(file).unwrap();
@@ -34,7 +34,7 @@ async fn the_pipeline_of_the_examples_does_all_its_work_and_leaves_no_queue() {
     let place = Place::new().await;
     let [list, work] = scripts("seq 1 1500", "echo");
     let (producer, consumer) = (start(&place, &list), start(&place, &work));
-    // Both wait for it.
+    // Both wait for the queue.
     succeed(&place, "create", &["--bound", "100"]).await;
     let (producer, consumer) = tokio::join!(finish(producer), finish(consumer));
     assert_eq!(producer.code, Some(0), "{producer:?}");
@@ -45,7 +45,7 @@ async fn the_pipeline_of_the_examples_does_all_its_work_and_leaves_no_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_of_the_examples_that_is_told_to_end_gives_back_what_it_has_not_begun() {
+async fn a_terminated_consumer_of_the_examples_returns_the_elements_it_has_not_begun() {
     let place = Place::new().await;
     let [_, work] = scripts("true", "sh -c 'sleep 0.05; echo $0 >&2'");
     succeed(&place, "create", &[]).await;

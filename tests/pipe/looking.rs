@@ -1,12 +1,12 @@
-//! Looking at a queue, which takes nothing and neither role.
+//! Observing a queue, without taking elements or roles.
 
 use serde_json::{Value, json};
 
-use crate::redis_support::Place;
-use crate::{content, fill, is_at_rest, put, run, seq, succeed};
+use crate::pipe::redis_support::Place;
+use crate::pipe::{content, fill, is_at_rest, put, run, seq, succeed};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whether_it_exists_and_is_closed_is_said_and_is_an_exit_code_too() {
+async fn exists_and_closed_print_the_answer_and_set_the_exit_code() {
     let place = Place::new().await;
     let ask = async |verb| {
         let outcome = run(&place, verb, &[]).await;
@@ -36,7 +36,7 @@ async fn the_oldest_elements_are_shown_and_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stat_tells_who_did_what_and_what_does_not_add_up() {
+async fn stat_shows_the_clients_the_counters_and_their_drift() {
     let place = Place::new().await;
     succeed(&place, "create", &["--bound", "9"]).await;
     let feed = ["--client-id", "feeder", "--keep-open"];
@@ -51,7 +51,7 @@ async fn stat_tells_who_did_what_and_what_does_not_add_up() {
     });
     assert_eq!(serde_json::from_slice::<Value>(&stat).unwrap(), expected);
 
-    // A client that takes its role, an element, and dies.
+    // A client that takes its role and an element, and dies.
     let () = place.run(&["DEL", &place.key(":consumer_free")]).await;
     let () = place.run(&["RPOP", &place.key("")]).await;
     expected["length"] = json!(1);
@@ -69,7 +69,7 @@ async fn stat_tells_who_did_what_and_what_does_not_add_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_deletion_has_left_is_shown_and_deleted() {
+async fn leftovers_of_a_deletion_are_shown_and_deleted() {
     let place = Place::new().await;
     let () = place.run(&["LPUSH", &place.key(":closed"), "0", "0"]).await;
     let outcome = run(&place, "stat", &[]).await;

@@ -1,12 +1,12 @@
-//! How long is waited, and what `--overfill`, `--keep-open` and `--create` change.
+//! Timeouts, and the effects of `--overfill`, `--keep-open` and `--create`.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 
-use crate::redis_support::Place;
-use crate::{
+use crate::pipe::redis_support::Place;
+use crate::pipe::{
     content, counter, fill, finish, is_at_rest, put, queue, run, seq, succeed, until_length,
 };
 
@@ -24,7 +24,7 @@ async fn without_waiting_put_ends_at_the_first_element_that_has_no_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_waiting_get_yields_what_is_there_and_then_ends() {
+async fn without_waiting_get_yields_the_present_elements_and_ends() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 5).as_bytes()).await;
@@ -55,19 +55,19 @@ async fn a_timeout_counts_from_the_last_element_that_went_through() {
     assert_eq!((outcome.code, outcome.text()), (Some(75), ""), "{outcome:?}");
     assert!(outcome.stderr.contains("no element came"), "{outcome:?}");
 
-    // Six elements, each of which comes sooner than that: longer in all.
-    let get = tokio::spawn(crate::outcome(queue(&place, "get", &["--timeout", "2s"])));
-    let mut putting = queue(&place, "put", &["--timeout", "2s"]);
+    // Each element arrives well within the timeout. Together they take longer.
+    let get = tokio::spawn(crate::pipe::outcome(queue(&place, "get", &["--timeout", "5s"])));
+    let mut putting = queue(&place, "put", &["--timeout", "5s"]);
     let mut putting = putting.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = putting.stdin.take().unwrap();
-    for line in seq(1, 6).lines() {
+    for line in seq(1, 13).lines() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
     drop(stdin);
     assert_eq!(finish(putting).await.code, Some(0));
     let got = get.await.unwrap();
-    assert_eq!((got.code, got.text()), (Some(0), seq(1, 6).as_str()), "{got:?}");
+    assert_eq!((got.code, got.text()), (Some(0), seq(1, 13).as_str()), "{got:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,7 +82,7 @@ async fn overfill_puts_where_there_is_no_room_and_says_nothing_about_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn put_closes_the_queue_at_the_end_of_its_input_unless_told_otherwise() {
+async fn put_closes_the_queue_at_the_end_of_its_input_unless_kept_open() {
     let place = Place::new().await;
     let closed = async || run(&place, "closed", &[]).await.code;
     let outcome = put(&place, &["--create", "4", "--keep-open"], b"a\n").await;
@@ -107,7 +107,7 @@ async fn delete_does_not_touch_a_queue_whose_get_ended_for_another_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_room_goes_on_as_soon_as_there_is_some() {
+async fn a_put_that_waits_for_room_continues_as_soon_as_there_is_some() {
     let place = Place::new().await;
     succeed(&place, "create", &["--bound", "2"]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();

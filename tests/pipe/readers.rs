@@ -1,10 +1,12 @@
-//! Readers that end early and outputs that fill up: what was taken and did not
-//! arrive goes back, in order.
+//! Readers that end early and outputs that fill up: elements that were taken and not
+//! delivered are returned, in order.
 
 use std::process::Stdio;
 
-use crate::redis_support::{Place, eventually};
-use crate::{content, counter, fill, finish, is_at_rest, outcome, queue, seq, sh, shell, succeed};
+use crate::pipe::redis_support::{Place, eventually};
+use crate::pipe::{
+    content, counter, fill, finish, is_at_rest, outcome, queue, seq, sh, shell, succeed,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn head_takes_its_lines_and_leaves_the_rest_in_the_queue_in_order() {
@@ -26,14 +28,14 @@ async fn head_takes_its_lines_and_leaves_the_rest_in_the_queue_in_order() {
     }
 }
 
-/// After the first thousand, elements go in blocks: what the reader has read is
-/// its own, but what it has left in the pipe is not lost.
+/// After the first thousand, elements are written in blocks. Blocks that the reader has
+/// read count as delivered, but blocks left in the pipe are not lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_blocks_that_ends_early_loses_nothing_that_it_has_not_read() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 60_000).as_bytes()).await;
-    // dd reads what it is told to and no byte more.
+    // dd reads exactly the requested bytes.
     let read = sh(&place, "lockkeeper queue get jobs | dd bs=1 count=30000 status=none").await;
     assert_eq!(read.len(), 30_000);
     let whole = read.rfind('\n').unwrap() + 1;
@@ -45,7 +47,7 @@ async fn a_reader_of_blocks_that_ends_early_loses_nothing_that_it_has_not_read()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_elements_ends_when_nobody_would_read_them() {
+async fn a_waiting_get_ends_when_its_output_has_no_reader() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     let mut getting = queue(&place, "get", &[]).spawn().unwrap();
@@ -72,18 +74,19 @@ async fn a_full_disk_costs_no_element() {
 
     let mut peeking = queue(&place, "peek", &[]);
     peeking.stdout(full());
-    assert_eq!(crate::outcome(peeking).await.code, Some(73));
+    assert_eq!(crate::pipe::outcome(peeking).await.code, Some(73));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_may_not_grow_keeps_whole_elements_and_says_what_it_has() {
+async fn a_file_that_may_not_grow_ends_get_with_a_count_of_whole_elements() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1000, 9999).as_bytes()).await;
     let folder = env!("CARGO_TARGET_TMPDIR");
     let file = format!("{folder}/short-{}", place.queue.prefix());
-    // The shell's limit is in KiB; whoever exceeds it gets a signal unless it is ignored.
-    let line = format!("ulimit -f 8; trap '' XFSZ; lockkeeper queue get jobs >{file}");
+    // The shell's limit is in KiB. A process that exceeds it gets a signal unless it is
+    // ignored.
+    let line = format!("ulimit -f 8; trap '' XFSZ; lockkeeper queue get jobs >'{file}'");
     let outcome = outcome(shell(&place, &line)).await;
     assert_eq!(outcome.code, Some(73), "{outcome:?}");
     let written = std::fs::read_to_string(&file).unwrap();
@@ -96,9 +99,9 @@ async fn a_file_that_may_not_grow_keeps_whole_elements_and_says_what_it_has() {
     is_at_rest(&place).await;
 }
 
-/// Another consumer went on, so they can't go back to their place.
+/// Another consumer continued, so the elements cannot return to their place.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_go_back_is_saved_in_a_file_that_is_named() {
+async fn elements_that_cannot_be_returned_are_saved_in_a_named_file() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\nb\nc\nd\n").await;
@@ -106,7 +109,7 @@ async fn what_can_not_go_back_is_saved_in_a_file_that_is_named() {
     std::fs::create_dir(&folder).unwrap();
     let mut getting = queue(&place, "get", &["--count", "3"]);
     let mut getting = getting.current_dir(&folder).spawn().unwrap();
-    // "a" is in the pipe and not read; "b" and "c" wait behind it.
+    // "a" is in the pipe and unread. "b" and "c" wait behind it.
     let taken = async || place.length("").await == 1;
     eventually("it has taken all it can", taken).await;
     let other = succeed(&place, "get", &["--count", "1"]).await;

@@ -1,26 +1,38 @@
-//! What is shown on a terminal meanwhile. The terminal is `script`'s.
+//! Progress on a terminal. `script` provides the terminal.
 
-use crate::redis_support::Place;
-use crate::{sh, succeed};
+use crate::pipe::redis_support::Place;
+use crate::pipe::{fill, sh, succeed};
 
-/// What a line of shell shows at a terminal.
+/// Returns the terminal output of a shell line. While it runs, the output is in the file
+/// `$SHOWN`.
 async fn shown(place: &Place, line: &str) -> String {
-    sh(place, &format!("script --quiet --return --command {line:?} /dev/null </dev/null")).await
+    let file = format!("{}/shown-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
+    let script = "script --quiet --return --flush --command";
+    let line = format!("export SHOWN={file:?}; {script} '{line}' \"$SHOWN\" </dev/null");
+    let text = sh(place, &line).await;
+    std::fs::remove_file(file).unwrap();
+    text
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_is_shown_on_a_terminal_that_the_data_is_not_on_unless_unwanted() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
-    let put = "(seq 1 1500; sleep 1) | lockkeeper queue put jobs --keep-open";
-    let text = shown(&place, put).await;
-    assert!(text.contains("1,500 elements, 4.78 KiB, "), "{text:?}");
+    let until = |text: &str| format!("until grep -q \"{text}\" \"$SHOWN\"; do sleep 0.1; done");
+    let put = "lockkeeper queue put jobs --keep-open";
+    let line = format!("(seq 1 1500; {}) | {put}", until("1,500 elements, 4.78 KiB, "));
+    let text = shown(&place, &line).await;
     assert!(text.ends_with("\x1b[2K"), "it is gone at the end: {text:?}");
-    assert_eq!(shown(&place, &format!("{put} --quiet")).await, "");
+    assert_eq!(shown(&place, &format!("(seq 1 1500; sleep 1) | {put} --quiet")).await, "");
 
-    let get = "lockkeeper queue get jobs --count 1500 | (cat; sleep 1) >/dev/null";
-    let text = shown(&place, get).await;
-    assert!(text.contains(" elements, "), "{text:?}");
+    let last = format!("echo last | {put} --quiet");
+    let line = format!(
+        "lockkeeper queue get jobs --count 3001 | ({}; {last}; cat) >/dev/null",
+        until("3,000 elements, ")
+    );
+    let text = shown(&place, &line).await;
+    assert!(text.ends_with("\x1b[2K"), "it is gone at the end: {text:?}");
+    fill(&place, b"1\n2\n").await;
     let data = "lockkeeper queue get jobs --count 2";
     assert_eq!(shown(&place, data).await, "1\r\n2\r\n", "no line comes between the data");
 }

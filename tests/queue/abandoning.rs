@@ -1,13 +1,12 @@
-//! Operations that are dropped before they end, and the queue as a stream and a
-//! sink.
+//! Operations that are dropped before they end, and the queue as a stream and a sink.
 
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use lockkeeper::pressure::{Limit, QueueError, Wait};
 
-use crate::ours;
-use crate::redis_support::{Place, eventually};
+use crate::queue::ours;
+use crate::queue::redis_support::{Place, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
@@ -32,7 +31,7 @@ async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_dropped_get_took_goes_back_when_its_queue_is_dropped() {
+async fn elements_of_a_dropped_get_are_returned_when_its_queue_is_dropped() {
     let place = Place::new().await;
     let looker = ours(&place, "another");
     looker.create(0).await.unwrap();
@@ -41,7 +40,7 @@ async fn what_a_dropped_get_took_goes_back_when_its_queue_is_dropped() {
         looker.put("e").await.unwrap();
         let queue = ours(&place, "the consumer");
         queue.try_put("f").await.unwrap();
-        // Its connection is open; so what is dropped is the get itself.
+        // Its connection is open, so the drop hits the get itself.
         let pause = Duration::from_micros(rand::random_range(50..600));
         let got = tokio::time::timeout(pause, queue.get()).await;
         drop(queue);
@@ -73,7 +72,7 @@ async fn a_stream_ends_with_the_queue_and_a_closed_sink_closes_it() {
 }
 
 #[tokio::test]
-async fn a_flushed_sink_leaves_the_queue_open_and_a_failed_one_returns_what_is_unsent() {
+async fn a_flushed_sink_leaves_the_queue_open_and_a_failed_one_returns_the_unsent() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();

@@ -1,12 +1,12 @@
-//! Users who may not do all, servers without memory: what is refused is refused
-//! before anything has changed.
+//! Users with limited permissions, and servers without memory: rejected operations change
+//! nothing.
 
 use lockkeeper::pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
 
-use crate::ours;
-use crate::redis_support::{AclUser, Place, PrivateRedis};
+use crate::queue::ours;
+use crate::queue::redis_support::{AclUser, Place, PrivateRedis};
 
-/// The rules for clients of docs/permissions.md.
+/// Returns the rules for clients in docs/permissions.md.
 fn documented() -> Vec<String> {
     let text = std::fs::read_to_string("docs/permissions.md").unwrap();
     let line = text.lines().find(|line| line.starts_with("ACL SETUSER app ")).unwrap();
@@ -20,12 +20,12 @@ async fn limited(place: &Place, without: &str) -> (AclUser, Queue) {
     rules.extend(documented().into_iter().filter(|rule| rule != without));
     let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
     user.set(place, &rules).await;
-    let options = QueueOptions { client_id: "me".to_owned(), ..QueueOptions::default() };
+    let options = QueueOptions::default().with_client_id("me");
     let queue = Queue::new(user.settings.clone(), place.queue.clone(), options);
     (user, queue)
 }
 
-/// All that a client can do, with the documented rights.
+/// Runs all operations of a client with the documented permissions.
 async fn everything(place: &Place) {
     let (_user, queue) = limited(place, "").await;
     queue.create(1).await.unwrap();
@@ -76,7 +76,7 @@ async fn without_one_of_the_rights_a_refused_put_changes_nothing() {
             assert!(is_denied, "{right}: {error}");
             refused += 1;
         }
-        // What could be done all the same is undone.
+        // Changes that were possible nevertheless are undone.
         if place.dump().await != before {
             let creator = ours(&place, "the creator");
             creator.delete(Wait::No).await.unwrap();
@@ -87,7 +87,7 @@ async fn without_one_of_the_rights_a_refused_put_changes_nothing() {
     assert!(refused >= 10, "{refused}");
 }
 
-/// The keys without the data, which is large.
+/// Returns the keys without the data, which is large.
 async fn small(place: &Place) -> Vec<(String, Vec<String>)> {
     place.dump().await.into_iter().filter(|(suffix, _)| !suffix.is_empty()).collect()
 }
@@ -108,6 +108,9 @@ async fn a_put_at_the_memory_limit_changes_nothing_and_a_get_frees_memory() {
         assert_eq!(queue.put(element).await, Err(QueueError::Store(StoreError::OutOfMemory)));
     }
     assert_eq!(small(&place).await, before);
+    // A get may return elements into the memory that it has freed.
+    let taken = queue.get_batch(Limit::ONE, Wait::No).await.unwrap();
+    queue.give_back(taken, Wait::No).await.unwrap();
     for left in (0..9).rev() {
         queue.try_get().await.unwrap();
         assert_eq!((queue.len().await, place.length(":not_full").await), (Ok(left), 1));

@@ -1,5 +1,4 @@
-//! Each operation alone: what it does, and which of the protocol's errors it
-//! answers.
+//! Each operation alone: its effect, and the errors of the protocol that it returns.
 
 use std::time::Duration;
 
@@ -8,15 +7,15 @@ use lockkeeper::pressure::{
 };
 use redis::AsyncCommands;
 
-use crate::ours;
-use crate::redis_support::Place;
+use crate::queue::ours;
+use crate::queue::redis_support::Place;
 
 fn busy_with(role: QueueRole, who: &str) -> QueueError {
     QueueError::InUse { role, who: Some(who.to_owned()) }
 }
 
 #[tokio::test]
-async fn what_was_put_is_got_in_order_and_counted() {
+async fn elements_are_got_in_the_order_they_were_put_and_counted() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(3).await.unwrap();
@@ -81,7 +80,7 @@ async fn a_closed_queue_takes_nothing_and_is_closed_only_once() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_or_not_long_learns_what_was_missing_and_for_whom() {
+async fn operations_that_give_up_waiting_report_the_cause_and_the_busy_client() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     let soon = Duration::from_millis(20);
@@ -93,7 +92,7 @@ async fn who_does_not_wait_or_not_long_learns_what_was_missing_and_for_whom() {
     assert_eq!(queue.try_put("b").await, Err(QueueError::Full));
     let late = Err(QueueError::TimedOut { awaited: Awaited::Room });
     assert_eq!(queue.put_timeout("b", soon).await, late);
-    // Somebody takes both roles.
+    // Another client takes both roles.
     for role in [":producer", ":consumer"] {
         let () = place.run(&["RPOP", &place.key(&format!("{role}_free"))]).await;
         let () = place.run(&["SET", &place.key(role), &format!("host/1{role}")]).await;
@@ -122,7 +121,7 @@ async fn who_does_not_wait_or_not_long_learns_what_was_missing_and_for_whom() {
 }
 
 #[tokio::test]
-async fn overfilling_needs_no_room_and_nobody_puts_until_the_queue_is_drained() {
+async fn overfilling_needs_no_room_and_later_puts_wait_until_the_queue_is_drained() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(2).await.unwrap();
@@ -145,7 +144,7 @@ async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     queue.put("a").await.unwrap();
-    // As a Get of the pseudo-code pushes it, whatever the bound.
+    // As a Get of the pseudo-code pushes it, regardless of the bound.
     let () = place.run(&["LPUSH", &place.key(":not_full"), "0"]).await;
     assert_eq!(queue.try_put("b").await, Err(QueueError::Full));
     assert_eq!((queue.len().await, place.length(":not_full").await), (Ok(1), 0));
@@ -154,7 +153,7 @@ async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
 }
 
 #[tokio::test]
-async fn batches_put_what_fits_and_get_what_is_there() {
+async fn batches_put_as_much_as_fits_and_get_as_much_as_is_present() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(5).await.unwrap();
@@ -184,7 +183,10 @@ async fn thousands_of_elements_go_through_in_batches_of_any_size() {
     let large = vec![7_u8; 3 * 1024 * 1024];
     queue.put_batch(&[large.clone(), large.clone()], Wait::No).await.unwrap();
     let all = Limit { elements: 10_000, bytes: usize::MAX };
-    let got = queue.get_batch(all, Wait::No).await.unwrap().into_elements();
+    let mut got = Vec::new();
+    while let Ok(taken) = queue.get_batch(all, Wait::No).await {
+        got.extend(taken.into_elements());
+    }
     assert_eq!(got.len(), 5003);
     assert!(got.iter().zip(&elements).all(|(got, put)| got == put.as_bytes()));
     assert_eq!(got[5002], large);
@@ -211,7 +213,7 @@ async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
     assert_eq!(queue.put(&large).await, Err(QueueError::Closed));
     let seen = queue.stat().await.unwrap();
     assert_eq!((seen.length, seen.produced_messages, seen.produced_bytes), (2, 3, 200_005));
-    // A key of another type, noticed in the middle of the script.
+    // A key of another type, detected in the middle of the script.
     let () = place.run(&["DEL", &place.key(":closed")]).await;
     let () = place.run(&["SET", &place.key(":closed"), "foreign"]).await;
     let wrong = StoreError::WrongType { key: place.key(":closed") };
@@ -220,7 +222,7 @@ async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
 }
 
 #[tokio::test]
-async fn what_was_got_and_not_used_goes_back_to_its_place() {
+async fn unused_elements_return_to_their_place_in_the_queue() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(3).await.unwrap();
@@ -235,7 +237,7 @@ async fn what_was_got_and_not_used_goes_back_to_its_place() {
     assert_eq!(queue.try_put("6").await, Err(QueueError::Full), "over the bound by what came back");
     let seen = queue.stat().await.unwrap();
     assert_eq!((seen.consumed_messages, seen.consumed_bytes, seen.not_full), (1, 1, 0));
-    // Somebody got one in between.
+    // Another client got one in between.
     let taken = queue.get_batch(Limit::ONE, Wait::No).await.unwrap();
     ours(&place, "another").get().await.unwrap();
     let failed = queue.give_back(taken, Wait::No).await.unwrap_err();
@@ -263,7 +265,7 @@ async fn an_unreachable_server_fails_every_operation_at_once() {
 
 #[tokio::test]
 async fn a_key_that_is_not_pressure_s_is_named_and_nothing_is_taken() {
-    // The last one is text where a number belongs.
+    // The last one is text in place of a number.
     for (suffix, kind) in [
         (":closed", "SET"),
         ("", "SET"),

@@ -1,7 +1,7 @@
-//! A thousand random schedules of our clients beside foreign ones, in both roles,
-//! waiting and not, while the bound changes and the queue is closed and deleted.
-//! What must hold whatever the order: order, nothing lost, nothing doubled, the
-//! right answer to everybody, no key left.
+//! A thousand random schedules of our clients together with foreign ones, in both roles,
+//! blocking and not, while the bound changes and the queue is closed and deleted. Checks
+//! the invariants: order, nothing lost, nothing doubled, the right result for every
+//! client, no key left.
 
 mod checks;
 mod clients;
@@ -18,26 +18,26 @@ use rand::{RngExt, SeedableRng};
 
 use self::clients::{Client, Kind, Mode, Refusal};
 use self::workers::{Got, Shared, Worker, is, set};
-use crate::redis_support::{Place, PrivateRedis, is_blocked};
+use crate::queue::redis_support::{Place, PrivateRedis, is_blocked};
 
 const SCHEDULES: u64 = 1000;
 const AT_A_TIME: usize = 24;
-/// A schedule takes some 100 ms; nobody may wait for ever.
+/// A schedule takes some 100 ms. No client may wait forever.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// What a schedule is made of; all of it follows from its seed.
+/// The parameters of a schedule, which all follow from its seed.
 #[derive(Debug)]
 struct Plan {
     bound: u64,
     creator: Kind,
     producers: Vec<(Kind, usize)>,
     consumers: Vec<Kind>,
-    /// Closed once the producers are done, or at some moment.
+    /// Closed once the producers are done, or at any time.
     closes_late: bool,
     closers: Vec<Kind>,
-    /// Deleted at some moment, not only at the end.
+    /// Deleted at any time, not only at the end.
     deletes_early: bool,
-    /// Who deletes at the end.
+    /// The client that deletes at the end.
     deleter: Kind,
     seed: u64,
 }
@@ -71,20 +71,20 @@ impl Plan {
     }
 }
 
-/// One schedule under way.
+/// A running schedule.
 struct Schedule {
     plan: Plan,
     place: Place,
     store: Store,
     shared: Arc<Shared>,
     workers: Vec<Worker>,
-    /// The highest bound so far; absent once there was none.
+    /// The highest bound so far; `None` once there was none.
     highest: Option<u64>,
     begun: Instant,
 }
 
-/// What happened in a schedule that not every one has: a foreign client kept the
-/// producer's role, or the consumer's; the queue was deleted in the middle.
+/// Events that not every schedule has: a foreign client kept the producer's role, or the
+/// consumer's; the queue was deleted in the middle.
 type Happened = [bool; 3];
 
 async fn run(seed: u64, url: String) -> Happened {
@@ -139,8 +139,8 @@ impl Schedule {
         Self { plan, place, store, shared, workers, highest, begun: Instant::now() }
     }
 
-    /// Changes the bound and deletes, until everybody has ended or waits with
-    /// good reason.
+    /// Changes the bound and deletes, until every client has ended or has a valid reason
+    /// to wait.
     async fn go_on(&mut self) {
         let mut random = SmallRng::seed_from_u64(self.plan.seed ^ 1);
         let mut drainer = Client::connect(Kind::Ours, &self.place, "drainer").await;
@@ -169,7 +169,7 @@ impl Schedule {
             if self.are_done(QueueRole::Consumer) && !closes {
                 self.drain(&mut drainer).await;
             }
-            assert!(age < PATIENCE, "somebody waits for ever: {}", self.tell().await);
+            assert!(age < PATIENCE, "a client waits without end: {}", self.tell().await);
             tokio::time::sleep(Duration::from_millis(random.random_range(0..6))).await;
         }
     }
@@ -199,7 +199,7 @@ impl Schedule {
         }
     }
 
-    /// A wrong answer of a worker that has ended is the end of the schedule.
+    /// Fails the schedule if a worker has ended with a wrong result.
     async fn reap(&mut self) {
         let (ended, at_work) = std::mem::take(&mut self.workers)
             .into_iter()
@@ -218,7 +218,7 @@ impl Schedule {
         self.workers.iter().all(|worker| worker.role != role)
     }
 
-    /// Whether nothing more will happen by itself.
+    /// Returns whether nothing more will happen without intervention.
     async fn is_over(&self) -> bool {
         if self.workers.is_empty() {
             return !self.plan.deletes_early || is(&self.shared.gone) || self.shared.is_stuck();
@@ -227,8 +227,8 @@ impl Schedule {
             set(&self.shared.stop);
             return self.foreign_sleep().await && self.is_quiet().await;
         }
-        // A foreign client that had looked at :bound just before a deletion
-        // ended, and waits for a role since, sleeps: nothing can help it.
+        // A foreign client that had checked :bound just before a deletion completed, and
+        // has waited for a role since, blocks forever: no other client can wake it.
         let is_ours = |worker: &Worker| worker.kind == Kind::Ours;
         is(&self.shared.gone) && !self.workers.iter().any(is_ours) && self.foreign_sleep().await
     }
@@ -251,8 +251,8 @@ impl Schedule {
         before == self.place.dump().await
     }
 
-    /// Consumers that found the queue closed have gone, and producers that had
-    /// looked at `:closed` before may still put and wait for room.
+    /// Consumers that found the queue closed have ended. Producers that had checked
+    /// `:closed` before may still put and wait for capacity.
     async fn drain(&self, drainer: &mut Client) {
         if self.shared.stuck(QueueRole::Consumer).is_some() || is(&self.shared.delete_begun) {
             return;
@@ -275,7 +275,7 @@ impl Schedule {
         }
     }
 
-    /// What a failure shows.
+    /// Returns the report of a failure.
     async fn tell(&self) -> String {
         let at_work: Vec<_> = self.workers.iter().map(|w| (&w.id, w.kind)).collect();
         let shared = &self.shared;
@@ -284,7 +284,7 @@ impl Schedule {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_schedules_beside_foreign_clients_keep_order_and_lose_nothing() {
+async fn a_thousand_schedules_with_foreign_clients_keep_order_and_lose_nothing() {
     let server = PrivateRedis::start(&[]).await;
     if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
         run(seed.parse().expect("a number"), server.url()).await;

@@ -1,15 +1,15 @@
-//! A program that is told to end: its operations stop waiting, and tell what they
-//! have done.
+//! A program that is requested to end: its operations stop waiting, and report their
+//! completed work.
 
 use std::time::Duration;
 
 use lockkeeper::pressure::{Limit, QueueError, Wait};
 
-use crate::ours;
-use crate::redis_support::{Place, eventually};
+use crate::queue::ours;
+use crate::queue::redis_support::{Place, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stops_waiting_is_told_how_much_was_put_and_that_nothing_was_got() {
+async fn stop_waiting_ends_a_put_with_its_count_and_later_waits_immediately() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(2).await.unwrap();
@@ -22,7 +22,7 @@ async fn who_stops_waiting_is_told_how_much_was_put_and_that_nothing_was_got() {
     let failed = put.await.unwrap().unwrap_err();
     assert_eq!((failed.put, failed.error), (2, QueueError::Full));
 
-    // What needs no waiting goes on, and nobody waits any more.
+    // Operations that need not wait still work, and no operation waits any more.
     let all = Limit { elements: 9, bytes: 99 };
     assert_eq!(queue.get_batch(all, Wait::Forever).await.unwrap().into_elements(), [b"a", b"b"]);
     assert_eq!(queue.get().await, Err(QueueError::Empty));
@@ -36,7 +36,7 @@ async fn who_stops_waiting_is_told_how_much_was_put_and_that_nothing_was_got() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_get_that_waits_ends_when_told_to_stop_waiting() {
+async fn stop_waiting_ends_a_get_that_waits() {
     let place = Place::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();

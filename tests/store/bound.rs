@@ -1,4 +1,4 @@
-//! Changing the bound beside clients that follow the text.
+//! Changing the bound, with clients that follow the text.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use lockkeeper::plan::pressure_queue::{Past, QueueEffect, QueueWish, Remark, Wan
 use lockkeeper::pressure::{Applied, Store};
 use tokio::time::timeout;
 
-use crate::pressure_text::Worker;
-use crate::redis_support::{Place, eventually, is_blocked, wait_until_blocked};
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::Worker;
+use crate::store::redis_support::{Place, eventually, is_blocked, wait_until_blocked};
+use crate::store::{numbers, text_queue};
 
 const A_SECOND: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,7 @@ async fn created(bound: u64) -> (Place, Store) {
     (place, store)
 }
 
-/// A queue that a producer has filled to its bound, and waits.
+/// Creates a queue that a producer has filled to its bound, and waits.
 async fn full(bound: u64) -> (Place, Store, Worker) {
     let (place, store) = created(bound).await;
     let producer = Worker::produce(&text_queue(&place), "producer", numbers(100)).await;
@@ -43,7 +43,7 @@ async fn a_raised_bound_wakes_a_blocked_producer() {
     .await
     .expect("within a second");
     wait_until_blocked(&place.raw, producer.client).await;
-    // One after the other: room for exactly as many as there is.
+    // One after the other: exactly as much capacity as the bound has.
     assert_eq!(place.length("").await, 5);
     assert_eq!(producer.so_far().len(), 5);
 }
@@ -52,7 +52,7 @@ async fn a_raised_bound_wakes_a_blocked_producer() {
 async fn a_bound_taken_away_wakes_a_blocked_producer_for_good() {
     let (place, store, producer) = full(3).await;
     assert_eq!(set_bound(&store, &place, 0).await, Applied::Done);
-    let record = timeout(Duration::from_secs(5), producer.join()).await.expect("it never waits");
+    let record = timeout(Duration::from_secs(60), producer.join()).await.expect("it never waits");
     assert_eq!(record.elements.len(), 100);
     assert_eq!(place.length("").await, 100);
 }
@@ -91,7 +91,8 @@ async fn after_a_lowered_bound_at_most_one_put_lands_until_the_queue_is_drained(
     wait_until_blocked(&place.raw, producer.client).await;
     let landed = place.length("").await - 5;
     assert!(landed <= 1, "{landed} landed");
-    // The consumer takes until one is left; the producer sleeps all the while.
+    // The consumer gets elements until one is left. The producer stays blocked all the
+    // time.
     let left = usize::try_from(place.length("").await).unwrap() - 1;
     let consumer = Worker::consume(&queue, "consumer", left).await;
     let mut got = consumer.join().await.elements;
@@ -106,7 +107,7 @@ async fn after_a_lowered_bound_at_most_one_put_lands_until_the_queue_is_drained(
 #[tokio::test]
 async fn a_put_in_the_middle_of_which_the_bound_falls_leaves_no_token_behind() {
     let (place, store) = created(10).await;
-    // By hand, a producer up to the moment before it pushes its element.
+    // By hand: a producer up to the moment before it pushes its element.
     let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
     let () = place.run(&["SET", &place.key(":producer"), "slow"]).await;
     let () = place.run(&["RPOP", &place.key(":not_full")]).await;
@@ -122,10 +123,10 @@ async fn a_put_in_the_middle_of_which_the_bound_rises_may_exceed_it_by_one() {
     let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
     let () = place.run(&["SET", &place.key(":producer"), "slow"]).await;
     let () = place.run(&["RPOP", &place.key(":not_full")]).await;
-    // Can't be told from a producer that waits, so the token is pushed.
+    // Indistinguishable from a waiting producer, so the token is pushed.
     assert_eq!(set_bound(&store, &place, 3).await, Applied::Done);
     assert_eq!(place.length(":not_full").await, 1);
-    // The slow producer goes on as the text says.
+    // The slow producer continues as the text describes.
     let () = place.run(&["LPUSH", &place.key(""), "slow"]).await;
     let () = place.run(&["LPUSH", &place.key(":not_full"), "0"]).await;
     let () = place.run(&["LTRIM", &place.key(":not_full"), "0", "0"]).await;
@@ -165,7 +166,7 @@ async fn a_bound_lowered_to_the_length_or_below_leaves_no_room() {
 }
 
 #[tokio::test]
-async fn surplus_tokens_go_when_nobody_works_on_the_queue() {
+async fn surplus_tokens_are_removed_when_no_client_works_on_the_queue() {
     let (place, store) = created(3).await;
     let () = place.run(&["LPUSH", &place.key(":not_full"), "1", "1"]).await;
     assert_eq!(set_bound(&store, &place, 3).await, Applied::Done);
@@ -186,7 +187,7 @@ async fn a_change_of_the_bound_repeated_is_the_same_as_once() {
 }
 
 #[tokio::test]
-async fn a_lost_token_is_seen_and_the_same_bound_mends_it() {
+async fn a_lost_token_is_seen_and_setting_the_same_bound_restores_it() {
     let (place, store) = created(3).await;
     let () = place.run(&["SET", &place.key(":producer"), "p"]).await;
     let () = place.run(&["DEL", &place.key(":not_full")]).await;

@@ -3,9 +3,9 @@
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Store};
 
-use crate::pressure_text::{TextClient, TextError, Worker};
-use crate::redis_support::{Place, wait_until_blocked};
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::{TextClient, TextError, Worker};
+use crate::store::redis_support::{Place, wait_until_blocked};
+use crate::store::{numbers, text_queue};
 
 async fn close(store: &Store, place: &Place) -> Applied {
     store.apply(&place.queue, &QueueEffect::Close).await.unwrap()
@@ -19,7 +19,7 @@ async fn created(bound: u64) -> (Place, Store) {
 }
 
 #[tokio::test]
-async fn a_queue_is_closed_once_and_says_who_did_it() {
+async fn a_queue_is_closed_once_and_records_the_client_that_closed_it() {
     let (place, store) = created(3).await;
     assert_eq!(close(&store, &place).await, Applied::Done);
     let seen = store.observe(&place.queue).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_close_wakes_a_consumer_that_waits_and_the_queue_stays_closed() {
 }
 
 #[tokio::test]
-async fn a_close_waits_for_a_blocked_producer_and_says_for_whom() {
+async fn a_close_waits_for_a_blocked_producer_and_names_it() {
     let (place, store) = created(2).await;
     let queue = text_queue(&place);
     let producer = Worker::produce(&queue, "the busy one", numbers(3)).await;
@@ -68,7 +68,7 @@ async fn a_close_waits_for_a_blocked_producer_and_says_for_whom() {
     assert_eq!(close(&store, &place).await, busy);
     assert_eq!(close(&store, &place).await, busy);
     assert_eq!(place.dump().await, before);
-    // Room lets the producer finish, and its element is not lost.
+    // Capacity lets the producer finish, and its element is not lost.
     let consumer = Worker::consume(&queue, "consumer", 1).await;
     consumer.join().await;
     assert!(producer.join().await.error.is_none());

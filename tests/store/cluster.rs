@@ -1,19 +1,21 @@
-//! A Redis Cluster of three nodes: queues with a hash tag work wherever they
-//! lie, the others are refused before anything is written.
+//! A Redis Cluster of three nodes: queues with a hash tag work on any node. Others are
+//! rejected before anything is written.
+
+use std::time::Duration;
 
 use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::plan::pressure_queue::doctor::Connections;
+use lockkeeper::plan::pressure_queue::doctor::{Against, Effort, Remedy};
 use lockkeeper::pressure::{
     Applied, Deletion, Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
 };
 
-use crate::redis_support::{PrivateRedis, SOON, connect, in_time};
+use crate::store::redis_support::{PrivateRedis, SOON, connect, in_time};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
-/// The slots of each node, first and last.
+/// The first and last slot of each node.
 const SLOTS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
 
 struct Cluster(Vec<PrivateRedis>);
@@ -22,8 +24,8 @@ impl Cluster {
     async fn start() -> Self {
         let mut nodes = Vec::new();
         for _ in SLOTS {
-            // They hear of each other by the timeout; a dead one must not stop
-            // the others.
+            // Nodes detect each other's failures by the timeout. A failed node must not
+            // stop the others.
             let arguments = [
                 ["--cluster-enabled", "yes"],
                 ["--cluster-node-timeout", "2000"],
@@ -69,8 +71,8 @@ impl Cluster {
         keys
     }
 
-    /// Moves the queue's slot from one node to another; `halfway` happens while
-    /// one key is there and the others are still here.
+    /// Moves the queue's slot from one node to another. `halfway` runs while one key has
+    /// moved and the others have not.
     async fn move_slot(
         &self,
         queue: &QueueName,
@@ -98,14 +100,14 @@ impl Cluster {
         }
     }
 
-    /// A store that knows this node only.
+    /// Returns a store that only knows this node.
     fn store(&self, node: usize) -> Store {
         let settings = RedisSettings::from_url(&self.0[node].url()).unwrap();
         Store::new(settings, StoreOptions::new("the operator"))
     }
 }
 
-/// A queue whose keys lie on this node.
+/// Returns the name of a queue whose keys are on this node.
 fn queue_on(node: usize, word: &str) -> QueueName {
     let (first, last) = SLOTS[node];
     (0..10_000)
@@ -130,7 +132,7 @@ async fn queues_on_every_node_work_through_one_store_at_the_same_time() {
     for (node, keys) in cluster.keys().await.iter().enumerate() {
         let own = queues[node].data();
         assert!(!keys.is_empty() && keys.iter().all(|key| key.starts_with(&own)), "{keys:?}");
-        // The cluster's own arithmetic.
+        // The slot as computed by the cluster.
         let slot: u16 = cluster.ask(node, &["CLUSTER", "KEYSLOT", &own]).await;
         assert_eq!(queues[node].cluster_slot(), Some(slot));
     }
@@ -138,7 +140,7 @@ async fn queues_on_every_node_work_through_one_store_at_the_same_time() {
         assert_eq!(store.delete(queue, false).await.unwrap(), Deletion::Gone);
     }
     assert!(cluster.keys().await.concat().is_empty());
-    // One connection to each node that was needed.
+    // One connection to each required node.
     for node in 0..SLOTS.len() {
         let list: String = cluster.ask(node, &["CLIENT", "LIST"]).await;
         let ours = list.matches("name=lockkeeper/the-operator").count();
@@ -177,7 +179,7 @@ async fn a_slot_that_moves_is_waited_for_and_found_on_its_new_node() {
             let (store, queue) = (store.clone(), queue.clone());
             let bound = QueueEffect::SetBound { bound: 9 };
             let task = tokio::spawn(async move { store.apply(&queue, &bound).await });
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
             assert!(!task.is_finished(), "it waits while the slot moves");
             change.set(task).unwrap();
         })
@@ -195,7 +197,7 @@ async fn programs_put_and_get_wait_and_are_woken_wherever_the_queue_lies_and_mov
     let name = queue_on(1, "frames");
     let ours = |node: usize, id: &str| {
         let settings = RedisSettings::from_url(&cluster.0[node].url()).unwrap();
-        let options = QueueOptions { client_id: id.to_owned(), ..QueueOptions::default() };
+        let options = QueueOptions::default().with_client_id(id);
         Queue::new(settings, name.clone(), options)
     };
     let (producer, consumer) = (ours(0, "producer"), ours(2, "consumer"));
@@ -216,7 +218,7 @@ async fn programs_put_and_get_wait_and_are_woken_wherever_the_queue_lies_and_mov
         let consumer = consumer.clone();
         async move { consumer.get().await }
     });
-    // On its element and on the queue's end.
+    // On its element and on the end of the queue.
     in_time("it waits on the second node", async || {
         let list: String = cluster.ask(1, &["CLIENT", "LIST"]).await;
         let is_waiting =
@@ -236,23 +238,42 @@ async fn programs_put_and_get_wait_and_are_woken_wherever_the_queue_lies_and_mov
 }
 
 #[tokio::test]
-async fn a_doctor_asks_the_node_that_has_the_queue_who_is_connected() {
+async fn a_doctor_gets_the_connected_clients_from_the_node_that_has_the_queue() {
     let cluster = Cluster::start().await;
     let store = cluster.store(0);
+    let mut clients = Vec::new();
     for node in 0..SLOTS.len() {
         let mut client = connect(&cluster.0[node].url()).await;
         let name = format!("client-of-{node}");
         let mut command = redis::cmd("CLIENT");
         let () = command.arg(&["SETNAME", &name]).query_async(&mut client).await.unwrap();
+        clients.push(client);
+    }
+    for (node, mut client) in clients.into_iter().enumerate() {
         let queue = queue_on(node, "jobs");
         assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
-        let Connections::Listed(listed) = store.connections(&queue).await.unwrap() else {
-            panic!("the list is allowed")
+        let data = queue.data();
+        let mut take = redis::cmd("RPOP");
+        let _: String =
+            take.arg(format!("{data}:producer_free")).query_async(&mut client).await.unwrap();
+        let mut set = redis::cmd("SET");
+        let () =
+            set.arg(format!("{data}:producer")).arg("x").query_async(&mut client).await.unwrap();
+        let mut doctor = store.doctor(queue.clone(), Duration::ZERO, Duration::ZERO);
+        let mut look = async |at| {
+            let seen = store.observe(&queue).await.unwrap();
+            let at = Duration::from_secs(at);
+            let diagnosis = doctor.look(&store, seen, at, Effort::Full).await.unwrap();
+            let all = [diagnosis.damage, diagnosis.at_work, diagnosis.waiting].concat();
+            all.into_iter().next().unwrap().remedy
+        };
+        look(0).await;
+        let Remedy::Wait(Against::Connected(listed)) = look(1).await else {
+            panic!("its client is connected")
         };
         let names: Vec<&str> = listed.iter().map(|connection| connection.name.as_str()).collect();
-        let others = ["client-of-0", "client-of-1", "client-of-2"].into_iter();
-        for other in others {
-            assert_eq!(names.contains(&other), other == name, "{names:?}");
+        for other in 0..SLOTS.len() {
+            assert_eq!(names.contains(&format!("client-of-{other}").as_str()), other == node);
         }
     }
 }
@@ -265,7 +286,7 @@ async fn another_node_is_asked_where_the_one_of_the_settings_is_gone() {
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
     cluster.0[0].kill();
     assert_eq!(store.observe(&queue).await.unwrap().bound, Some(3));
-    // Nobody knows where the third node's slots are; the second does.
+    // No reachable node knows the third node's slots, except the second.
     let other = queue_on(2, "jobs");
     assert_eq!(store.observe(&other).await.unwrap().bound, None);
     assert_eq!(store.apply(&other, &CREATE).await.unwrap(), Applied::Done);

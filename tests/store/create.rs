@@ -1,4 +1,4 @@
-//! Creating queues and looking at them.
+//! Creating and observing queues.
 
 use lockkeeper::plan::naming::KEY_SUFFIXES;
 use lockkeeper::plan::pressure_queue::{
@@ -6,9 +6,9 @@ use lockkeeper::plan::pressure_queue::{
 };
 use lockkeeper::pressure::Applied;
 
-use crate::pressure_text::TextClient;
-use crate::redis_support::Place;
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::TextClient;
+use crate::store::redis_support::Place;
+use crate::store::{numbers, text_queue};
 
 const OPEN_10: QueueWish = QueueWish { bound: 10, state: WantedState::Open };
 
@@ -64,7 +64,7 @@ async fn an_existing_queue_is_adopted_with_its_data() {
     let seen = store.observe(&place.queue).await.unwrap();
     let plan = plan(&OPEN_10, &seen, &Past::default());
     assert!(plan.effects.is_empty() && plan.remarks.is_empty(), "{plan:?}");
-    // Not even a creation that was decided a moment too early does harm.
+    // Even a creation that was decided a moment too early is harmless.
     let late = store.apply(&place.queue, &QueueEffect::Create { bound: 10 }).await.unwrap();
     assert_eq!(late, Applied::AlreadySo);
     assert_eq!(place.dump().await, before);

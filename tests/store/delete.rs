@@ -1,13 +1,13 @@
-//! Deleting queues in two steps, whoever works on them.
+//! Deleting queues in two steps, whichever clients use them.
 
 use std::time::{Duration, Instant};
 
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Deletion, Holder, Store, StoreOptions};
 
-use crate::pressure_text::{TextClient, TextError, Worker};
-use crate::redis_support::{Place, eventually, wait_until_blocked};
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::{TextClient, TextError, Worker};
+use crate::store::redis_support::{Place, eventually, wait_until_blocked};
+use crate::store::{numbers, text_queue};
 
 const A_SECOND: Duration = Duration::from_secs(1);
 
@@ -22,7 +22,7 @@ fn holder(id: &str) -> Holder {
     Holder { id: Some(id.to_owned()) }
 }
 
-/// Deletes until nothing is left, and fails if that takes a second or more.
+/// Deletes until nothing is left. Fails if that takes a second or more.
 async fn delete_within_a_second(store: &Store, place: &Place) {
     let began = Instant::now();
     eventually("the queue is gone", async || {
@@ -34,7 +34,7 @@ async fn delete_within_a_second(store: &Store, place: &Place) {
 }
 
 #[tokio::test]
-async fn a_queue_nobody_works_on_is_gone_at_once_with_its_data() {
+async fn an_unused_queue_is_deleted_immediately_with_its_data() {
     let (place, store) = created(3).await;
     let mut client = TextClient::connect(&text_queue(&place), "foreign").await.unwrap();
     client.put("x").await.unwrap();
@@ -52,7 +52,7 @@ async fn a_blocked_producer_ends_and_leaves_nothing_behind() {
     wait_until_blocked(&place.raw, producer.client).await;
     delete_within_a_second(&store, &place).await;
     let record = producer.join().await;
-    // Its put succeeds, as the protocol has it; the next one finds no queue.
+    // According to the protocol its put succeeds, and the next one finds no queue.
     assert_eq!(record.elements.len(), 3);
     assert!(matches!(record.error, Some(TextError::DoesNotExist)), "{record:?}");
     assert!(place.dump().await.is_empty());
@@ -74,7 +74,7 @@ async fn producers_that_queue_for_the_role_end_one_after_the_other() {
     let mut producers = Vec::new();
     for id in ["a", "b", "c", "d"] {
         let producer = Worker::produce(&text_queue(&place), id, numbers(9)).await;
-        // The first waits for room, the others for the role.
+        // The first waits for capacity, the others for the role.
         wait_until_blocked(&place.raw, producer.client).await;
         producers.push(producer);
     }
@@ -101,9 +101,9 @@ async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
     assert!(place.dump().await.is_empty());
 }
 
-/// A connection that sleeps in this blocking command, until it is answered.
+/// Starts a connection that blocks in this command until it is answered.
 async fn waiter(place: &Place, command: &[&str]) -> tokio::task::JoinHandle<()> {
-    let mut connection = crate::redis_support::connect(&place.url).await;
+    let mut connection = crate::store::redis_support::connect(&place.url).await;
     let client: i64 = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await.unwrap();
     let mut blocking = redis::cmd(command[0]);
     blocking.arg(&command[1..]);
@@ -116,8 +116,8 @@ async fn waiter(place: &Place, command: &[&str]) -> tokio::task::JoinHandle<()> 
 
 #[tokio::test]
 async fn waiters_without_a_role_are_woken_before_the_last_step() {
-    // Clients that hold no role while they wait, for room or for the end; both
-    // roles are free.
+    // Clients that hold no role while they wait for capacity or for the end. Both roles
+    // are free.
     let (place, store) = created(1).await;
     let () = place.run(&["RPOP", &place.key(":not_full")]).await;
     let mut waiters = Vec::new();
@@ -139,7 +139,7 @@ async fn a_consumer_that_finds_the_mark_of_the_close_used_up_is_woken_too() {
     let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
     let waiting = Deletion::WaitingFor { producer: None, consumer: Some(holder("slow")) };
     assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
-    // Others have popped both elements that the first step pushed.
+    // Other clients have popped both elements that the first step pushed.
     let () = place.run(&["RPOP", &place.key(":closed"), "2"]).await;
     let consumer = waiter(&place, &["BRPOP", &place.key(""), &place.key(":closed"), "0"]).await;
     assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
@@ -166,7 +166,7 @@ async fn a_deletion_waits_for_both_roles_and_names_their_holders() {
     let () = place.run(&["LPUSH", &place.key(":producer_free"), "0"]).await;
     let one = Deletion::WaitingFor { producer: None, consumer: Some(holder("aconsumer")) };
     assert_eq!(store.delete(&place.queue, false).await.unwrap(), one);
-    // A producer may take the free role again: it was past its check of :bound.
+    // A producer may take the free role again if it had already checked :bound.
     let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
     let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
     let other = Deletion::WaitingFor { producer: Some(holder("aproducer")), consumer: None };

@@ -1,7 +1,7 @@
-//! The doctor against a real Redis: what it names and what a repair does. Each
-//! test has a server of its own, because every foreign connection to the database
-//! of a queue may be that of a living holder. When time must pass, it is the
-//! doctor's clock that is put forward.
+//! The doctor against a real Redis: the damage that it reports and the effect of repairs.
+//! Each test has a private server, because every foreign connection to the database of a
+//! queue may belong to a living holder. To simulate time, the test advances the doctor's
+//! clock.
 
 mod deaths;
 mod evidence;
@@ -11,50 +11,49 @@ mod tokens;
 
 use std::time::Duration;
 
-use jiff::Timestamp;
-use lockkeeper::plan::pressure_queue::doctor::{Diagnosis, Doctor, Remedy, Repair};
+use lockkeeper::plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
 use lockkeeper::plan::pressure_queue::{QueueEffect, QueueSeen};
-use lockkeeper::pressure::{Deed, Repaired, Store, StoreOptions};
+use lockkeeper::pressure::{Deed, QueueDoctor, Repaired, Store, StoreOptions};
 
-use crate::pressure_text::TextClient;
-use crate::redis_support::{Place, PrivateRedis, eventually};
-use crate::text_queue;
+use crate::store::pressure_text::TextClient;
+use crate::store::redis_support::{Place, PrivateRedis, eventually};
+use crate::store::text_queue;
 
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A server with room for a queue in each of many databases.
+/// Starts a server that has space for a queue in each of many databases.
 pub async fn server() -> PrivateRedis {
     PrivateRedis::start(&["--databases", "64"]).await
 }
 
-/// A queue under observation, in a database of its own.
+/// A queue under observation, in its own database.
 pub struct Ward {
     pub place: Place,
     pub store: Store,
-    pub doctor: Doctor,
+    pub doctor: QueueDoctor,
     now: Duration,
 }
 
 impl Ward {
-    /// In this database of the server; there is no queue yet.
+    /// Creates it in this database of the server, without a queue.
     pub async fn new(server: &PrivateRedis, database: i64) -> Self {
         let url = format!("{}/{database}", server.url().trim_end_matches("/0"));
         let place = Place::at(&url).await;
-        // The test's own look at the keys is no client.
+        // The test's own observations of the keys must not count as a client.
         let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
         let store = Store::new(place.settings(), StoreOptions::new("doctor"));
-        let doctor = Doctor::new(IDLE, database);
+        let doctor = store.doctor(place.queue.clone(), IDLE, Duration::ZERO);
         Self { place, store, doctor, now: Duration::ZERO }
     }
 
-    /// The same with a queue of this bound.
+    /// Creates it with a queue of this bound.
     pub async fn with_queue(server: &PrivateRedis, database: i64, bound: u64) -> Self {
         let ward = Self::new(server, database).await;
         ward.store.apply(&ward.place.queue, &QueueEffect::Create { bound }).await.unwrap();
         ward
     }
 
-    /// A client that follows the text.
+    /// Connects a client that follows the text.
     pub async fn client(&self, id: &str) -> TextClient {
         TextClient::connect(&text_queue(&self.place), id).await.unwrap()
     }
@@ -63,27 +62,24 @@ impl Ward {
         self.store.observe(&self.place.queue).await.unwrap()
     }
 
-    /// A look, `after` the last one.
+    /// Observes the queue, `after` the last observation.
     pub async fn look(&mut self, after: Duration) -> Diagnosis {
         self.now += after;
         let seen = self.seen().await;
-        let (queue, now) = (&self.place.queue, self.now);
-        let look = self.store.look_around(queue, &self.doctor, seen, now, true).await.unwrap();
-        assert!(look.time <= Timestamp::now());
-        self.doctor.look(look)
+        self.doctor.look(&self.store, seen, self.now, Effort::Full).await.unwrap()
     }
 
-    /// What two looks tell, a moment apart.
+    /// Returns the result of two observations, a moment apart.
     pub async fn examine(&mut self) -> Diagnosis {
         self.look(IDLE / 4).await;
         self.look(IDLE / 4).await
     }
 
-    /// Makes all repairs that the diagnosis allows; returns what was done.
-    pub async fn mend(&self, diagnosis: &Diagnosis) -> Vec<Deed> {
+    /// Performs all repairs that the diagnosis permits. Returns the changes.
+    pub async fn repair_all(&mut self, diagnosis: &Diagnosis) -> Vec<Deed> {
         let mut deeds = Vec::new();
         for repair in repairs(diagnosis) {
-            match self.store.repair(&self.place.queue, &repair).await.unwrap() {
+            match self.repair(&repair).await {
                 Repaired::Done(done) => deeds.extend(done),
                 Repaired::AlreadySo => {}
                 Repaired::Stale => panic!("nothing has moved: {repair:?}"),
@@ -92,18 +88,23 @@ impl Ward {
         deeds
     }
 
-    /// Looks and mends until there is nothing to mend; returns what was done.
+    /// Performs one repair.
+    pub async fn repair(&mut self, repair: &Repair) -> Repaired {
+        self.doctor.repair(&self.store, repair).await.unwrap()
+    }
+
+    /// Observes and repairs until nothing is left to repair. Returns the changes.
     pub async fn heal(&mut self) -> Vec<Deed> {
         let mut deeds = Vec::new();
         for _ in 0..4 {
             self.look(IDLE).await;
             let diagnosis = self.look(IDLE).await;
-            deeds.extend(self.mend(&diagnosis).await);
+            deeds.extend(self.repair_all(&diagnosis).await);
         }
         deeds
     }
 
-    /// What must hold of every queue that nobody works on.
+    /// Checks the invariants of every queue without active clients.
     pub async fn check_invariants(&self) {
         let seen = self.seen().await;
         let Some(bound) = seen.bound else {
@@ -114,8 +115,8 @@ impl Ward {
         assert_eq!(seen.not_full, u64::from(seen.has_room(bound)), "{seen:?}");
     }
 
-    /// Whether a client can do all that one does with a queue, beginning with its
-    /// creation if there is none. Removes the queue.
+    /// Checks that a client can perform all operations on the queue, starting with its
+    /// creation if it does not exist. Removes the queue.
     pub async fn check_use(&self) {
         let mut client = self.client("fresh").await;
         let work = async {
@@ -134,11 +135,11 @@ impl Ward {
             client.delete().await.unwrap();
         };
         let done = tokio::time::timeout(Duration::from_secs(5), work).await;
-        done.unwrap_or_else(|_| panic!("a client waits for ever"));
+        done.unwrap_or_else(|_| panic!("a client waits without end"));
         assert!(self.place.dump().await.is_empty());
     }
 
-    /// Waits until the server has noticed that a connection is gone.
+    /// Waits until the server has noticed that a connection is closed.
     pub async fn until_gone(&self, client: i64) {
         eventually("the connection is gone", async || {
             let list: String = self.place.run(&["CLIENT", "LIST", "ID", &client.to_string()]).await;
@@ -148,12 +149,12 @@ impl Ward {
     }
 }
 
-/// The reasons of all damage.
+/// Returns the reasons of all damage.
 pub fn reasons(diagnosis: &Diagnosis) -> Vec<&'static str> {
     diagnosis.damage.iter().map(|finding| finding.remark.reason()).collect()
 }
 
-/// The repairs that may be made now.
+/// Returns the repairs that are permitted now.
 pub fn repairs(diagnosis: &Diagnosis) -> Vec<Repair> {
     let all = [&diagnosis.damage, &diagnosis.at_work, &diagnosis.waiting];
     all.into_iter()

@@ -1,4 +1,4 @@
-//! What goes wrong with a server, told apart. No password is in any of it.
+//! The errors of a server are distinguished, and contain no password.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Store, StoreError, StoreOptions};
 
-use crate::redis_support::{AclUser, Place, random_word};
+use crate::store::redis_support::{AclUser, Place, random_word};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 
@@ -15,7 +15,7 @@ fn store(settings: RedisSettings) -> Store {
     Store::new(settings, StoreOptions::new("the operator"))
 }
 
-/// The error's texts, after a check that they are fit to be shown.
+/// Returns the error's texts, after checking that they may be displayed.
 fn shown(err: &StoreError, secrets: &[&str]) -> String {
     let text = format!("{err} {err:?} {}", err.reason());
     for secret in secrets {
@@ -54,7 +54,7 @@ async fn a_wrong_password_and_an_unknown_user_are_refused_logins() {
 }
 
 #[tokio::test]
-async fn a_login_that_is_mended_on_the_server_is_noticed() {
+async fn a_login_that_is_corrected_on_the_server_is_noticed() {
     let place = Place::new().await;
     let user = AclUser::named_for(&place);
     let store = store(user.settings.clone());
@@ -64,7 +64,7 @@ async fn a_login_that_is_mended_on_the_server_is_noticed() {
     store.observe(&place.queue).await.unwrap();
 }
 
-/// A store of a user with these ACL rules.
+/// Returns a store of a user with these ACL rules.
 async fn limited(place: &Place, rules: &[&str]) -> (AclUser, Store) {
     let user = AclUser::named_for(place);
     user.set(place, rules).await;
@@ -72,8 +72,7 @@ async fn limited(place: &Place, rules: &[&str]) -> (AclUser, Store) {
     (user, store)
 }
 
-/// What an administrator's user needs, and nothing that is used only where it is
-/// allowed.
+/// Permissions that an administrator's user requires, without those that are optional.
 pub const DOCUMENTED: [&str; 15] = [
     "+evalsha",
     "+script|load",
@@ -237,7 +236,7 @@ async fn a_key_that_is_not_pressure_s_is_named_by_every_change_and_left_alone() 
             assert_eq!(store.apply(&place.queue, &effect).await.unwrap_err(), wrong);
         }
         assert_eq!(store.delete(&place.queue, false).await.unwrap_err(), wrong);
-        // Nor does force remove what is somebody else's.
+        // Force does not remove keys of other programs either.
         assert_eq!(store.delete(&place.queue, true).await.unwrap_err(), wrong);
         assert_eq!(place.dump().await, before);
         assert_eq!(wrong.class(), ErrorClass::Invalid);

@@ -1,5 +1,5 @@
-//! Random changes of the bound beside a producer and a consumer that follow the
-//! text, all three as fast as they can: what must hold whatever the order.
+//! Random changes of the bound, a producer and a consumer that follow the text, all three
+//! as fast as possible: the invariants hold in any order of events.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use lockkeeper::plan::pressure_queue::{QueueEffect, QueueSeen};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::pressure_text::Worker;
-use crate::redis_support::{Place, eventually};
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::Worker;
+use crate::store::redis_support::{Place, eventually};
+use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;
 
-/// The lists that may have one element at most. `:not_full` has one more for
+/// Checks the lists that may have at most one element. `:not_full` may have one more for
 /// each of the two clients that is between its push and its trim.
 fn check_tokens(seen: &QueueSeen) {
     assert!(seen.producer_free <= 1, "{seen:?}");
@@ -42,15 +42,15 @@ async fn run_schedule(seed: u64) {
         for _ in 0..random.random_range(0..4) {
             let now = store.observe(&place.queue).await.unwrap();
             check_tokens(&now);
-            // One for a put that was under way when the bound rose, one for a
-            // get that compared before it fell.
+            // One for a put that was in progress when the bound rose, one for a get that
+            // compared before it fell.
             assert!(was_unbounded || now.length <= highest + 2, "{now:?}");
         }
     }
     let done = tokio::time::timeout(Duration::from_secs(20), async {
         (producer.join().await, consumer.join().await)
     });
-    let (put, got) = done.await.expect("nobody waits for ever");
+    let (put, got) = done.await.expect("no client waits without end");
     assert!(put.error.is_none() && got.error.is_none(), "{put:?} {got:?}");
     assert_eq!(got.elements, numbers(ELEMENTS).collect::<Vec<_>>(), "nothing lost or reordered");
     eventually("at rest there is one token, and everybody is free", async || {
@@ -62,7 +62,7 @@ async fn run_schedule(seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_of_the_bound_at_any_moment_lose_nothing_and_let_nobody_sleep() {
+async fn changes_of_the_bound_at_any_moment_lose_nothing_and_leave_no_client_asleep() {
     if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
         return run_schedule(seed.parse().expect("a number")).await;
     }

@@ -1,5 +1,5 @@
-//! What a server can do to a queue and to the store: restart, run full, be a
-//! replica or part of a cluster. Each on a private server.
+//! The effects of a server on a queue and on the store: a restart, a memory limit, being
+//! a replica or part of a cluster. Each test has a private server.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
-use crate::redis_support::{Place, PrivateRedis};
+use crate::store::redis_support::{AclUser, Place, PrivateRedis};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 
@@ -34,7 +34,7 @@ async fn a_restarted_server_is_found_again_and_has_another_run_id() {
     let err = store.observe(&queue).await.unwrap_err();
     assert!(matches!(err, StoreError::Unreachable { .. }), "{err:?}");
     server.restart().await;
-    // The first look after it succeeds, on a new connection.
+    // The first observation after the restart succeeds, on a new connection.
     let seen = store.observe(&queue).await.unwrap();
     assert_eq!(seen.bound, None);
     assert_ne!(store.identity().await.unwrap().run_id, before.run_id);
@@ -49,7 +49,7 @@ async fn a_connection_that_broke_unnoticed_costs_a_reader_nothing() {
     server.kill();
     server.restart().await;
     store.observe(&queue).await.unwrap();
-    // A script that the new server has never seen is sent once more.
+    // A script that the new server does not know is sent again.
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
 }
 
@@ -66,7 +66,7 @@ async fn a_server_that_stalls_is_given_up_and_found_again() {
     let err = store.observe(&place.queue).await.unwrap_err();
     assert_eq!(err, StoreError::Timeout);
     assert_eq!(err.class(), ErrorClass::Transient);
-    crate::redis_support::eventually("the server answers again", async || {
+    crate::store::redis_support::eventually("the server answers again", async || {
         store.observe(&place.queue).await.is_ok_and(|seen| seen.bound == Some(3))
     })
     .await;
@@ -102,7 +102,7 @@ async fn a_replica_takes_no_writes_and_says_so() {
     let err = store.apply(&queue, &CREATE).await.unwrap_err();
     assert!(matches!(err, StoreError::ReadOnly { .. }), "{err:?}");
     assert_eq!(err.class(), ErrorClass::Transient);
-    // Promoted again, it works on.
+    // Promoted again, it continues to work.
     let () = place.run(&["REPLICAOF", "NO", "ONE"]).await;
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
 }
@@ -124,9 +124,14 @@ async fn a_crowded_server_is_not_mistaken_for_a_wrong_password() {
         .unwrap();
     let store = Store::new(settings, StoreOptions::new("the operator"));
     let queue = QueueName::new("p", "q").unwrap();
-    let err = store.observe(&queue).await.unwrap_err();
-    assert!(matches!(err, StoreError::Unavailable { .. }), "{err:?}");
-    assert_eq!(err.class(), ErrorClass::Transient);
+    // Redis reports the reason and closes the connection. If that happens before the
+    // login is sent, the kernel may drop the report.
+    crate::store::redis_support::eventually("the server says why", async || {
+        let err = store.observe(&queue).await.unwrap_err();
+        assert_eq!(err.class(), ErrorClass::Transient, "{err:?}");
+        matches!(err, StoreError::Unavailable { .. })
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -134,7 +139,7 @@ async fn a_cluster_wants_braces_around_the_name() {
     let server = PrivateRedis::start(&["--cluster-enabled", "yes"]).await;
     let place = Place::at(&server.url()).await;
     let () = place.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
-    crate::redis_support::eventually("the cluster is up", async || {
+    crate::store::redis_support::eventually("the cluster is up", async || {
         let info: String = place.run(&["CLUSTER", "INFO"]).await;
         info.contains("cluster_state:ok")
     })
@@ -154,4 +159,23 @@ async fn a_cluster_wants_braces_around_the_name() {
     let other = Store::new(settings, StoreOptions::new("the operator"));
     let err = other.observe(&queue).await.unwrap_err();
     assert!(matches!(err, StoreError::ClusterUnsafe { .. }), "{err:?}");
+}
+
+#[tokio::test]
+async fn two_addresses_are_one_server_only_if_one_sees_the_other_s_key() {
+    let (server, other) = (PrivateRedis::start(&[]).await, PrivateRedis::start(&[]).await);
+    let place = Place::at(&server.url()).await;
+    let (ours, queue) = (store(&server), &place.queue);
+    let by_name = RedisSettings::from_url(&server.url().replace("127.0.0.1", "localhost")).unwrap();
+    let at = |settings| Store::new(settings, StoreOptions::new("the operator"));
+    assert!(ours.is_same_as(&at(by_name.clone()), queue).await.unwrap());
+    assert!(!ours.is_same_as(&store(&other), queue).await.unwrap());
+    let elsewhere = RedisSettings { database: 1, ..by_name };
+    assert!(!ours.is_same_as(&at(elsewhere), queue).await.unwrap());
+    assert!(place.dump().await.is_empty(), "the key is deleted");
+    // A login that must not write the queue's keys proves nothing.
+    let user = AclUser::named_for(&place);
+    user.set(&place, &["~other:*", "+@all"]).await;
+    let refused = ours.is_same_as(&at(user.settings.clone()), queue).await.unwrap_err();
+    assert!(matches!(refused, StoreError::PermissionDenied { .. }), "{refused:?}");
 }

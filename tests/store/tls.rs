@@ -1,6 +1,5 @@
-//! Encrypted connections: whom we trust, whom the server trusts, and what is
-//! said when one of them does not. Real servers with certificates made for the
-//! test.
+//! Encrypted connections: which certificates each side trusts, and the errors of rejected
+//! ones. Uses real servers with certificates made for the test.
 
 use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::connection::{RedisSettings, SecretData};
@@ -8,10 +7,10 @@ use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
-use crate::authority::Authority;
-use crate::redis_tls::TlsServer;
+use crate::store::authority::Authority;
+use crate::store::redis_tls::TlsServer;
 
-/// Settings as a Secret with these further keys gives them.
+/// Returns settings as read from a Secret with these additional keys.
 fn settings(server: &TlsServer, host: &str, more: &[(&str, &str)]) -> RedisSettings {
     let port = server.port.to_string();
     let keys = [("host", host), ("port", port.as_str()), ("tls", "true")];
@@ -32,7 +31,7 @@ async fn works(settings: RedisSettings) {
     assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
 }
 
-/// What a server's refusal of our certificate looks like, where its reason does not
+/// Text of the error when the server rejects our certificate and its reason does not
 /// arrive in time.
 const ENDED: &str = "right after the handshake";
 
@@ -53,7 +52,7 @@ async fn an_encrypted_connection_works_with_the_authority_of_the_secret() {
     for host in ["localhost", "127.0.0.1"] {
         works(settings(&server, host, &[("ca.crt", &authority)])).await;
     }
-    // As programs say it.
+    // The URL as programs specify it.
     let url = format!("rediss://localhost:{}/0", server.port);
     let file = server.authority.file("ca.crt");
     let variable = |name: &str| match name {
@@ -66,15 +65,15 @@ async fn an_encrypted_connection_works_with_the_authority_of_the_secret() {
 }
 
 #[tokio::test]
-async fn a_server_whose_authority_is_not_trusted_is_refused_and_told_why() {
+async fn a_server_whose_authority_is_not_trusted_is_rejected_with_the_reason() {
     let server = TlsServer::start("DNS:localhost", false).await;
     let stranger = Authority::new().text("ca.crt");
     is_refused(settings(&server, "localhost", &[("ca.crt", &stranger)]), &["UnknownIssuer"]).await;
-    // Nor where the authority is no certificate at all.
+    // Nor if the authority is not a certificate.
     let nothing = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let settings_with = |ca: &str| settings(&server, "localhost", &[("ca.crt", ca)]);
-    is_refused(settings_with(nothing), &["trust anchors"]).await;
-    // The machine's own authorities did not sign it either.
+    is_refused(settings_with(nothing), &["ca.crt is not a certificate"]).await;
+    // The system's authorities did not sign it either.
     is_refused(settings(&server, "localhost", &[]), &["UnknownIssuer"]).await;
 }
 
@@ -87,7 +86,7 @@ async fn a_certificate_of_another_host_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_a_certificate_gets_ours_and_refuses_who_has_none() {
+async fn a_server_that_requires_a_certificate_gets_ours_and_rejects_clients_without_one() {
     let server = TlsServer::start("DNS:localhost", true).await;
     let text = |name| server.authority.text(name);
     let (authority, chain, key) = (text("ca.crt"), text("client.crt"), text("client.key"));
@@ -95,13 +94,13 @@ async fn a_server_that_wants_a_certificate_gets_ours_and_refuses_who_has_none() 
     works(settings(&server, "localhost", &ours)).await;
     is_refused(settings(&server, "localhost", &ours[..1]), &["CertificateRequired", ENDED]).await;
 
-    // Signed by an authority that the server does not know.
+    // Signed by an authority that the server does not trust.
     let stranger = Authority::new();
     stranger.sign("client", "DNS:client");
     let (chain, other_key) = (stranger.text("client.crt"), stranger.text("client.key"));
     let wrong = [("ca.crt", authority.as_str()), ("tls.crt", &chain), ("tls.key", &other_key)];
     is_refused(settings(&server, "localhost", &wrong), &["UnknownCA", ENDED]).await;
-    // A key that is not the certificate's.
+    // A key that does not belong to the certificate.
     let mixed = [("ca.crt", authority.as_str()), ("tls.crt", &chain), ("tls.key", &key)];
     is_refused(settings(&server, "localhost", &mixed), &[""]).await;
 }
@@ -116,7 +115,7 @@ async fn a_port_that_speaks_the_other_way_is_refused_within_the_time_to_connect(
 
     let url = server.plain.url().replace("redis:", "rediss:");
     let err = store(RedisSettings::from_url(&url).unwrap()).observe(&queue).await.unwrap_err();
-    // A server that makes nothing of the greeting may wait for more of it.
+    // A server that cannot parse the handshake may wait for more data.
     let is_expected = matches!(err, StoreError::CertificateRefused { .. } | StoreError::Timeout);
     assert!(is_expected, "{err:?}");
 }

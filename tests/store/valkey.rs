@@ -1,14 +1,13 @@
-//! The store on Valkey, which came out of Redis: the same scripts and the same
-//! answers there.
+//! The store on Valkey, a fork of Redis: the same scripts and the same answers.
 
 use std::time::Duration;
 
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
-use crate::pressure_text::Worker;
-use crate::redis_support::{AclUser, Place, PrivateRedis};
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::Worker;
+use crate::store::redis_support::{AclUser, Place, PrivateRedis};
+use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;
 
@@ -25,7 +24,7 @@ async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
         Applied::Done
     );
 
-    // Clients that follow the text, while the bound changes under them.
+    // Clients that follow the text, while the bound changes.
     let queue = text_queue(&place);
     let producer = Worker::produce(&queue, "producer", numbers(ELEMENTS)).await;
     let consumer = Worker::consume(&queue, "consumer", ELEMENTS).await;
@@ -38,7 +37,7 @@ async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
         (producer.join().await, consumer.join().await)
     })
     .await
-    .expect("nobody waits for ever");
+    .expect("no client waits without end");
     assert!(put.error.is_none() && got.error.is_none(), "{put:?} {got:?}");
     assert_eq!(got.elements, numbers(ELEMENTS).collect::<Vec<_>>());
 
@@ -56,7 +55,7 @@ async fn the_documented_permissions_are_enough_on_valkey_and_less_changes_nothin
     let user = AclUser::named_for(&place);
     let keys = format!("~{}:*", place.queue.prefix());
     let mut rules = vec![keys.as_str()];
-    rules.extend(crate::errors::DOCUMENTED);
+    rules.extend(crate::store::errors::DOCUMENTED);
     user.set(&place, &rules).await;
     let store = Store::new(user.settings.clone(), StoreOptions::new("the operator"));
     let create = QueueEffect::Create { bound: 3 };

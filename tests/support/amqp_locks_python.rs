@@ -1,7 +1,7 @@
-//! A client and administrator that sends, method by method, what amqp-locks-python
-//! (commit 7da8e94, its default "paranoid" mode) sends, weaknesses included: it
-//! verifies only that A exists, a lost race costs it its connection, and so does
-//! every release. Nothing of Lockkeeper's is used.
+//! A client and administrator that sends the methods of amqp-locks-python (commit
+//! 7da8e94, its default "paranoid" mode), including its weaknesses: it only verifies that
+//! A exists, and it loses its connection with every lost race and with every release.
+//! Uses no code of Lockkeeper.
 
 use std::time::Duration;
 
@@ -13,15 +13,14 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection};
 
 use super::rabbitmq::Vhost;
 
-/// What that library calls a `Semaphore`: one connection with one channel, and at
-/// most one held slot.
+/// The library's `Semaphore`: one connection with one channel, and at most one held slot.
 pub struct AmqpLocksPython<'a> {
     vhost: &'a Vhost,
     name: String,
     open: Option<(Connection, Channel)>,
     held: Option<u32>,
     slept: bool,
-    /// How often it lost the race for a slot.
+    /// Number of lost races for a slot.
     pub races_lost: usize,
 }
 
@@ -48,7 +47,8 @@ impl<'a> AmqpLocksPython<'a> {
         self.open.as_ref().unwrap().1.clone()
     }
 
-    /// `_clear_channel`: closes channel and connection, and forgets what it held.
+    /// `_clear_channel`: closes channel and connection, and drops its state of the held
+    /// slot.
     async fn clear(&mut self) {
         self.held = None;
         if let Some((connection, channel)) = self.open.take() {
@@ -57,7 +57,7 @@ impl<'a> AmqpLocksPython<'a> {
         }
     }
 
-    /// `_ping`: whether a queue of that name exists, by a publish to it.
+    /// `_ping`: returns whether a queue with this name exists, by a publish to it.
     async fn ping(&mut self, suffix: &str) -> bool {
         let key = format!("{}{suffix}", self.name);
         let options = BasicPublishOptions { mandatory: true, immediate: false };
@@ -67,7 +67,7 @@ impl<'a> AmqpLocksPython<'a> {
         matches!(sent.await.unwrap().await.unwrap(), Confirmation::Ack(None))
     }
 
-    /// `queue_declare`; `false` if it was refused with 405.
+    /// `queue_declare`: returns `false` if rejected with 405.
     async fn declare(&mut self, queue: &str, exclusive: bool) -> bool {
         let mut arguments = FieldTable::default();
         arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
@@ -85,7 +85,7 @@ impl<'a> AmqpLocksPython<'a> {
         channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.map(drop)
     }
 
-    /// `ensure_semaphore_held`: the held slot, if any now is.
+    /// `ensure_semaphore_held`: returns the slot that is held now, if any.
     pub async fn acquire(&mut self) -> Option<u32> {
         if self.held.is_some() {
             return self.verify().await;
@@ -107,13 +107,13 @@ impl<'a> AmqpLocksPython<'a> {
             }
             self.races_lost += 1;
             if !std::mem::replace(&mut self.slept, true) {
-                // There 10 s divided by a random number below 75.
+                // The library waits 10 s divided by a random number below 75.
                 tokio::time::sleep(Duration::from_millis(rand::random_range(1..100))).await;
             }
         }
     }
 
-    /// `_verify_semaphore_held`: it looks at A only.
+    /// `_verify_semaphore_held`: it only checks A.
     pub async fn verify(&mut self) -> Option<u32> {
         let slot = self.held?;
         if !self.ping(&format!("-A-{slot}")).await {
@@ -129,7 +129,7 @@ impl<'a> AmqpLocksPython<'a> {
         self.clear().await;
     }
 
-    /// `_get_max_semaphore`: probes upwards to the first that is missing.
+    /// `_get_max_semaphore`: probes upwards to the first missing slot.
     async fn slots(&mut self) -> u32 {
         let mut slots = 0;
         while self.ping(&format!("-A-{}", slots + 1)).await {
@@ -138,8 +138,8 @@ impl<'a> AmqpLocksPython<'a> {
         slots
     }
 
-    /// `adjust_semaphore`: adds or removes slots under the mutex; `false` if
-    /// somebody else has that.
+    /// `adjust_semaphore`: adds or removes slots under the mutex. Returns `false` if
+    /// another client has the mutex.
     pub async fn adjust(&mut self, by: i32) -> bool {
         let name = self.name.clone();
         let taken = self.declare(&name, true).await;
@@ -153,7 +153,8 @@ impl<'a> AmqpLocksPython<'a> {
                 self.remove(slots, by.unsigned_abs()).await;
             }
         }
-        // Also when another has it; then that is refused, and there it is thrown.
+        // Even if another client has it. That is rejected, and the library raises an
+        // error.
         let deleted = self.delete(&name).await;
         assert!(taken || deleted.is_err());
         self.clear().await;

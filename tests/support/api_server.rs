@@ -1,8 +1,6 @@
-//! A way to the real API server on which a test answers some requests itself, as an API
-//! server in trouble would, or lets them wait. Everything else passes, as the operator's
-//! account.
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! A proxy to the real API server. A test can make it answer some requests itself, as a
+//! faulty API server would, or delay them. All other requests are forwarded with the
+//! operator's account.
 
 use std::sync::Arc;
 
@@ -18,24 +16,24 @@ use tokio::sync::watch;
 
 use crate::environment::{random, variable};
 
-/// What is wrong with the API server.
+/// A fault of the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// Every request is answered with this code.
     Answer(u16),
     /// Every change of an object or its status is answered with this code.
     RefuseChanges(u16),
-    /// Every watch is answered, and ended, with "410 Gone" as an event of its own.
+    /// Every watch is answered with "410 Gone" as a watch event, and ended.
     ExpireWatches,
-    /// No request is answered; each is cut off when the fault is over.
+    /// No request is answered. Each is aborted when the fault ends.
     Hang,
 }
 
 /// The proxy; its task ends with the test.
 pub struct ApiServer {
-    /// A kubeconfig that leads through here.
+    /// A kubeconfig that leads to this proxy.
     pub kubeconfig: String,
     shared: Arc<Shared>,
 }
@@ -72,13 +70,13 @@ impl ApiServer {
         Self { kubeconfig, shared }
     }
 
-    /// From now on this is wrong, until it is told otherwise.
+    /// Injects this fault until it is replaced.
     pub fn suffer(&self, fault: Fault) {
         self.shared.met.send_replace(0);
         self.shared.fault.send_replace(fault);
     }
 
-    /// How many requests the fault has met so far.
+    /// Returns how many requests the fault has affected so far.
     pub fn met(&self) -> usize {
         *self.shared.met.borrow()
     }
@@ -113,7 +111,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         }
         Fault::Hang => {
             let _ = fault.wait_for(|fault| *fault != Fault::Hang).await;
-            // A body that breaks off: to the client the connection is lost.
+            // An incomplete body: to the client the connection is lost.
             let broken =
                 futures::stream::once(async { Err::<String, _>(std::io::Error::other("cut")) });
             Body::from_stream(broken).into_response()
@@ -122,7 +120,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     }
 }
 
-/// The way there and back. A watch ends when another fault begins.
+/// Forwards a request and its response. A watch ends when another fault begins.
 async fn forward(client: &Client, request: Request, mut fault: watch::Receiver<Fault>) -> Response {
     let (mut parts, body) = request.into_parts();
     parts.version = Version::HTTP_11;

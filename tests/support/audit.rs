@@ -1,7 +1,5 @@
-//! The API server's audit log: every request of a test run, with the bodies of
-//! what was written about this project's kinds and about events.
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! The API server's audit log: every request of a test run, with the bodies of writes to
+//! this project's kinds and of events.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Duration;
@@ -11,17 +9,17 @@ use serde::Deserialize;
 
 use crate::environment::variable;
 
-/// The account of every operator in the tests: the chart's.
+/// The account of every operator in the tests, which is the chart's.
 pub const OPERATOR: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
 
 /// One request.
 pub struct Request {
-    /// The entry as it is in the log.
+    /// The entry as in the log.
     pub line: String,
     entry: Entry,
 }
 
-/// What is looked at of an entry; the rest of it, bodies above all, is long.
+/// The used parts of an entry; the rest, above all bodies, is long.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
@@ -72,12 +70,12 @@ impl Request {
         Self { line: line.to_owned(), entry }
     }
 
-    /// Whether an operator made it.
+    /// Returns whether an operator made the request.
     pub fn is_by_an_operator(&self) -> bool {
         self.entry.user.username == OPERATOR
     }
 
-    /// Whether it asked for a change.
+    /// Returns whether the request is a change.
     pub fn is_write(&self) -> bool {
         !matches!(self.verb(), "get" | "list" | "watch")
     }
@@ -87,88 +85,89 @@ impl Request {
         &self.entry.verb
     }
 
-    /// Plural name, with the subresource: `semaphores/status`.
+    /// Returns the plural name, with the subresource: `semaphores/status`.
     pub fn resource(&self) -> String {
         let Object { resource, subresource, .. } = &self.entry.object_ref;
         if subresource.is_empty() { resource.clone() } else { format!("{resource}/{subresource}") }
     }
 
-    /// Its API group; empty for the core.
+    /// Returns the API group; empty for the core group.
     pub fn group(&self) -> &str {
         &self.entry.object_ref.api_group
     }
 
-    /// How long after the request `from` came this one was answered.
+    /// Returns the time from the start of the request `from` to the end of this one.
     pub fn answered_after(&self, from: &Self) -> Duration {
         let from = from.entry.request_received_timestamp.0;
         self.entry.stage_timestamp.0.duration_since(from).unsigned_abs()
     }
 
-    /// The namespace, where there is one.
+    /// Returns the namespace, or an empty text.
     pub fn namespace(&self) -> &str {
         &self.entry.object_ref.namespace
     }
 
-    /// The object's name, where there is one.
+    /// Returns the object's name, or an empty text.
     pub fn name(&self) -> &str {
         &self.entry.object_ref.name
     }
 
-    /// When it was answered, by the API server's clock, which is this machine's.
+    /// Returns the time of the response, by the API server's clock, which is this
+    /// machine's.
     pub fn answered(&self) -> jiff::Timestamp {
         self.entry.stage_timestamp.0
     }
 
-    /// The object that was answered with, where bodies are kept.
+    /// Returns the object in the response, if bodies are logged.
     pub fn object(&self) -> serde_json::Value {
         let entry: serde_json::Value = serde_json::from_str(&self.line).unwrap();
         entry["responseObject"].clone()
     }
 
-    /// The HTTP status of the answer; 0 where there is none.
+    /// Returns the HTTP status of the response, or 0 if there is none.
     pub fn code(&self) -> u16 {
         self.entry.response_status.code
     }
 
-    /// Whether the account has the right to do this.
+    /// Returns whether the account has the permission.
     pub fn is_authorized(&self) -> bool {
         self.entry.annotations.decision.as_deref().is_none_or(|decision| decision == "allow")
     }
 
-    /// What the API server said where it refused.
+    /// Returns the API server's message for a rejected request.
     pub fn refusal(&self) -> &str {
         &self.entry.response_status.message
     }
 }
 
-/// A place in the log, from which on it is read.
+/// A position in the log from which it is read.
 #[derive(Clone)]
 pub struct Reader {
     place: u64,
 }
 
 impl Reader {
-    /// From the start of the test run.
+    /// Starts at the beginning of the test run.
     pub fn from_the_start() -> Self {
         Self { place: 0 }
     }
 
-    /// From now on.
+    /// Starts at the current end.
     pub fn from_here() -> Self {
         Self { place: std::fs::metadata(path()).unwrap().len() }
     }
 
-    /// The requests finished since the last time: each is in the log before it is
-    /// answered.
+    /// Returns the requests that finished since the last call. Each is in the log before
+    /// it is answered.
     pub fn read(&mut self) -> Vec<Request> {
         let mut file = std::fs::File::open(path()).unwrap();
-        // With the byte before, to see whether the place is in the middle of a line.
+        // Includes the previous byte, to detect whether the position is inside a line.
         let from = self.place.saturating_sub(1);
         file.seek(SeekFrom::Start(from)).unwrap();
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).unwrap();
         let ends = |byte: &u8| *byte == b'\n';
-        // Neither a line begun before nor one that is only half written.
+        // Skips a line that started before, and a line that is not complete yet.
         let Some(end) = bytes.iter().rposition(ends).map(|last| last + 1) else { return vec![] };
         let start = if self.place == 0 { 0 } else { bytes.iter().position(ends).unwrap() + 1 };
         self.place = from + u64::try_from(end).unwrap();

@@ -1,6 +1,5 @@
-//! Certificates made for a test by openssl: an authority, and what it signs.
-
-#![allow(dead_code)] // each test binary uses its own part
+//! Certificates made for a test with openssl: an authority, and the certificates that it
+//! signs.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +10,7 @@ fn random() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// An authority of the test's own, in a directory of its own.
+/// A test's authority, in its own directory.
 pub struct Authority(PathBuf);
 
 impl Authority {
@@ -19,7 +18,7 @@ impl Authority {
         let directory = std::env::temp_dir().join(format!("lockkeeper-ca-{}", random()));
         std::fs::create_dir(&directory).unwrap();
         let authority = Self(directory);
-        // Two of the same name would be told apart by their signatures only.
+        // Two authorities with the same name would only differ by their signatures.
         authority.openssl(&format!(
             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
              -subj /CN=authority-{} -keyout ca.key -out ca.crt",
@@ -29,7 +28,7 @@ impl Authority {
         authority
     }
 
-    /// Makes `NAME.crt` and `NAME.key`, for these subject alternative names.
+    /// Creates `NAME.crt` and `NAME.key` for these subject alternative names.
     pub fn sign(&self, name: &str, names: &str) {
         self.openssl(&format!(
             "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} \
@@ -42,7 +41,7 @@ impl Authority {
         self.remember(&format!("{name}.key"));
     }
 
-    /// For the look back over the whole run: this key must have been shown nowhere.
+    /// Records the key for the checks of the whole run: it must not be shown anywhere.
     fn remember(&self, name: &str) {
         let file = File::options().create(true).append(true).open(keys_file());
         file.unwrap().write_all(self.text(name).as_bytes()).unwrap();
@@ -70,7 +69,7 @@ impl Drop for Authority {
     }
 }
 
-/// Every private key that tests have made on these servers, as PEM.
+/// Returns every private key that tests have created for these servers, as PEM.
 pub fn private_keys() -> Vec<String> {
     let all = std::fs::read_to_string(keys_file()).unwrap_or_default();
     all.split_inclusive("-----END PRIVATE KEY-----\n").map(ToOwned::to_owned).collect()

@@ -1,6 +1,6 @@
-//! Clients written as the RabbitMQ blog's "Distributed Semaphores with RabbitMQ" has
-//! them: who finds no queue makes it (durable, without arguments) and publishes the
-//! tokens; who wants one consumes with prefetch 1, and never acknowledges.
+//! Clients written as in the RabbitMQ blog's "Distributed Semaphores with RabbitMQ". A
+//! client that finds no queue creates it (durable, without arguments) and publishes the
+//! tokens. A client that needs a token consumes with prefetch 1, and never acknowledges.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use lapin::{BasicProperties, Channel, Connection, Consumer};
 
 use super::rabbitmq::Vhost;
 
-/// Makes the semaphore if it isn't there: one token is a binary semaphore, several a
+/// Creates the semaphore if it does not exist: one token is a binary semaphore, several a
 /// counting one.
 pub async fn set_up(vhost: &Vhost, resource: &str, tokens: u32) {
     let (_connection, channel) = vhost.channel().await;
@@ -37,7 +37,7 @@ pub async fn set_up(vhost: &Vhost, resource: &str, tokens: u32) {
     }
 }
 
-/// A process that wants access to the resource.
+/// A process that requires access to the resource.
 pub struct BlogClient {
     _connection: Connection,
     pub channel: Channel,
@@ -45,8 +45,8 @@ pub struct BlogClient {
 }
 
 impl BlogClient {
-    /// Consumes from the semaphore's queue, with a consumer priority if there is one.
-    /// The queue is declared as the blog declares it, which must not fail.
+    /// Consumes from the semaphore's queue, with a consumer priority if given. Declares
+    /// the queue as the blog does, which must not fail.
     pub async fn start(vhost: &Vhost, resource: &str, priority: Option<i32>) -> Self {
         let (connection, channel) = vhost.channel().await;
         let queue: ShortString = format!("{resource}.semaphore").as_str().into();
@@ -68,13 +68,13 @@ impl BlogClient {
         next.expect("the broker gives it a token").unwrap().unwrap()
     }
 
-    /// Whether a token came within that time.
+    /// Returns the token if one arrives within this time.
     pub async fn gets_one_within(&mut self, limit: Duration) -> Option<Delivery> {
         tokio::time::timeout(limit, self.consumer.next()).await.ok().map(|d| d.unwrap().unwrap())
     }
 }
 
-/// `shouldStopProcessing()`: the token goes back.
+/// `shouldStopProcessing()`: returns the token to the queue.
 pub async fn stop_processing(token: &Delivery) {
     token.acker.reject(BasicRejectOptions { requeue: true }).await.unwrap();
 }

@@ -1,7 +1,5 @@
-//! A collector of OTLP over HTTP, as small as a test needs it: it keeps the spans that it
-//! gets. What is in them is the test's business.
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! A minimal collector of OTLP over HTTP, which keeps the received spans for the test to
+//! check.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -20,15 +18,15 @@ use tokio::net::TcpListener;
 use crate::environment::{random, variable};
 use crate::world::{PATIENCE, eventually};
 
-/// A collector on a port of its own, with all that it got.
+/// A collector on its own port, with all received data.
 pub struct Collector {
     pub address: String,
     got: Arc<Mutex<Vec<Bytes>>>,
 }
 
 impl Collector {
-    /// One that answers after this long. What it gets is kept beside the operators' logs
-    /// too, for the look back over the whole run.
+    /// Starts a collector that responds after this delay. The data is also kept with the
+    /// operators' logs, for the checks of the whole run.
     pub async fn start(delay: Duration) -> Self {
         let got: Arc<Mutex<Vec<Bytes>>> = Arc::default();
         let keep = Arc::clone(&got);
@@ -49,12 +47,12 @@ impl Collector {
         Self { address, got }
     }
 
-    /// The variables with which a program sends its spans here at once.
+    /// Returns the variables with which a program sends its spans here immediately.
     pub fn environment(&self) -> [(&str, &str); 2] {
         [("OTEL_EXPORTER_OTLP_ENDPOINT", &self.address), ("OTEL_BSP_SCHEDULE_DELAY", "100")]
     }
 
-    /// What was sent, as it was: text is not compressed in it.
+    /// Returns the received bodies. Text in them is not compressed.
     pub fn bodies(&self) -> Vec<Bytes> {
         self.got.lock().unwrap().clone()
     }
@@ -69,7 +67,7 @@ impl Collector {
         of_resources.flat_map(|r| r.scope_spans).flat_map(|s| s.spans).collect()
     }
 
-    /// The first span of this name that is as `is` says.
+    /// Returns the first span with this name for which `is` holds.
     pub async fn span(&self, name: &str, is: impl Fn(&Span) -> bool) -> Span {
         let found = || self.spans().into_iter().find(|span| span.name == name && is(span));
         eventually(&format!("a span {name}"), PATIENCE, async || found().is_some()).await;
@@ -77,13 +75,13 @@ impl Collector {
     }
 }
 
-/// An attribute of a span.
+/// Returns an attribute of a span.
 pub fn attribute(span: &Span, key: &str) -> Option<Value> {
     let attribute = span.attributes.iter().find(|attribute| attribute.key == key)?;
     attribute.value.clone()?.value
 }
 
-/// An attribute that is a text.
+/// Returns a text attribute of a span.
 pub fn text(span: &Span, key: &str) -> Option<String> {
     match attribute(span, key)? {
         Value::StringValue(text) => Some(text),

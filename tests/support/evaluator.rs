@@ -1,7 +1,5 @@
-//! What GitOps tools make of objects: kstatus, Argo CD's Lua and Flux's CEL, each run
-//! by the library that the tool itself uses, in one process (`dev/go/gitops`).
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! The verdicts of GitOps tools on objects: kstatus, Argo CD's Lua and Flux's CEL, each
+//! evaluated by the tool's own library, in one process (`dev/go/gitops`).
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::environment::variable;
 
-/// Puts questions, each a JSON object with `do`; an answer each.
+/// Evaluates requests, each a JSON object with `do`. Returns one answer for each.
 pub fn evaluate(questions: &[Value]) -> Vec<Value> {
     let program = variable("LOCKKEEPER_EVALUATOR");
     let mut child = Command::new(&program)
@@ -22,7 +20,7 @@ pub fn evaluate(questions: &[Value]) -> Vec<Value> {
         .unwrap_or_else(|error| panic!("{program}: {error}: run dev/build-servers"));
     let mut input = child.stdin.take().unwrap();
     let lines: Vec<String> = questions.iter().map(|question| format!("{question}\n")).collect();
-    // It answers while it reads, and neither side may wait for the other.
+    // It answers while it reads, so neither side may block the other.
     let writer = std::thread::spawn(move || {
         lines.iter().try_for_each(|line| input.write_all(line.as_bytes()))
     });
@@ -38,36 +36,36 @@ pub fn evaluate(questions: &[Value]) -> Vec<Value> {
     answers
 }
 
-/// One question, whose answer must be no error.
+/// Evaluates one request, whose answer must not be an error.
 pub fn answer(question: &Value) -> Value {
     let answer = evaluate(std::slice::from_ref(question)).remove(0);
     assert!(answer["error"].is_null(), "{answer}: {question}");
     answer
 }
 
-/// A file of `examples/`.
+/// Reads a file of `examples/`.
 pub fn example(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The objects of a file of `examples/`.
+/// Returns the objects in a file of `examples/`.
 pub fn objects(path: &str) -> Vec<Value> {
     let text = example(path);
     serde_yaml::Deserializer::from_str(&text).map(|o| Value::deserialize(o).unwrap()).collect()
 }
 
-/// What the three say of an object, in the order of [`TOOLS`].
+/// The verdicts of the three tools on an object, in the order of [`TOOLS`].
 pub struct Verdicts {
     health: String,
     checks: Value,
 }
 
-/// Whose verdicts they are.
+/// The tools.
 pub const TOOLS: [&str; 3] = ["kstatus", "Argo CD", "Flux"];
 
 impl Verdicts {
-    /// With the script and the expressions of `examples/`.
+    /// Uses the script and the expressions of `examples/`.
     pub fn of_the_examples() -> Self {
         let kustomization = objects("flux/kustomization.yaml").remove(0);
         Self {
@@ -76,7 +74,7 @@ impl Verdicts {
         }
     }
 
-    /// The verdicts on each object.
+    /// Returns the verdicts on each object.
     pub fn on(&self, objects: &[Value]) -> Vec<[String; 3]> {
         let questions: Vec<Value> = objects
             .iter()

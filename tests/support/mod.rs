@@ -1,20 +1,26 @@
-//! What several test binaries need: real servers, as the development
-//! environment provides them. No fakes, and nothing is skipped: a test without
-//! its server fails and says what to run.
-
-// Each test binary uses a part of this. A helper may fail as a test may, but
-// clippy.toml's exception is for functions marked as tests only.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Shared code of the tests: real servers, as started by dev/up, programs, foreign
+//! clients, and the proxies that inject faults. A test without its server fails and names
+//! the command to run.
 
 pub mod amqp_locks_python;
-#[path = "authority.rs"]
+pub mod api_server;
+pub mod audit;
 pub mod authority;
 pub mod blog;
-#[path = "environment.rs"]
+pub mod canaries;
+pub mod collector;
 pub mod environment;
-#[path = "own_server.rs"]
+pub mod evaluator;
+pub mod management_proxy;
+pub mod narrow;
 pub mod own_server;
+pub mod pressure_pseudo;
+pub mod pressure_text;
+pub mod pressure_text_unblocked;
 pub mod protocols;
 pub mod proxy;
 pub mod rabbitmq;
+pub mod redis;
+pub mod redis_tls;
 pub mod register;
+pub mod world;

@@ -1,44 +1,41 @@
-//! A RabbitMQ, a Redis or a Kubernetes of a test's own, started by the project's scripts, for
-//! what the shared ones must not be made to do: stop, hang, come back. Ended and
-//! removed when it is dropped, also by a failing test.
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! A private RabbitMQ, Redis or Kubernetes for a test, started by the project's scripts,
+//! for events that the shared ones must not experience: stopping, hanging, restarting.
+//! Ended and removed when dropped, also by a failing test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::environment::{random, signal, variable};
 
-/// One server in a directory of its own.
+/// A server in its own directory.
 pub struct OwnServer {
     program: &'static str,
     directory: PathBuf,
 }
 
 impl OwnServer {
-    /// A RabbitMQ, running.
+    /// Starts a RabbitMQ.
     pub async fn rabbitmq() -> Self {
         Self::new("rabbitmq").await
     }
 
-    /// A Redis, running.
+    /// Starts a Redis.
     pub async fn redis() -> Self {
         Self::new("redis").await
     }
 
-    /// An API server with its controllers, running and empty.
+    /// Starts an API server with its controllers, without objects.
     pub async fn kubernetes() -> Self {
         Self::new("kubernetes").await
     }
 
-    /// Where its files are.
+    /// Returns the directory of its files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// A RabbitMQ that is also reached over TLS, running. It serves with the
-    /// certificate `server` of this authority, and refuses a client without one of
-    /// the same authority.
+    /// Starts a RabbitMQ that also serves TLS. It uses the certificate `server` of this
+    /// authority, and rejects clients without a certificate of the same authority.
     pub async fn rabbitmq_over_tls(authority: &super::authority::Authority) -> Self {
         let server = Self::unstarted("rabbitmq");
         let tls = server.directory.join("rabbitmq/tls");
@@ -63,49 +60,57 @@ impl OwnServer {
         Self { program, directory }
     }
 
-    /// Starts it, where it answered before; returns when it answers.
+    /// Starts it on its previous ports. Returns when it responds.
     pub async fn start(&self) {
         let mut command = self.script("start");
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
         assert!(status.unwrap().success(), "{} starts", self.program);
     }
 
-    /// Stops it in order; returns when its process has ended.
+    /// Stops it cleanly. Returns when its process has ended.
     pub async fn stop(&self) {
         let mut command = self.script("stop");
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
         assert!(status.unwrap().success(), "{} stops", self.program);
     }
 
-    /// Sets off a RabbitMQ's memory alarm, or ends it: meanwhile it takes nothing
-    /// more from whoever publishes.
-    #[allow(dead_code, reason = "not every test binary needs an alarm")]
+    /// Triggers a RabbitMQ's memory alarm, or ends it. During the alarm it accepts no
+    /// messages from publishers.
     pub async fn block(&self, blocked: bool) {
         let mut command = self.script(if blocked { "block" } else { "unblock" });
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
         assert!(status.unwrap().success(), "its watermark is set");
     }
 
-    /// Lets a RabbitMQ take back what is not acknowledged within 2 s, on channels that
-    /// are opened from now on: its consumer timeout.
+    /// Reduces a RabbitMQ's consumer timeout to 2 s, on channels that are opened from now
+    /// on.
     pub async fn hurry(&self) {
         let mut command = self.script("hurry");
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
         assert!(status.unwrap().success(), "its consumer timeout is set");
     }
 
-    /// Lets it do nothing any more, with all its connections open.
+    /// Suspends it, with all its connections open.
     pub fn hang(&self) {
-        signal(self.pid().expect("the server runs"), "STOP");
+        let pid = self.pid().expect("the server runs");
+        signal(pid, "STOP");
+        // Each of its threads stops for itself.
+        let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+            stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+        };
+        while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(stopped) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 
-    /// Lets it go on.
+    /// Resumes it.
     pub fn go_on(&self) {
         signal(self.pid().expect("the server runs"), "CONT");
     }
 
-    /// A variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
-    /// `REDIS_URL` or `KUBECONFIG`; over TLS `AMQPS_URL` and
+    /// Returns a variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
+    /// `REDIS_URL` or `KUBECONFIG`; with TLS `AMQPS_URL` and
     /// `RABBITMQ_MANAGEMENT_TLS_URL`.
     pub fn variable(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.directory.join("env")).unwrap();
@@ -129,7 +134,7 @@ impl OwnServer {
 
 impl Drop for OwnServer {
     fn drop(&mut self) {
-        // kill ends the server whatever it is doing; stop, what belongs to it.
+        // kill ends the server in any state; stop ends its other processes.
         for verb in ["kill", "stop"] {
             let _ = self.script(verb).status();
         }

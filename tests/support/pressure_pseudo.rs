@@ -1,20 +1,17 @@
-//! A foreign client of pressure 0.15 made from the pseudo-code of its document
-//! ("Redis Reference Implementation"), command by command over a connection of
-//! its own: nothing of this crate's is used. It does what is written there, also
-//! where the text before it says otherwise: every get pushes to `:not_full`, the
-//! counters have no `:stats` in their names, and whoever raises `QueueClosedError`
-//! or `QueueFullError` keeps its role.
+//! A foreign client of pressure 0.15 that implements the pseudo-code of its document
+//! ("Redis Reference Implementation"), command by command on its own connection. It uses
+//! no code of this crate. It follows the pseudo-code even where the text before it
+//! differs: every get pushes to `:not_full`, the counters have no `:stats` in their
+//! names, and a client that raises `QueueClosedError` or `QueueFullError` keeps its role.
 //!
-//! What is no Redis command is read as what it must mean: `LPUSH :not_full`
-//! without an element pushes one, and `RPOP` takes one key and no timeout. A
-//! `:bound` that is gone counts as 0.
-
-#![allow(dead_code)] // each test binary uses its own part
+//! Lines that are not Redis commands are interpreted: `LPUSH :not_full` without an
+//! element pushes one, and `RPOP` takes one key and no timeout. A missing `:bound` counts
+//! as 0.
 
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 
-/// What the pseudo-code raises.
+/// Errors that the pseudo-code raises.
 #[derive(Debug)]
 pub enum PseudoError {
     /// `QueueDoesNotExistError`.
@@ -37,7 +34,7 @@ impl From<RedisError> for PseudoError {
     }
 }
 
-/// One client with one connection.
+/// A client with one connection.
 pub struct PseudoClient {
     connection: MultiplexedConnection,
     data: String,
@@ -47,8 +44,8 @@ pub struct PseudoClient {
 }
 
 impl PseudoClient {
-    /// Connects to the queue whose data list is `data`. `id` is the value that it
-    /// writes into `:producer` and `:consumer`.
+    /// Connects to the queue whose data list is `data`. The client writes `id` into
+    /// `:producer` and `:consumer`.
     pub async fn connect(url: &str, data: &str, id: &str) -> Result<Self, PseudoError> {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
         let mut connection =
@@ -188,7 +185,7 @@ impl PseudoClient {
         Ok(element)
     }
 
-    /// Get (Non-Blocking): nothing where there is no element.
+    /// Get (Non-Blocking): returns `None` if there is no element.
     pub async fn try_get(&mut self) -> Result<Option<String>, PseudoError> {
         self.must_exist().await?;
         if self.rpop(":consumer_free").await?.is_none() {

@@ -1,23 +1,22 @@
-//! A foreign client of pressure 0.15, as the text of its document tells, command
-//! by command over connections of its own: nothing of this crate's is used. It
-//! exists to be worked beside: woken, kept waiting, killed.
+//! A foreign client of pressure 0.15 that follows the text of its document, command by
+//! command on its own connections. It uses no code of this crate. Tests wake it, block it
+//! and kill it.
 //!
-//! Where the text leaves a choice it blocks. Where the text and the pseudo-code
-//! differ it follows the text: the consumer compares length and bound before it
-//! ensures that `:not_full` has a value, and whoever reports an error gives its
-//! role back first. Where there is no `:bound` any more in the middle of a put
-//! or a get, nothing is compared and nothing is pushed.
+//! Where the text leaves a choice, it blocks. Where the text and the pseudo-code differ,
+//! it follows the text: the consumer compares length and bound before it ensures that
+//! `:not_full` has a value, and a client that reports an error releases its role first.
+//! If `:bound` disappears in the middle of a put or a get, it compares nothing and pushes
+//! nothing.
 
-#![allow(dead_code)] // each test binary uses its own part
-
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 use tokio::task::JoinHandle;
 
-/// Why an operation ended without doing its work.
+/// Reason why an operation failed.
 #[derive(Debug)]
 pub enum TextError {
     /// There is no `:bound`.
@@ -26,10 +25,10 @@ pub enum TextError {
     AlreadyExists,
     /// The queue is closed (and, for a get, empty).
     Closed,
-    /// It died as it was told to ([`TextClient::die_after`]).
+    /// It died as requested ([`TextClient::die_after`]).
     Dead,
     /// Redis or the connection failed.
-    Redis(RedisError),
+    Redis(#[expect(dead_code, reason = "shown by Debug")] RedisError),
 }
 
 impl From<RedisError> for TextError {
@@ -38,7 +37,7 @@ impl From<RedisError> for TextError {
     }
 }
 
-/// Where a queue is.
+/// The location of a queue.
 #[derive(Clone, Debug)]
 pub struct TextQueue {
     /// `redis://user:password@host:port/database`.
@@ -49,18 +48,18 @@ pub struct TextQueue {
     pub name: String,
 }
 
-/// What becomes of a client after so many further commands.
+/// The end of a client after this number of further commands.
 #[derive(Clone, Copy)]
 enum Fate {
-    /// Nothing.
+    /// It lives on.
     Lives,
     /// Its connection is cut.
     DiesAfter(usize),
-    /// It stays connected and sends nothing any more.
+    /// It stays connected but sends nothing.
     RestsAfter(usize),
 }
 
-/// One client with one connection.
+/// A client with one connection.
 pub struct TextClient {
     connection: Option<MultiplexedConnection>,
     data: String,
@@ -68,15 +67,14 @@ pub struct TextClient {
     fate: Fate,
     /// Redis's `CLIENT ID` of the connection.
     pub client: i64,
-    /// How many commands were answered since it connected.
+    /// Number of answered commands since it connected.
     pub answered: usize,
 }
 
 impl TextClient {
-    /// Connects. `id` is what the client writes into `:producer` and
-    /// `:consumer`.
+    /// Connects. The client writes `id` into `:producer` and `:consumer`.
     pub async fn connect(queue: &TextQueue, id: &str) -> Result<Self, TextError> {
-        // BRPOP answers when it likes to.
+        // BRPOP blocks for any time.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
         let mut connection = redis::Client::open(queue.url.as_str())?
             .get_multiplexed_async_connection_with_config(&config)
@@ -87,15 +85,15 @@ impl TextClient {
         Ok(Self { connection, data, id, fate, client, answered: 0 })
     }
 
-    /// Lets it die, as by kill -9, when this many further commands are answered:
-    /// its connection is cut and the operation ends with [`TextError::Dead`].
+    /// Makes it die, as with kill -9, after this number of further answered commands: its
+    /// connection is closed and the operation ends with [`TextError::Dead`].
     pub fn die_after(mut self, commands: usize) -> Self {
         self.fate = Fate::DiesAfter(self.answered + commands);
         self
     }
 
-    /// Lets it fall asleep, for ever and connected, when this many further commands
-    /// are answered.
+    /// Makes it stop forever but stay connected, after this number of further answered
+    /// commands.
     pub fn rest_after(mut self, commands: usize) -> Self {
         self.fate = Fate::RestsAfter(self.answered + commands);
         self
@@ -165,7 +163,7 @@ impl TextClient {
         Ok(())
     }
 
-    /// Put; waits for the role and for room.
+    /// Put; waits for the role and for capacity.
     pub async fn put(&mut self, element: &str) -> Result<(), TextError> {
         self.check_bound().await?;
         if self.exists(":closed").await? {
@@ -251,16 +249,67 @@ impl TextClient {
     }
 }
 
-/// What a producer or a consumer did until it ended.
+/// A consumer with a connection for each operation, like a script that runs repeatedly.
+/// It waits for an element for `patience`, releases its role, and starts again with the
+/// same id. No element may arrive. Killed when dropped.
+pub struct Returning {
+    tries: Arc<AtomicUsize>,
+    task: JoinHandle<TextError>,
+}
+
+impl Returning {
+    /// Starts the consumer.
+    pub fn consume(queue: &TextQueue, id: &str, patience: Duration) -> Self {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (queue, id, count) = (queue.clone(), id.to_owned(), Arc::clone(&tries));
+        let task = tokio::spawn(async move {
+            loop {
+                if let Err(error) = try_in_vain(&queue, &id, patience).await {
+                    return error;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        Self { tries, task }
+    }
+
+    /// Returns how many waits have timed out.
+    pub fn tries(&self) -> usize {
+        assert!(!self.task.is_finished(), "the consumer goes on");
+        self.tries.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn try_in_vain(queue: &TextQueue, id: &str, patience: Duration) -> Result<(), TextError> {
+    let mut client = TextClient::connect(queue, id).await?;
+    client.check_bound().await?;
+    let free = client.key(":consumer_free");
+    let _: (String, String) = client.send(&["BRPOP", &free, "0"]).await?;
+    let () = client.send(&["SET", &client.key(":consumer"), id]).await?;
+    let (data, closed) = (client.data.clone(), client.key(":closed"));
+    let patience = patience.as_secs_f64().to_string();
+    let element: Option<(String, String)> =
+        client.send(&["BRPOP", &data, &closed, &patience]).await?;
+    assert!(element.is_none(), "the queue is empty and open");
+    client.send(&["LPUSH", &free, "0"]).await
+}
+
+/// The work of a producer or a consumer until it ended.
 #[derive(Debug)]
 pub struct Record {
     /// The elements put or got, in order.
     pub elements: Vec<String>,
-    /// Absent when it was stopped or had no more to do.
+    /// `None` when it was stopped or had no more work.
     pub error: Option<TextError>,
 }
 
-/// A producer or a consumer at work in a task of its own. Dropped, it is killed.
+/// A producer or a consumer in its own task. Killed when dropped.
 pub struct Worker {
     /// Redis's `CLIENT ID` of its connection.
     pub client: i64,
@@ -291,7 +340,7 @@ impl Worker {
         })
     }
 
-    /// Gets elements until `most` are there, it is stopped, or a get fails.
+    /// Gets elements until it has `most`, it is stopped, or a get fails.
     pub async fn consume(queue: &TextQueue, id: &str, most: usize) -> Self {
         let mut client = TextClient::connect(queue, id).await.expect("the consumer connects");
         let number = client.client;
@@ -317,22 +366,22 @@ impl Worker {
         Self { client, elements, stop, task }
     }
 
-    /// The elements put or got so far.
+    /// Returns the elements put or got so far.
     pub fn so_far(&self) -> Vec<String> {
         self.elements.lock().unwrap().clone()
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
     }
 
-    /// Lets it end after the operation that is under way.
+    /// Makes it end after the current operation.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Cuts its connection, wherever it is; a role that it holds stays taken.
+    /// Closes its connection at any point; a role that it holds stays taken.
     pub async fn kill(mut self) -> Vec<String> {
         self.task.abort();
         let _ = (&mut self.task).await;

@@ -1,29 +1,26 @@
-//! The operations of the foreign client in `pressure_text.rs` that do not wait, or
-//! not for long, as the text of pressure 0.15 tells them, command by command:
-//! nothing of this crate's is used. Whoever reports an error gives its role back
-//! first.
-
-#![allow(dead_code)] // each test binary uses its own part
+//! The non-blocking operations of the foreign client in `pressure_text.rs`, and those
+//! with a short timeout, as the text of pressure 0.15 describes them, command by command.
+//! It uses no code of this crate. A client that reports an error releases its role first.
 
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 
-/// Why an operation ended without doing its work.
+/// Reason why an operation failed.
 #[derive(Debug)]
 pub enum UnblockedError {
     /// There is no `:bound`.
     DoesNotExist,
     /// The queue is closed (and, for a get, empty).
     Closed,
-    /// There is no room.
+    /// There is no capacity.
     Full,
     /// There is no element.
     Empty,
     /// Another client has the role.
     InUse,
-    /// The time is over.
+    /// The timeout has elapsed.
     TimedOut,
     /// Redis or the connection failed.
     Redis(RedisError),
@@ -35,7 +32,7 @@ impl From<RedisError> for UnblockedError {
     }
 }
 
-/// One client with one connection.
+/// A client with one connection.
 pub struct UnblockedClient {
     connection: MultiplexedConnection,
     data: String,
@@ -73,7 +70,7 @@ impl UnblockedClient {
         self.send(&["EXISTS", &self.key(":closed")]).await
     }
 
-    /// Pops from one of the lists, at once or for so long.
+    /// Pops from one of the lists, immediately or within this time.
     async fn pop(
         &mut self,
         suffixes: &[&str],
@@ -86,7 +83,7 @@ impl UnblockedClient {
         };
         let mut command = vec!["BRPOP"];
         command.extend(keys.iter().map(String::as_str));
-        // 0 would be for ever.
+        // 0 would block forever.
         let seconds = format!("{:.3}", wait.as_secs_f64().max(0.001));
         command.push(&seconds);
         self.send(&command).await
@@ -111,7 +108,8 @@ impl UnblockedClient {
         self.send(&["INCRBY", &key, &bytes]).await
     }
 
-    /// Put; without `wait` it does not block, else for so long at each step.
+    /// Put. Without `wait` it does not block; otherwise it waits for this time at each
+    /// step.
     pub async fn put(
         &mut self,
         element: &str,
@@ -136,7 +134,8 @@ impl UnblockedClient {
         Ok(())
     }
 
-    /// Get; without `wait` it does not block, else for so long at each step.
+    /// Get. Without `wait` it does not block; otherwise it waits for this time at each
+    /// step.
     pub async fn get(&mut self, wait: Option<Duration>) -> Result<String, UnblockedError> {
         self.must_exist().await?;
         if self.pop(&[":consumer_free"], wait).await?.is_none() {

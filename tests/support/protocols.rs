@@ -1,6 +1,6 @@
-//! The table of the protocols: each test that is listed with one of the macros runs
-//! once for each row, as `<file>::<protocol>::<test>`. A further protocol is a row
-//! here, and an arm wherever a protocol differs as seen from outside.
+//! The table of the protocols: each test that is listed with one of the macros runs once
+//! for each row, as `<file>::<protocol>::<test>`. A new protocol is a row here, and an
+//! arm wherever its visible behavior differs.
 
 #![allow(unused_macros, unused_imports, reason = "not every test binary has tests of each kind")]
 
@@ -26,9 +26,9 @@ macro_rules! row {
     };
 }
 
-/// Runs tests with every protocol: what is promised of any lock; or with those whose
-/// slots are numbered: what is promised of a slot, its queues and its record; or with
-/// those that have fencing.
+/// Runs tests with every protocol, for properties of any lock; with those that number
+/// their slots, for properties of a slot, its queues and its record; or with those that
+/// support fencing.
 macro_rules! with_protocols {
     (
         $(every { $($every:ident),* $(,)? })?
@@ -53,12 +53,12 @@ macro_rules! with_protocols {
 
 pub(crate) use {row, with_protocols};
 
-/// The lock that most tests are about, by the protocol that is the default.
+/// The lock of most tests, with the default protocol.
 pub fn name() -> LockName {
     LockName::new("ci.deploy").unwrap()
 }
 
-/// The options by which a command line means this protocol, a value after each.
+/// The command line options for this protocol, each followed by its value.
 pub fn options(protocol: Protocol) -> &'static [&'static str] {
     match protocol {
         Protocol::ExclusiveQueue(_) => &[],
@@ -68,7 +68,7 @@ pub fn options(protocol: Protocol) -> &'static [&'static str] {
     }
 }
 
-/// Where a test's lock is.
+/// The location of a test's lock.
 pub trait At {
     fn vhost(&self) -> &Vhost;
 
@@ -93,7 +93,7 @@ impl<T: At> At for Arc<T> {
     }
 }
 
-/// A virtual host of the test's own, for a lock that is held by one protocol.
+/// A virtual host for one test, with a lock of one protocol.
 pub struct Place {
     vhost: Vhost,
     pub protocol: Protocol,
@@ -122,16 +122,16 @@ impl Place {
         Self { vhost: Vhost::create().await, protocol }
     }
 
-    /// The slot that a permit should say it has.
+    /// Returns the slot that a permit should report.
     pub fn slot(&self, slot: u32) -> Option<u32> {
         self.lock_name().has_slots().then_some(slot)
     }
 
-    /// An administrator removes what the holder of the first slot holds by, while
-    /// its connection lives.
+    /// Removes the queue that the holder of the first slot holds, as an administrator,
+    /// while its connection stays open.
     pub async fn take_away(&self) {
         match self.protocol {
-            // Nobody else can delete a queue that is exclusive, but a policy does.
+            // No other client can delete an exclusive queue, but a policy can.
             Protocol::ExclusiveQueue(_) => {
                 let expires = json!({"expires": 1});
                 let policy = json!({"pattern": "-B$", "definition": expires, "apply-to": "queues"});

@@ -1,6 +1,6 @@
-//! A way to the real broker on which a test sees every method and decides what
-//! passes and when. It stands in for the network, never for the broker: nothing
-//! is answered or changed here.
+//! A proxy to the real broker on which a test observes every method and decides which
+//! ones pass and when. It replaces the network, not the broker: it answers and changes
+//! nothing.
 
 mod connection;
 mod wire;
@@ -15,23 +15,23 @@ use tokio::sync::watch;
 use connection::{Action, State};
 pub use wire::{Method, Sender};
 
-/// The proxy; dropping it ends every connection through it.
+/// The proxy. When dropped, it closes every connection through it.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Which side of the awaited method a connection is cut or held at.
+/// The side of the awaited method on which a connection is cut or held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// It doesn't pass, though what was sent before does.
+    /// The method does not pass, but everything sent before does.
     Before,
-    /// It passes, and its answer doesn't.
+    /// The method passes, but its answer does not.
     After,
 }
 
-/// Resolves when the awaited method came and the connection was cut or held.
+/// Resolves when the awaited method has arrived and the connection was cut or held.
 pub struct Sprung(watch::Receiver<bool>);
 
 type Predicate = Box<dyn FnMut(&Method) -> bool + Send>;
@@ -45,7 +45,7 @@ struct Trap {
 
 struct Shared {
     frozen: watch::Sender<bool>,
-    /// What the client sends takes so much longer, and what the broker sends.
+    /// Additional delays of the client's and of the broker's data.
     delays: Mutex<(Duration, Duration)>,
     traps: Mutex<Vec<Trap>>,
     connections: Mutex<Vec<watch::Sender<State>>>,
@@ -60,12 +60,12 @@ struct Log {
 }
 
 impl Proxy {
-    /// In front of the broker that every test uses.
+    /// Starts a proxy in front of the shared broker.
     pub async fn start() -> Self {
         Self::before(&super::rabbitmq::administrator()).await
     }
 
-    /// In front of the broker at the settings' host and port.
+    /// Starts a proxy in front of the broker at the settings' host and port.
     pub async fn before(broker: &RabbitmqSettings) -> Self {
         let address = (broker.host.clone(), broker.port);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -81,72 +81,72 @@ impl Proxy {
         Self { port, shared, task }
     }
 
-    /// The same broker by way of this proxy.
+    /// Returns settings for the same broker over this proxy.
     pub fn settings(&self, settings: RabbitmqSettings) -> RabbitmqSettings {
         RabbitmqSettings { host: "127.0.0.1".to_owned(), port: self.port, ..settings }
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Returns its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Every method since the beginning or the last [`Proxy::reset`], from both
-    /// ends of every connection, in the order in which they came by.
+    /// Returns every method since the start or the last [`Proxy::reset`], from both ends
+    /// of every connection, in order.
     pub fn seen(&self) -> Vec<Method> {
         let log = self.shared.log.lock().unwrap();
         assert_eq!(log.unreadable, None, "the counts are not to be trusted");
         log.methods.clone()
     }
 
-    /// Those that clients sent.
+    /// Returns those that clients sent.
     pub fn methods(&self) -> Vec<Method> {
         self.seen().into_iter().filter(|method| method.sender == Sender::Client).collect()
     }
 
-    /// How many methods of that name either end has sent.
+    /// Returns how many methods with this name either end has sent.
     pub fn count(&self, name: &str) -> usize {
         self.seen().iter().filter(|method| method.name == name).count()
     }
 
-    /// How many connections were accepted since the beginning or the last
+    /// Returns how many connections were accepted since the start or the last
     /// [`Proxy::reset`].
     pub fn connections_opened(&self) -> usize {
         self.shared.log.lock().unwrap().opened
     }
 
-    /// How many connections there are.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         let connections = self.shared.connections.lock().unwrap();
         connections.iter().filter(|state| state.receiver_count() > 0).count()
     }
 
-    /// Forgets what was counted.
+    /// Resets all counts.
     pub fn reset(&self) {
         let mut log = self.shared.log.lock().unwrap();
         (log.methods, log.opened) = (Vec::new(), 0);
     }
 
-    /// From now on what `sender` sends takes so much longer.
+    /// From now on, delays the data of `sender` by this time.
     pub fn delay(&self, sender: Sender, delay: Duration) {
         let mut delays = self.shared.delays.lock().unwrap();
         *(if sender == Sender::Client { &mut delays.0 } else { &mut delays.1 }) = delay;
     }
 
-    /// Nothing passes while frozen, not even that an end has closed, and a new
-    /// connection finds nobody; afterwards everything does.
+    /// While frozen, nothing passes, not even that an end has closed, and new connections
+    /// get no answer. Afterwards everything passes.
     pub fn freeze(&self, frozen: bool) {
         self.shared.frozen.send_replace(frozen);
     }
 
-    /// Ends every connection at once, for both sides.
+    /// Closes every connection immediately, for both sides.
     pub fn cut(&self) {
         for state in self.shared.connections.lock().unwrap().drain(..) {
             state.send_replace(State::Cut);
         }
     }
 
-    /// Lets held connections go on.
+    /// Resumes held connections.
     pub fn resume(&self) {
         for state in self.shared.connections.lock().unwrap().iter() {
             state.send_if_modified(|state| {
@@ -159,14 +159,15 @@ impl Proxy {
         }
     }
 
-    /// Cuts the connection of the first method that fulfils the predicate, once:
-    /// for the client at once, for the broker when it has done what it got.
+    /// Cuts the connection of the first method that matches the predicate, once:
+    /// immediately for the client, and for the broker when it has processed everything it
+    /// received.
     pub fn cut_at(&self, when: When, predicate: impl Awaited) -> Sprung {
         self.trap(Action::Cut, when, Box::new(predicate))
     }
 
-    /// Holds the connection of the first method that fulfils the predicate, in
-    /// both directions, until [`Proxy::resume`], once.
+    /// Holds the connection of the first method that matches the predicate, in both
+    /// directions, until [`Proxy::resume`], once.
     pub fn hold_at(&self, when: When, predicate: impl Awaited) -> Sprung {
         self.trap(Action::Hold, when, Box::new(predicate))
     }
@@ -178,13 +179,13 @@ impl Proxy {
     }
 }
 
-/// Says whether this is the method that a trap awaits.
+/// Returns whether this is the method that a trap awaits.
 pub trait Awaited: FnMut(&Method) -> bool + Send + 'static {}
 
 impl<F: FnMut(&Method) -> bool + Send + 'static> Awaited for F {}
 
-/// The `n`th method that clients send from now on, counted from 1, over
-/// whichever connection.
+/// Matches the `n`th method that clients send from now on, counted from 1, on any
+/// connection.
 pub fn nth(n: usize) -> impl Awaited {
     let mut sent = 0;
     move |method: &Method| {
@@ -193,13 +194,13 @@ pub fn nth(n: usize) -> impl Awaited {
     }
 }
 
-/// The next method of that name, whoever sends it.
+/// Matches the next method with this name, from either end.
 pub fn named(name: &'static str) -> impl Awaited {
     move |method: &Method| method.name == name
 }
 
 impl Sprung {
-    /// Waits for it; panics after 15 s.
+    /// Waits for the method. Panics after 15 s.
     pub async fn wait(mut self) {
         let sprung = self.0.wait_for(|sprung| *sprung);
         let sprung = tokio::time::timeout(Duration::from_secs(15), sprung).await;
@@ -228,7 +229,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, broker: (String, u16
         let mut watched = state.subscribe();
         tokio::spawn(async move {
             let _ = shared.frozen.subscribe().wait_for(|frozen| !frozen).await;
-            // Cut while nobody answered: then it has no broker's side yet.
+            // Cut before the broker's side was connected.
             if *watched.borrow_and_update() == State::Open
                 && let Ok(far) = TcpStream::connect(broker).await
             {

@@ -1,5 +1,5 @@
-//! A virtual host of its own for each test, on the real broker, and the
-//! management API to look and to interfere with. Nothing is left behind.
+//! A separate virtual host for each test, on the real broker, and the management API to
+//! observe it and to interfere. Everything is removed at the end.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,9 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-/// The broker's management API, as an administrator.
+use super::environment::pause;
+
+/// The broker's management API, with an administrator's credentials.
 #[derive(Clone)]
 pub struct Management {
     client: reqwest::Client,
@@ -27,7 +29,7 @@ pub struct Vhost {
     users: std::sync::Mutex<Vec<String>>,
 }
 
-/// How the administrator reaches the broker that every test uses.
+/// Returns an administrator's settings for the shared broker.
 pub fn administrator() -> RabbitmqSettings {
     let amqp = super::environment::variable("AMQP_URL");
     let management = super::environment::variable("RABBITMQ_MANAGEMENT_URL");
@@ -38,27 +40,30 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Letters and digits that no other test has.
+/// Returns unique letters and digits.
 pub fn unique() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// Waits until `condition` holds, looking often; panics with `what` after 15 s.
+/// Waits until `condition` holds, with frequent checks. Panics with `what` after a
+/// minute.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < Duration::from_secs(15), "never happened: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(start.elapsed() < Duration::from_mins(1), "never happened: {what}");
+        tokio::time::sleep(pause(start, Duration::from_millis(20), Duration::from_millis(200)))
+            .await;
     }
 }
 
 impl Management {
     fn new(settings: &RabbitmqSettings) -> Self {
         let management = settings.management.clone().unwrap();
-        // Without one, the first client panics.
+        // Without a provider, the first client panics.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
-            // A broker that is about to close a kept connection loses the request on it.
+            // No pooled connections: a request is lost if the broker is about to close
+            // its connection.
             client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             url: management.url,
             username: management.username,
@@ -96,7 +101,8 @@ impl Management {
         self.request("DELETE", path, None).await;
     }
 
-    /// Closes a connection as an administrator would; `false` if it is gone.
+    /// Closes a connection as an administrator would. Returns `false` if it does not
+    /// exist.
     pub async fn close_connection(&self, name: &str, reason: &str) -> bool {
         let url = format!("{}/api/connections/{}", self.url, encoded(name));
         let answer = self
@@ -112,7 +118,7 @@ impl Management {
 }
 
 impl Vhost {
-    /// A new virtual host in which the administrator may do everything.
+    /// Creates a virtual host in which the administrator has all permissions.
     pub async fn create() -> Self {
         let mut settings = administrator();
         let management = Management::new(&settings);
@@ -125,25 +131,25 @@ impl Vhost {
         Self { name, management, settings, users: std::sync::Mutex::default() }
     }
 
-    /// How to reach this virtual host, with the management API.
+    /// Returns settings for this virtual host, with the management API.
     pub fn settings(&self) -> RabbitmqSettings {
         self.settings.clone()
     }
 
-    /// How to reach it over AMQP only.
+    /// Returns settings for this virtual host with AMQP only.
     pub fn settings_without_management(&self) -> RabbitmqSettings {
         RabbitmqSettings { management: None, ..self.settings() }
     }
 
-    /// The address of this virtual host, for a program of its own.
+    /// Returns the URL of this virtual host, for a separate program.
     pub fn url(&self) -> String {
         let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
         url.set_path(&encoded(&self.name));
         url.into()
     }
 
-    /// A user who exists until the end, with permissions here if given
-    /// (configure, write, read); returns name and password.
+    /// Creates a user that exists until the end, with permissions here if given
+    /// (configure, write, read). Returns name and password.
     pub async fn user(&self, permissions: Option<[&str; 3]>) -> (String, String) {
         let (name, password) = (format!("user-{}", unique()), format!("pw-{}", unique()));
         self.users.lock().unwrap().push(name.clone());
@@ -156,14 +162,14 @@ impl Vhost {
         (name, password)
     }
 
-    /// The names of all queues, in the broker's order.
+    /// Returns the names of all queues, in the broker's order.
     pub async fn queues(&self) -> Vec<String> {
         let path = format!("queues/{}?columns=name&disable_stats=true", self.name);
         let list = self.management.get(&path).await.unwrap();
         list.as_array().unwrap().iter().map(|q| q["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The management API's description of a queue.
+    /// Returns the management API's description of a queue.
     pub async fn queue(&self, name: &str) -> Option<Value> {
         self.management.get(&format!("queues/{}/{}", self.name, encoded(name))).await
     }
@@ -179,8 +185,14 @@ impl Vhost {
         self.management.delete(&format!("queues/{}/{}", self.name, encoded(name))).await;
     }
 
-    /// The broker's names of the connections to here whose own name ends in
-    /// `suffix`. The API shows a connection only some seconds after it opened.
+    /// Removes the messages of a queue that are not delivered to a consumer.
+    pub async fn purge(&self, name: &str) {
+        self.management.delete(&format!("queues/{}/{}/contents", self.name, encoded(name))).await;
+    }
+
+    /// Returns the broker's names of the connections to this virtual host whose own name
+    /// ends in `suffix`. The API shows a connection only some seconds after it was
+    /// opened.
     pub async fn connections(&self, suffix: &str) -> Vec<String> {
         let path = format!("vhosts/{}/connections", self.name);
         let list = self.management.get(&path).await.unwrap();
@@ -191,14 +203,14 @@ impl Vhost {
         list.as_array().unwrap().iter().filter(ours).map(name).collect()
     }
 
-    /// A connection that is not Lockkeeper's, as a foreign client has.
+    /// Opens a connection without Lockkeeper, as a foreign client does.
     pub async fn connect(&self) -> Connection {
         let mut uri: AMQPUri = super::environment::variable("AMQP_URL").parse().unwrap();
         uri.vhost.clone_from(&self.name);
         Connection::connect_uri(uri, ConnectionProperties::default()).await.unwrap()
     }
 
-    /// A channel on a connection of its own.
+    /// Opens a channel on its own connection.
     pub async fn channel(&self) -> (Connection, Channel) {
         let connection = self.connect().await;
         let channel = connection.create_channel().await.unwrap();
@@ -211,8 +223,8 @@ impl Drop for Vhost {
         let management = self.management.clone();
         let name = self.name.clone();
         let users = std::mem::take(&mut *self.users.lock().unwrap());
-        // A thread of its own: a test's runtime may be shutting down, and can't
-        // be blocked on from within.
+        // In a separate thread: a test's runtime may be shutting down, and cannot be
+        // blocked from within.
         let removal = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
@@ -223,7 +235,7 @@ impl Drop for Vhost {
                 }
             });
         });
-        // A failed test has said why already.
+        // A failed test has already reported the reason.
         let _ = removal.join();
     }
 }

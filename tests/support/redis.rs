@@ -1,9 +1,6 @@
-//! A real Redis for tests: the shared one of `REDIS_URL`, where each test keeps
-//! to its own random key prefix, and private ones for what the shared one must
-//! not be made to do (run out of memory, restart, be a cluster). No protocol of
-//! queues here.
-
-#![allow(dead_code)] // each test binary uses its own part
+//! A real Redis for tests: the shared one of `REDIS_URL`, where each test uses its own
+//! random key prefix, and private ones for events that the shared one must not experience
+//! (out of memory, restart, cluster). Contains no queue protocol.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -14,55 +11,56 @@ use lockkeeper::plan::naming::{KEY_SUFFIXES, QueueName};
 use lockkeeper::pressure::{Store, StoreOptions};
 use redis::aio::MultiplexedConnection;
 
-/// Longest wait for anything that should happen at once.
-pub const SOON: Duration = Duration::from_secs(5);
+use super::environment::pause;
 
-/// The shared server's address. Fails the test when there is none: a test that
-/// is skipped proves nothing.
+/// Time limit for events that should happen immediately.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Returns the shared server's address. Fails the test if there is none, because a
+/// skipped test proves nothing.
 pub fn url() -> String {
     std::env::var("REDIS_URL").unwrap_or_else(|_| {
         panic!("REDIS_URL is not set: run `make test`, which starts a Redis and sets it")
     })
 }
 
-/// A random word, for names that no other test has.
+/// Returns a random word for unique names.
 pub fn random_word() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// A connection that waits for answers as long as they take.
+/// Opens a connection without a response timeout.
 pub async fn connect(url: &str) -> MultiplexedConnection {
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let client = redis::Client::open(url).expect("a Redis URL");
     client.get_multiplexed_async_connection_with_config(&config).await.expect("Redis answers")
 }
 
-/// Waits until `condition` holds, and fails the test after [`SOON`].
+/// Waits until `condition` holds. Fails the test after [`SOON`].
 pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
     until(SOON, what, condition).await;
 }
 
-/// As [`eventually`], for what several servers must agree on first: half a
-/// minute.
+/// Waits like [`eventually`], for conditions on which several servers have to agree: half
+/// a minute.
 pub async fn in_time(what: &str, condition: impl AsyncFnMut() -> bool) {
     until(Duration::from_secs(30), what, condition).await;
 }
 
 async fn until(limit: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + limit;
+    let start = Instant::now();
     while !condition().await {
-        assert!(Instant::now() < deadline, "still not so after {limit:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(start.elapsed() < limit, "still not so after {limit:?}: {what}");
+        tokio::time::sleep(pause(start, Duration::from_millis(2), Duration::from_millis(50))).await;
     }
 }
 
-/// Waits until the connection with this `CLIENT ID` sleeps in a blocking
-/// command.
+/// Waits until the connection with this `CLIENT ID` is in a blocking command.
 pub async fn wait_until_blocked(connection: &MultiplexedConnection, client: i64) {
     eventually("the client waits", async || is_blocked(connection, client).await).await;
 }
 
-/// Whether the connection with this `CLIENT ID` sleeps in a blocking command.
+/// Returns whether the connection with this `CLIENT ID` is in a blocking command.
 pub async fn is_blocked(connection: &MultiplexedConnection, client: i64) -> bool {
     let list: String = redis::cmd("CLIENT")
         .arg("LIST")
@@ -76,9 +74,8 @@ pub async fn is_blocked(connection: &MultiplexedConnection, client: i64) -> bool
         .is_some_and(|flags| flags.contains('b'))
 }
 
-/// One test's place on a server: a random prefix, a queue in it, and whatever
-/// it takes to look at the queue's keys from outside. Removes every key of the
-/// prefix when it is dropped, also by a failing test.
+/// A test's place on a server: a random prefix, a queue with it, and access to the
+/// queue's keys. Removes every key with the prefix when dropped, also by a failing test.
 pub struct Place {
     pub url: String,
     pub queue: QueueName,
@@ -86,28 +83,33 @@ pub struct Place {
 }
 
 impl Place {
-    /// On the shared server.
+    /// Creates a place on the shared server.
     pub async fn new() -> Self {
         Self::at(&url()).await
     }
 
-    /// On this server.
+    /// Creates a place on this server.
     pub async fn at(url: &str) -> Self {
         let queue = QueueName::new(format!("test-{}", random_word()), "jobs").expect("a name");
         Self { url: url.to_owned(), queue, raw: connect(url).await }
     }
 
-    /// What a `Store` needs to reach this server.
+    /// Returns the same place with a new connection, for a server that was restarted.
+    pub async fn reconnected(&self) -> Self {
+        Self { url: self.url.clone(), queue: self.queue.clone(), raw: connect(&self.url).await }
+    }
+
+    /// Returns the settings of a `Store` for this server.
     pub fn settings(&self) -> RedisSettings {
         RedisSettings::from_url(&self.url).expect("a Redis URL")
     }
 
-    /// A new store, with a connection of its own.
+    /// Returns a new store with its own connection.
     pub fn store(&self) -> Store {
         Store::new(self.settings(), StoreOptions::new("the operator"))
     }
 
-    /// The key with this suffix; "" is the data list.
+    /// Returns the key with this suffix; "" is the data list.
     pub fn key(&self, suffix: &str) -> String {
         format!("{}{suffix}", self.queue.data())
     }
@@ -123,13 +125,13 @@ impl Place {
             .unwrap_or_else(|err| panic!("{command:?}: {err}"))
     }
 
-    /// How many elements the list at this suffix has.
+    /// Returns the number of elements of the list with this suffix.
     pub async fn length(&self, suffix: &str) -> u64 {
         self.run(&["LLEN", &self.key(suffix)]).await
     }
 
-    /// The suffixes of the queue's keys that exist, and the text of each: what
-    /// two states are compared by.
+    /// Returns the suffixes of the queue's existing keys with the text of each, to
+    /// compare two states.
     pub async fn dump(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
         for suffix in std::iter::once("").chain(KEY_SUFFIXES) {
@@ -146,7 +148,7 @@ impl Place {
         found
     }
 
-    /// The suffixes of the queue's keys that exist.
+    /// Returns the suffixes of the queue's existing keys.
     pub async fn present(&self) -> Vec<String> {
         self.dump().await.into_iter().map(|(suffix, _)| suffix).collect()
     }
@@ -154,7 +156,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Nothing to clean on a server that the test has stopped.
+        // Nothing to clean up on a server that the test has stopped.
         let Ok(client) = redis::Client::open(self.url.as_str()) else { return };
         let Ok(mut connection) = client.get_connection() else { return };
         let pattern = format!("{}:*", self.queue.prefix());
@@ -179,7 +181,7 @@ impl Drop for Place {
     }
 }
 
-/// A user with ACL rules of its own on the place's server; removed when dropped.
+/// A user with its own ACL rules on the place's server. Removed when dropped.
 pub struct AclUser {
     url: String,
     pub name: String,
@@ -190,7 +192,7 @@ impl AclUser {
     /// The password of every such user.
     pub const PASSWORD: &'static str = "hush-acl";
 
-    /// Settings for a user that does not exist yet.
+    /// Returns settings for a user that does not exist yet.
     pub fn named_for(place: &Place) -> Self {
         let name = format!("user-{}", random_word());
         let mut settings = place.settings();
@@ -199,7 +201,7 @@ impl AclUser {
         Self { url: place.url.clone(), name, settings }
     }
 
-    /// Gives the user these rules, and makes it where it does not exist.
+    /// Sets the rules of the user, and creates it if it does not exist.
     pub async fn set(&self, place: &Place, rules: &[&str]) {
         let password = format!(">{}", Self::PASSWORD);
         let mut command = vec!["ACL", "SETUSER", &self.name, "reset", "on", &password];
@@ -217,8 +219,7 @@ impl Drop for AclUser {
     }
 }
 
-/// A Redis server of this test alone: no password, nothing on disk. Ends with
-/// this value.
+/// A private Redis server without password and persistence. Ended when dropped.
 pub struct PrivateRedis {
     child: Child,
     program: String,
@@ -228,12 +229,12 @@ pub struct PrivateRedis {
 }
 
 impl PrivateRedis {
-    /// Starts a server with these further arguments and waits until it answers.
+    /// Starts a server with these additional arguments and waits until it responds.
     pub async fn start(arguments: &[&str]) -> Self {
         Self::start_program("redis-server", arguments).await
     }
 
-    /// A Valkey. `VALKEY_SERVER` names the program.
+    /// Starts a Valkey. `VALKEY_SERVER` is the program's path.
     pub async fn valkey() -> Self {
         let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
             panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
@@ -252,23 +253,23 @@ impl PrivateRedis {
         server
     }
 
-    /// The server's address.
+    /// Returns the server's URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// The server's port.
+    /// Returns the server's port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Kills the server, at once and without saving.
+    /// Kills the server immediately, without saving.
     pub fn kill(&mut self) {
         drop(self.child.stdin.take());
         self.child.wait().unwrap();
     }
 
-    /// Starts the killed server again, empty, on the same port.
+    /// Restarts the killed server, empty, on the same port.
     pub async fn restart(&mut self) {
         self.child = spawn(&self.program, self.port, &self.arguments, &self.directory);
         self.wait_until_up().await;
@@ -284,9 +285,9 @@ impl PrivateRedis {
     }
 }
 
-/// A free port below those that connections leave from (while a killed server is
-/// down, none of them takes its port), and so is the port 10,000 above it, which
-/// a cluster's node listens on too.
+/// Returns a free port below the ephemeral range, so that no connection takes the port of
+/// a killed server. The port 10,000 above it is free too, because a cluster's node also
+/// listens there.
 pub fn free_port() -> u16 {
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     std::iter::repeat_with(|| rand::random_range(12_000..22_000))
@@ -302,8 +303,8 @@ fn spawn(program: &str, port: u16, arguments: &[String], directory: &std::path::
     spawn_guarded(&command)
 }
 
-/// A server that runs until our end of its input closes: so it also ends with a
-/// test process that was killed and dropped nothing.
+/// Starts a server that runs until this end of its stdin closes, so that it also ends
+/// with a killed test process, which drops nothing.
 pub fn spawn_guarded(command: &[&str]) -> Child {
     const RUN: &str = r#""$@" </dev/null >/dev/null &
         server=$!; cat >/dev/null; kill -9 $server; wait $server 2>/dev/null"#;

@@ -1,11 +1,9 @@
-//! Redis servers that speak TLS, with certificates made for the test.
-
-#![allow(dead_code)] // each test binary uses its own part
+//! Redis servers with TLS, with certificates made for the test.
 
 use crate::authority::Authority;
 use crate::redis_support::{PrivateRedis, free_port};
 
-/// A server that speaks TLS on a second port.
+/// A server with TLS on a second port.
 pub struct TlsServer {
     pub authority: Authority,
     pub plain: PrivateRedis,

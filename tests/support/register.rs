@@ -1,7 +1,7 @@
-//! What a lock guards in a test: a place for each slot that has room for one. A
-//! second holder that comes in while the first is there is what no lock may let
-//! happen. In the file system, so that processes in any language take part:
-//! enter is making the folder `<register>/<slot>`, leave is removing it.
+//! The resource that a lock guards in a test: a place for each slot, with room for one
+//! holder. A second holder that enters while the first is there is an error that every
+//! lock must prevent. It is in the file system, so that processes in any language can
+//! participate: entering creates the directory `<register>/<slot>`, leaving removes it.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ pub struct Register {
     entries: AtomicUsize,
 }
 
-/// Being there; leaves when dropped.
+/// A holder in its place. Leaves when dropped.
 pub struct Entered(PathBuf);
 
 impl Register {
-    /// An empty one.
+    /// Creates an empty register.
     pub fn create() -> Self {
         let name = format!("register-{}", super::rabbitmq::unique());
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -25,13 +25,13 @@ impl Register {
         Self { folder, entries: AtomicUsize::new(0) }
     }
 
-    /// For programs that take part.
+    /// Returns its directory, for programs that participate.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Enters as the holder of `slot`, or of the token of this id; panics if somebody is
-    /// there.
+    /// Enters as the holder of `slot`, or of the token with this id. Panics if another
+    /// holder is there.
     pub fn enter(&self, slot: impl Into<u64>) -> Entered {
         let slot: u64 = slot.into();
         let place = self.folder.join(slot.to_string());
@@ -46,7 +46,7 @@ impl Register {
         Entered(place)
     }
 
-    /// How often this process has entered.
+    /// Returns how often this process has entered.
     pub fn entries(&self) -> usize {
         self.entries.load(Ordering::Relaxed)
     }

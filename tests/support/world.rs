@@ -1,18 +1,18 @@
-//! A test's own little world: a namespace, a vhost, a Redis prefix, their
-//! Secrets, and an operator process that watches that namespace only, under the
-//! chart's service account. Taken down at the end, also when the test fails.
-
-#![allow(dead_code, reason = "not every test binary uses all of it")]
+//! The environment of a test: a namespace, a vhost, a Redis prefix, their Secrets, and an
+//! operator process that watches this namespace only, with the chart's service account.
+//! Removed at the end, also when the test fails.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs::File;
 use std::future::Future;
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
@@ -24,12 +24,12 @@ use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
 
 pub use crate::environment::signal;
-use crate::environment::{random, variable};
+use crate::environment::{pause, random, variable};
 
-/// What a test may use.
+/// Resources of a test.
 #[derive(Clone)]
 pub struct World {
-    /// As administrator.
+    /// Client with an administrator's permissions.
     pub client: Client,
     /// The test's namespace.
     pub namespace: String,
@@ -41,21 +41,18 @@ pub struct World {
     operators: Arc<tokio::sync::Mutex<Vec<u32>>>,
 }
 
-/// How long a condition may take to come true, unless a test is about time.
+/// Time limit for a condition, unless a test is about time.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Runs a test in a world of its own.
-pub async fn in_a_world<F>(name: &str, test: impl FnOnce(World) -> F)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
+/// Runs a test in its own world.
+pub async fn in_a_world(name: &str, test: impl AsyncFnOnce(World)) {
     let world = World::new(name).await;
-    let outcome = tokio::spawn(test(world.clone())).await;
+    let outcome = AssertUnwindSafe(test(world.clone())).catch_unwind().await;
     if let Err(failure) = outcome {
-        // The world is left as it is but for its processes: the servers of a test
-        // run are thrown away, and what is there tells why the test failed.
+        // Only the processes are ended: the servers of a test run are discarded, and the
+        // remaining state shows why the test failed.
         world.kill_operators().await;
-        std::panic::resume_unwind(failure.into_panic());
+        resume_unwind(failure);
     }
     world.end().await;
 }
@@ -77,7 +74,7 @@ impl World {
         let world = Self {
             client,
             vhost: namespace.clone(),
-            // 4,096 databases, of which 0 to 15 are left to people.
+            // 4,096 databases, of which 0 to 15 are reserved for users.
             database: 16 + i64::from(rand::random::<u16>() % 4000),
             namespace,
             operators: Arc::default(),
@@ -109,7 +106,7 @@ impl World {
         gone.await;
         self.kill_operators().await;
         let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
-        // With thousands of queues it takes longer than the API keeps a request.
+        // With thousands of queues it takes longer than the API's request timeout.
         eventually("the vhost is gone", PATIENCE * 2, async || {
             let answer = reqwest::Client::new().delete(&url).send().await;
             answer.is_ok_and(|answer| answer.status().is_success() || answer.status() == 404)
@@ -117,17 +114,17 @@ impl World {
         .await;
         let mut redis = self.redis().await;
         let _: () = redis::cmd("FLUSHDB").query_async(&mut redis).await.unwrap();
-        // Not waited for: an empty namespace takes the API server five seconds.
+        // Not awaited: even an empty namespace takes the API server five seconds.
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let _ = namespaces.delete(&self.namespace, &DeleteParams::default()).await;
     }
 
-    /// Deletes all objects of a kind and waits until they are gone; an operator
-    /// must be running if there are any.
+    /// Deletes all objects of a kind and waits until they are gone. An operator must be
+    /// running if there are any.
     pub async fn delete_all<K: Kind>(&self) {
         let api = self.api::<K>();
         for object in api.list(&ListParams::default()).await.unwrap() {
-            // What a test left behind must not wait for servers it stopped.
+            // Objects that a test left must not wait for servers that it stopped.
             let force = serde_json::json!({
                 "metadata": {"annotations": {lockkeeper::api::FORCE_FINALIZE: "true"}}
             });
@@ -149,21 +146,21 @@ impl World {
         .await;
     }
 
-    /// The broker's URL in this world's vhost.
+    /// Returns the broker's URL with this world's vhost.
     pub fn amqp_url(&self) -> String {
         let base = variable("AMQP_URL");
         let at = base.rfind('/').unwrap();
         format!("{}/{}", &base[..at], self.vhost)
     }
 
-    /// The store's URL in this world's database.
+    /// Returns the store's URL with this world's database.
     pub fn redis_url(&self) -> String {
         let base = variable("REDIS_URL");
         let at = base.rfind('/').unwrap();
         format!("{}/{}", &base[..at], self.database)
     }
 
-    /// A connection to this world's database, without a time limit for answers.
+    /// Opens a connection to this world's database, without a response timeout.
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
         redis::Client::open(self.redis_url())
@@ -173,14 +170,14 @@ impl World {
             .unwrap()
     }
 
-    /// A connection to this world's vhost.
+    /// Opens a connection to this world's vhost.
     pub async fn amqp(&self) -> lapin::Connection {
         lapin::Connection::connect(&self.amqp_url(), lapin::ConnectionProperties::default())
             .await
             .unwrap()
     }
 
-    /// The API for a kind in this world's namespace.
+    /// Returns the API for a kind in this world's namespace.
     pub fn api<K: Kind>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
@@ -198,7 +195,7 @@ impl World {
         api.create(&PostParams::default(), &secret).await.unwrap();
     }
 
-    /// Applies an object of this kind: `spec` as JSON or YAML.
+    /// Applies an object of this kind. `spec` is JSON or YAML.
     pub async fn apply<K: Kind>(&self, name: &str, spec: &str) -> kube::Result<K> {
         let spec: serde_json::Value = serde_yaml::from_str(spec).unwrap();
         let body = serde_json::json!({
@@ -209,8 +206,8 @@ impl World {
         self.api::<K>().patch(name, &params, &Patch::Apply(body)).await
     }
 
-    /// Applies a Semaphore on this world's broker; `more` is further spec, in
-    /// YAML flow style: `slots: 3, suspend: true`.
+    /// Applies a Semaphore on this world's broker. `more` is additional spec in YAML flow
+    /// style: `slots: 3, suspend: true`.
     pub async fn semaphore(&self, name: &str, more: &str) -> Semaphore {
         let spec =
             format!("{{rabbitmqClusterReference: {{connectionSecret: {{name: rabbit}}}}, {more}}}");
@@ -223,7 +220,7 @@ impl World {
         self.apply(name, &spec).await.unwrap()
     }
 
-    /// Waits until an object is as `is` says; fails with the object's state.
+    /// Waits until `is` holds for an object. A failure shows the object's state.
     pub async fn until<K: Kind>(
         &self,
         name: &str,
@@ -244,7 +241,8 @@ impl World {
                 start.elapsed() < patience,
                 "{name}: not {what} within {patience:?}: {object:#?}"
             );
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(pause(start, Duration::from_millis(50), Duration::from_millis(150)))
+                .await;
         }
     }
 
@@ -258,7 +256,7 @@ impl World {
         self.until(name, "Ready", PATIENCE, is_ready::<PressureQueue>).await
     }
 
-    /// The names of all queues in this world's vhost, as the broker tells.
+    /// Returns the names of all queues in this world's vhost, as reported by the broker.
     pub async fn queues(&self) -> BTreeSet<String> {
         let url = format!(
             "{}/api/queues/{}?columns=name&disable_stats=true&enable_queue_totals=true",
@@ -270,12 +268,12 @@ impl World {
         list.iter().map(|queue| queue["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The slot queues that a semaphore with default name and this many slots has.
+    /// Returns the slot queues of a semaphore with default name and this number of slots.
     pub fn slot_queues(&self, name: &str, slots: u32) -> BTreeSet<String> {
         (1..=slots).map(|slot| format!("{}.{name}-{slot}-A", self.namespace)).collect()
     }
 
-    /// All queues of a semaphore with default name that nobody holds: its slots, and
+    /// Returns all queues of a semaphore with default name and no holders: its slots, and
     /// the wait queue.
     pub fn lock_queues(&self, name: &str, slots: u32) -> BTreeSet<String> {
         let mut queues = self.slot_queues(name, slots);
@@ -283,7 +281,7 @@ impl World {
         queues
     }
 
-    /// The events about an object, as (reason, note, how often).
+    /// Returns the events about an object, as (reason, note, count).
     pub async fn events(&self, name: &str) -> Vec<(String, String, i32)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let all = api.list(&ListParams::default()).await.unwrap();
@@ -298,30 +296,29 @@ impl World {
             .collect()
     }
 
-    /// Starts an operator with a quick rhythm: holders every second, drift every
-    /// three.
+    /// Starts an operator with quick intervals: holders every second, drift every three.
     pub async fn operator(&self) -> Operator {
         self.operator_with(&["--observe-interval", "1s", "--drift-interval", "3s"]).await
     }
 
-    /// Starts an operator with these arguments; waits until it is ready.
+    /// Starts an operator with these arguments. Waits until it is ready.
     pub async fn operator_with(&self, arguments: &[&str]) -> Operator {
         let operator = self.operator_unready(arguments).await;
         operator.until_ready().await;
         operator
     }
 
-    /// Starts an operator and doesn't wait.
+    /// Starts an operator without waiting.
     pub async fn operator_unready(&self, arguments: &[&str]) -> Operator {
         self.operator_in(&[], arguments).await
     }
 
-    /// The same, by another way to the API server.
+    /// Starts an operator with another kubeconfig.
     pub async fn operator_by(&self, kubeconfig: &str, arguments: &[&str]) -> Operator {
         self.operator_in(&[("KUBECONFIG", kubeconfig)], arguments).await
     }
 
-    /// The same with these variables in its environment.
+    /// Starts an operator with these variables in its environment.
     pub async fn operator_in(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Operator {
         let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
         std::fs::create_dir_all(&logs).unwrap();
@@ -332,7 +329,7 @@ impl World {
             .args(arguments)
             .env("KUBECONFIG", variable("LOCKKEEPER_OPERATOR_KUBECONFIG"))
             .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
-            // The default connections are the test's to choose.
+            // The test chooses the default connections.
             .env_remove("AMQP_URL")
             .env_remove("RABBITMQ_MANAGEMENT_URL")
             .env_remove("REDIS_URL")
@@ -345,7 +342,7 @@ impl World {
         Operator { child, log }
     }
 
-    /// Ends what runs: what is left is let go without them.
+    /// Kills all running operators. The remaining objects are deleted without them.
     pub async fn kill_operators(&self) {
         for pid in self.operators.lock().await.drain(..) {
             signal(pid, "KILL");
@@ -353,8 +350,8 @@ impl World {
     }
 }
 
-/// An operator process. It runs on when this is dropped, so that what a test
-/// leaves behind can be cleaned up; the world ends it.
+/// An operator process. It keeps running when this is dropped, so that the test's objects
+/// can be cleaned up. The world ends it.
 pub struct Operator {
     child: Child,
     /// Its log file.
@@ -371,14 +368,15 @@ impl Operator {
         eventually(&what, PATIENCE, ready).await;
     }
 
-    /// Where it serves HTTP.
+    /// Returns its HTTP address.
     pub fn http(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap();
         let at = log.split("address=").nth(1).unwrap();
         format!("http://{}", at.split_whitespace().next().unwrap())
     }
 
-    /// What it tells Prometheus; kept beside its log, for the look back over the whole run.
+    /// Returns its metrics. They are also kept with its log, for the checks of the whole
+    /// run.
     pub async fn metrics(&self) -> String {
         let answer = reqwest::get(format!("{}/metrics", self.http())).await.unwrap();
         assert!(answer.status().is_success());
@@ -389,12 +387,12 @@ impl Operator {
         text
     }
 
-    /// What it has logged.
+    /// Returns its log.
     pub fn logged(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// kill -9, at once.
+    /// Kills it with SIGKILL.
     pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
@@ -404,14 +402,14 @@ impl Operator {
         self.child.wait().await.unwrap()
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Requests it to stop, and waits until it has.
     pub async fn stop(&mut self) -> std::process::ExitStatus {
         signal(self.child.id().unwrap(), "TERM");
         tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap().unwrap()
     }
 }
 
-/// A kind of ours.
+/// A kind of this project.
 pub trait Kind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -422,7 +420,7 @@ pub trait Kind:
     + Sync
     + 'static
 {
-    /// Status, reason and message of a condition, if it is about the newest spec.
+    /// Returns status, reason and message of a condition, if it is about the newest spec.
     fn condition(&self, type_: &str) -> Option<(String, String, String)>;
 }
 
@@ -441,22 +439,22 @@ macro_rules! kind {
 kind!(Semaphore);
 kind!(PressureQueue);
 
-/// Whether a condition about the newest spec has this status.
+/// Returns whether a condition about the newest spec has this status.
 pub fn has<K: Kind>(object: &K, type_: &str, status: &str) -> bool {
     object.condition(type_).is_some_and(|(is, ..)| is == status)
 }
 
-/// Whether a condition about the newest spec has this reason.
+/// Returns whether a condition about the newest spec has this reason.
 pub fn has_reason<K: Kind>(object: &K, type_: &str, reason: &str) -> bool {
     object.condition(type_).is_some_and(|(_, is, _)| is == reason)
 }
 
-/// Whether Ready is true for the newest spec.
+/// Returns whether Ready is true for the newest spec.
 pub fn is_ready<K: Kind>(object: &K) -> bool {
     has(object, "Ready", "True")
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub async fn eventually<F: Future<Output = bool>>(
     what: &str,
     patience: Duration,
@@ -465,11 +463,12 @@ pub async fn eventually<F: Future<Output = bool>>(
     let start = Instant::now();
     while !so().await {
         assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(pause(start, Duration::from_millis(50), Duration::from_millis(150)))
+            .await;
     }
 }
 
-/// Runs kubectl in the world's namespace; returns what it printed.
+/// Runs kubectl in the world's namespace. Returns its output.
 pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("kubectl")
         .args(["--namespace", &world.namespace])
@@ -483,12 +482,12 @@ pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String
 }
 
 impl Operator {
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id().unwrap()
     }
 
-    /// Sends it a signal: `STOP` puts it to sleep, `CONT` wakes it.
+    /// Sends it a signal: `STOP` suspends it, `CONT` resumes it.
     pub fn signal(&self, name: &str) {
         signal(self.child.id().unwrap(), name);
     }

@@ -1,5 +1,5 @@
-//! The bare operations of each protocol, by lapin alone: what anybody who did only
-//! the necessary would send, with nothing looked at and nothing checked.
+//! The bare operations of each protocol with lapin alone: the minimum that any
+//! implementation would have to send, without observations or checks.
 
 use std::time::Instant;
 
@@ -16,23 +16,23 @@ use super::{AT_REST, Site};
 use crate::Result;
 use crate::table::median;
 
-/// A client that takes slot 1, or a token, and gives it back.
+/// A client that acquires slot 1, or a token, and releases it.
 pub struct Bare {
     lock: LockName,
     channel: Channel,
-    // Open as long as this.
+    // Kept open for the lifetime of this value.
     _connection: Connection,
 }
 
 impl Bare {
-    /// One with a connection of its own.
+    /// Creates a client with its own connection.
     pub async fn new(site: &Site, lock: &LockName) -> Result<Self> {
         let connection = site.amqp().await?;
         let channel = connection.create_channel().await?;
         Ok(Self { lock: lock.clone(), channel, _connection: connection })
     }
 
-    /// What the broker has to do for one acquisition and one release.
+    /// Performs the broker's work for one acquisition and one release.
     pub async fn take_and_give_back(&self) -> Result<()> {
         match self.lock.protocol() {
             Protocol::ExclusiveQueue(_) => {
@@ -68,18 +68,23 @@ impl Bare {
                     .basic_get(queue.as_str().into(), BasicGetOptions::default())
                     .await?;
                 let token = got.ok_or("no token")?;
-                token.acker.reject(BasicRejectOptions { requeue: true }).await?;
+                // A reject has no answer.
+                let reject = token.acker.reject(BasicRejectOptions { requeue: true });
+                let (rejected, exists) = futures::join!(reject, self.exists(&queue));
+                rejected?;
+                exists?;
             }
         }
         Ok(())
     }
 
-    /// What the broker has to do for a proof.
+    /// Performs the broker's work for a proof.
     pub async fn look(&self) -> Result<()> {
         if !self.lock.has_slots() {
             return self.exists(&self.lock.token_queue()).await;
         }
-        // That of the holder queue is another's here, in one protocol: any will do.
+        // In one protocol the holder queue belongs to another connection here. Any queue
+        // will do.
         let slot = self.lock.slot_queue(1);
         let (first, second) = futures::join!(self.exists(&slot), self.exists(&slot));
         first?;
@@ -93,8 +98,8 @@ impl Bare {
     }
 }
 
-/// How long a message takes from its publisher to a consumer that waits, in
-/// milliseconds at the median.
+/// Measures the time of a message from its publisher to a waiting consumer, as the median
+/// in milliseconds.
 pub async fn push(connection: &Connection, times: usize) -> Result<f64> {
     const QUEUE: &str = "push";
     let (publisher, waiter) =

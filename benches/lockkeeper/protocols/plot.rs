@@ -1,5 +1,5 @@
-//! The figures as a picture: bars for each protocol on each broker. What is measured
-//! is the parent's.
+//! Draws the figures: bars for each protocol on each broker. See the parent module for
+//! the measurements.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use plotters::prelude::*;
 use super::Figures;
 use crate::Result;
 
-/// Of the whole picture, in pixels.
+/// Size of the picture, in pixels.
 const SIZE: (u32, u32) = (960, 640);
 
-/// One for each bar of a panel.
+/// One color for each bar of a panel.
 const COLOURS: [RGBColor; 3] =
     [RGBColor(0x1f, 0x77, 0xb4), RGBColor(0xff, 0x7f, 0x0e), RGBColor(0x2c, 0xa0, 0x2c)];
 

@@ -1,5 +1,5 @@
-//! Two at once: a producer and a consumer through a queue with a bound and without,
-//! and two processes that take turns through a bound of 1.
+//! Benchmarks pairs: a producer and a consumer on a bounded and an unbounded queue, and
+//! two processes that alternate through a bound of 1.
 
 use std::process::Stdio;
 
@@ -12,11 +12,11 @@ use crate::client::rounds;
 use crate::table::{PING_PONG, Table};
 use crate::{Options, Result};
 
-/// Turns of two processes.
+/// Number of turns of two processes.
 const TURNS: usize = 3000;
 
-/// A producer and a consumer at once, element by element, beside LPUSH and BRPOP
-/// of a list that nothing bounds.
+/// Measures a concurrent producer and consumer, element by element, compared with LPUSH
+/// and BRPOP on an unbounded list.
 pub async fn through(
     corner: &Corner,
     options: &Options,
@@ -74,11 +74,11 @@ pub async fn through(
     };
     let pairs = rounds(options.rounds, bare, ours).await?;
     let what = if bound == 0 { "no bound".to_owned() } else { format!("bound {bound}") };
-    table.speed(&format!("put and get at once, {what}, beside an unbounded list"), &pairs, None);
+    table.speed(&format!("put and get at once, {what}, versus an unbounded list"), &pairs, None);
     Ok(queues[0].delete(Wait::Forever).await?)
 }
 
-/// Two processes that take turns: through a queue of bound 1, beside two lists.
+/// Measures two alternating processes on a queue of bound 1, compared with two lists.
 pub async fn ping_pong(corner: &Corner, options: &Options, table: &mut Table) -> Result<()> {
     let queue = corner.queue("turns")?;
     queue.create(1).await?;
@@ -114,7 +114,7 @@ pub async fn ping_pong(corner: &Corner, options: &Options, table: &mut Table) ->
         Ok(took)
     };
     let pairs = rounds(options.rounds, bare, ours).await?;
-    table.speed("two processes through a bound of 1, beside two lists", &pairs, Some(PING_PONG));
+    table.speed("two processes through a bound of 1, versus two lists", &pairs, Some(PING_PONG));
     Ok(queue.delete(Wait::Forever).await?)
 }
 
@@ -133,7 +133,7 @@ fn peer(corner: &Corner, how: &str) -> Result<tokio::process::Child> {
         .spawn()?)
 }
 
-/// What the other process does.
+/// The work of the other process.
 pub async fn run_peer(how: &str, prefix: &str) -> Result<()> {
     let url = std::env::var("REDIS_URL")?;
     let corner =

@@ -1,19 +1,21 @@
-//! What a Semaphore's spec may say of holders that stand in the way: of a smaller
-//! count, and of its own deletion.
+//! Settings of a Semaphore's spec for holders that delay a change: a lowered slot count,
+//! or the deletion of the resource.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// What becomes of holders above the wanted count.
+/// Limits how long draining holders may keep their slots.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// How long a holder may keep a slot above the wanted count; then the operator takes it away,
-    /// as `lockkeeper revoke` does: it needs the broker's administrator for that (adminUri of the
-    /// Secret), but with protocol ExclusiveConsumer. A holder whose connection has other slots too
-    /// keeps its slot. Counted from when this operator first saw it above the count, so anew after
-    /// a restart. 0s to 720h. Not possible with protocol Token, where nobody in particular is above
-    /// the count. Absent: for as long as the holder wants. Example: 10m.
+    /// Time that a draining holder may keep its slot before the operator revokes it, as
+    /// `lockkeeper revoke` does. `0s` to `720h`. The time starts when this operator
+    /// process first observes the holder as draining, so it starts again after a restart.
+    /// A holder whose connection also has other slots keeps its slot. Requires `adminUri`
+    /// in the Secret, except with protocol `ExclusiveConsumer`. Not supported with
+    /// protocol `Token`. Setting or shortening the value, and lowering `slots` while it
+    /// is set, requires permission to create `semaphores/revoke`. Unset: no limit.
+    /// Example: `10m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 20),
@@ -22,12 +24,12 @@ pub struct Drain {
     pub revoke_after: Option<String>,
 }
 
-/// What the resource's deletion waits for.
+/// Condition that delays deletion of the resource.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
 pub enum SemaphoreGuard {
-    /// Nothing.
+    /// Delete immediately.
     None,
-    /// That nobody holds a slot.
+    /// Wait until no slot is held.
     Unused,
 }
 

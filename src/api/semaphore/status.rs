@@ -1,90 +1,98 @@
-//! What a Semaphore's status tells. How it is found out is the operator's.
+//! The status of a Semaphore. See `operator::semaphore` for how it is observed.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the operator saw on the broker. A value that is not known is absent, never 0.
+/// Observed state of the lock on the broker. A value that is not known is absent,
+/// never 0.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SemaphoreStatus {
-    /// The generation of the spec that this status is about.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The lock's name on the broker. Example: ci.deploy-prod.
+    /// Name of the lock on the broker. Example: `ci.deploy-prod`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_name: Option<String>,
-    /// The broker and virtual host that keep the lock, without credentials.
-    /// Example: rabbit:5672/prod.
+    /// Broker and virtual host that store the lock, without credentials. Example:
+    /// `rabbit:5672/prod`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// How many slots within the wanted count exist on the broker.
+    /// Last backend that accepted a login for this resource. The resource can own a lock
+    /// only on this backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached_backend: Option<String>,
+    /// Number of slots on the broker, not counting slots above `spec.slots`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<i32>,
-    /// How many slots within the wanted count are held.
+    /// Number of held slots, not counting draining slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<i32>,
-    /// How many slots may be taken now.
+    /// Number of slots that can be acquired now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<i32>,
-    /// How many holders keep a slot above the wanted count. Nobody else gets those slots. In
-    /// protocol Token, how many more tokens are held than are wanted.
+    /// Number of holders of slots above `spec.slots`. No other client can acquire these
+    /// slots. With protocol `Token`: number of held tokens above `spec.slots`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<i32>,
-    /// How many clients wait for a slot in the lock's wait queue; those that only look from time to
-    /// time are not counted.
+    /// Number of clients in the lock's wait queue. Clients that only poll are not
+    /// counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<i32>,
-    /// The highest slot number that may exist on the broker; sweeps reach beyond it. Absent in
-    /// protocol Token.
+    /// Highest slot number that may exist on the broker. Sweeps also check the numbers
+    /// above it. Absent with protocol `Token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub highest_slot: Option<i32>,
-    /// The label selector that the scale subresource must name; no pod needs to match it.
+    /// Label selector required by the scale subresource. It selects no pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// The holders in one line, for kubectl. Example: 1:deploy-7, 2:deploy-9.
+    /// Holders in one line, for `kubectl get`. Long names are shortened, and holders that
+    /// do not fit are counted. Example: `deploy-7, deploy-9, +3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holders_summary: Option<String>,
-    /// Who holds a slot, by slot number, at most 50. In protocol Token in no order, and Lockkeeper's
-    /// clients say who they are after a second.
+    /// Holders, sorted by slot number, up to 50. With protocol `Token` they are not
+    /// sorted, and the identities of Lockkeeper clients appear after about one second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub holders: Vec<HolderStatus>,
-    /// true when there are more holders than listed.
+    /// True if there are more holders than are listed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
-    /// Ready, Reconciling, Stalled, BackendReachable, Drained and Saturated.
+    /// Conditions of types `Ready`, `Reconciling`, `Stalled`, `BackendReachable`,
+    /// `Drained` and `Saturated`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// One holder of a slot.
+/// Holder of one slot.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HolderStatus {
-    /// The holder's own id for this acquisition, else its connection's name with the slot, else
-    /// slot-<number>; in protocol Token, token-<number>.
+    /// Id that the holder chose for this acquisition, otherwise the name of its
+    /// connection with the slot, otherwise `slot-<number>`. With protocol `Token`:
+    /// `token-<number>` if there is no other id.
     pub id: String,
-    /// The slot that it holds, from 1. Absent in protocol Token.
+    /// Number of the slot, starting at 1. Absent with protocol `Token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<i32>,
-    /// Who it says it is, else its user on the broker.
+    /// Identity that the holder declares, otherwise its user on the broker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// Why it says that it holds the lock.
+    /// Reason that the holder declares for holding the lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Where it says that more can be read, such as a build's page.
+    /// Link that the holder declares, for example to the page of a build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// When it says that it acquired the slot, in RFC 3339.
+    /// Time at which the holder declares that it acquired the slot, in RFC 3339 format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
-    /// Its connection to the broker: name and peer address.
+    /// Name and peer address of the holder's connection to the broker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection: Option<String>,
-    /// true: its slot is above the wanted count; it keeps the slot until it releases.
+    /// True if the slot is above `spec.slots`. The holder keeps it until it releases.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }

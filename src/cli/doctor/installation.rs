@@ -1,5 +1,5 @@
-//! What of the installation is there and fits together: the resource definitions,
-//! the operator, and what its account may do.
+//! Checks whether the installation is complete and consistent: the resource definitions,
+//! the operator, and the permissions of its account.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{
@@ -9,14 +9,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::api::all_crds;
 use crate::cli::kubernetes::Cluster;
 
-/// How the operator's Deployment is found, whatever the release is called.
+/// Label selector of the operator's Deployment, independent of the release name.
 const OPERATOR: &str = "app.kubernetes.io/name=lockkeeper";
 
-/// What the operator's account needs for each namespace: group, resource, its
+/// Permissions that the operator's account needs in each namespace: group, resource,
 /// subresource, verbs.
 const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
     ("lockkeeper.dev", "semaphores", "", &["list", "watch", "patch"]),
@@ -27,10 +27,11 @@ const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
     ("events.k8s.io", "events", "", &["create", "patch"]),
 ];
 
-/// Most namespaces for which rights are asked: each is a dozen questions.
+/// Maximum number of namespaces whose permissions are checked. Each takes a dozen
+/// requests.
 const MAX_NAMESPACES: usize = 10;
 
-/// Whether the resource definitions are there, and this program's.
+/// Checks whether the resource definitions are installed and match this program.
 pub(super) async fn definitions(cluster: &Cluster) -> Vec<Finding> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let mut findings = Vec::new();
@@ -42,7 +43,7 @@ pub(super) async fn definitions(cluster: &Cluster) -> Vec<Finding> {
                 findings.push(Finding::remark(
                     about,
                     format!("can't be read: {error}"),
-                    "ask somebody who may read resource definitions",
+                    "ask a user with permission to read CustomResourceDefinitions",
                 ));
                 continue;
             }
@@ -76,7 +77,7 @@ fn schema(definition: &CustomResourceDefinition) -> Vec<serde_json::Value> {
     schemas.collect()
 }
 
-/// Whether the operator runs, which version, and whether it may do its work.
+/// Checks whether the operator runs, in which version, and with which permissions.
 pub(super) async fn operator(
     cluster: &Cluster,
     its_namespace: Option<&str>,
@@ -89,7 +90,8 @@ pub(super) async fn operator(
     let deployments = match api.list(&ListParams::default().labels(OPERATOR)).await {
         Ok(found) => found.items,
         Err(error) => {
-            let next = "ask somebody who may list Deployments, or name its namespace: --operator-namespace";
+            let next =
+                "ask a user with permission to list Deployments, or set --operator-namespace";
             return vec![Finding::remark(
                 "operator",
                 format!("can't be looked for: {error}"),
@@ -135,7 +137,7 @@ fn is_running(deployment: &Deployment) -> Finding {
     }
 }
 
-/// Whether the account of the operator has the rights that the chart gives.
+/// Checks whether the operator's account has the permissions that the chart grants.
 async fn rights(cluster: &Cluster, deployment: &Deployment, namespaces: &[String]) -> Vec<Finding> {
     let its_namespace = deployment.namespace().unwrap_or_default();
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
@@ -165,7 +167,7 @@ async fn rights(cluster: &Cluster, deployment: &Deployment, namespaces: &[String
                     }
                     Err(error) => {
                         let message = format!("its rights can't be asked for: {error}");
-                        let next = "ask somebody who may create SubjectAccessReviews";
+                        let next = "ask a user with permission to create SubjectAccessReviews";
                         return vec![Finding::remark(about, message, next)];
                     }
                 }

@@ -1,26 +1,26 @@
-//! What each object's status and connection tell: conditions that need somebody,
-//! the connection Secret, and whether the server answers from here.
+//! Checks each object's status and connection: conditions that require action, the
+//! connection Secret, and whether the server is reachable from here.
 
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Resource, ResourceExt};
 
-use super::{Arguments, Cluster, Finding, Level};
+use super::finding::{Finding, Level};
 use crate::api::conditions::{BACKEND_REACHABLE, DAMAGED, READY, STALLED, find};
 use crate::api::{PressureQueue, Semaphore};
-use crate::cli::Failure;
-use crate::cli::kubernetes::FoundObject;
+use crate::cli::failure::Failure;
+use crate::cli::kubernetes::{Cluster, FoundObject, Kubernetes};
 use crate::cli::queue::place::Place as QueuePlace;
 use crate::cli::target::{Place, variable};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
-/// How long a server may take to answer.
+/// Time limit for a server's response.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the looks at all objects share.
+/// Shared state of the checks of all objects.
 pub(super) struct Look<'a> {
     cluster: &'a Cluster,
     ask_servers: bool,
@@ -28,7 +28,7 @@ pub(super) struct Look<'a> {
     queue_place: QueuePlace,
 }
 
-/// What the operator says of an object.
+/// The status of an object, as reported by the operator.
 struct Report<'a> {
     about: String,
     conditions: &'a [Condition],
@@ -40,7 +40,7 @@ impl Report<'_> {
         find(self.conditions, type_).filter(|condition| condition.status == status)
     }
 
-    /// What it says, the worst first; nothing where all is well.
+    /// Returns the most severe finding of the status, or `None` if there is no problem.
     fn finding(&self) -> Option<Finding> {
         let said = |condition: &Condition| format!("{}: {}", condition.reason, condition.message);
         if !self.is_observed {
@@ -74,11 +74,10 @@ impl Report<'_> {
 }
 
 impl<'a> Look<'a> {
-    pub fn new(cluster: &'a Cluster, arguments: &Arguments) -> Self {
-        let kubernetes = &arguments.kubernetes;
+    pub fn new(cluster: &'a Cluster, kubernetes: &Kubernetes, ask_servers: bool) -> Self {
         Self {
             cluster,
-            ask_servers: !arguments.no_servers,
+            ask_servers,
             place: Place::of_urls(
                 variable("AMQP_URL"),
                 variable("RABBITMQ_MANAGEMENT_URL"),
@@ -147,21 +146,21 @@ fn told<K: ResourceExt + Resource>(
     let report = Report { about: about(object, kind), conditions, is_observed };
     let mut findings: Vec<Finding> = report.finding().into_iter().collect();
     if object.meta().deletion_timestamp.is_some() {
-        let message = "is being deleted, and waits for what is left on its server";
+        let message = "is being deleted, and its cleanup on the server is not finished";
         let next = "its condition Ready says why; docs/deletion.md says how to let it go";
         findings.push(Finding::remark(report.about, message, next));
     }
     findings
 }
 
-/// A connection that can't even be tried.
+/// Returns the finding for a connection that cannot even be attempted.
 fn connection(about: &str, failure: Failure) -> Finding {
     let message = failure.message.unwrap_or_default();
     if failure.code == Failure::NOT_PERMITTED {
-        let next = "ask somebody who may read that Secret; the operator may, in any case";
+        let next = "ask a user with permission to read that Secret; the operator has this permission in any case";
         return Finding::remark(about, message, next);
     }
-    let next = "examples/secret shows the keys; what is right is used within 30 s";
+    let next = "examples/secret shows the keys; a corrected Secret is used within 30 s";
     Finding::wrong(about, message, next)
 }
 
@@ -177,8 +176,8 @@ async fn ask_store(settings: RedisSettings) -> Result<(), String> {
     asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
 }
 
-/// What it means that the server answers here or not: the operator may see it
-/// otherwise, and it is the operator that counts.
+/// Interprets whether the server answers from here. The operator may see a different
+/// result, and the operator's counts.
 fn reachable(
     about: &str,
     answer: Result<(), String>,
@@ -200,7 +199,7 @@ fn reachable(
     }
 }
 
-/// That all is well, where nothing else is to be said.
+/// Adds the finding that all is well, if there is no other finding.
 fn settled(mut findings: Vec<Finding>, about: &str) -> Vec<Finding> {
     if !findings.iter().any(|finding| finding.level != Level::Ok) {
         findings.push(Finding::ok(about, "is as it should be"));

@@ -1,6 +1,5 @@
-//! The process group that a command runs in: signals to it, who is left of it,
-//! and how it is ended in time. When that is due is for `exec` and its guardian
-//! to say.
+//! The process group of a command: sending signals, finding remaining processes, and
+//! ending the group in time. `exec` and its guardian decide when.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,26 +8,26 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, getpgrp};
 
-use crate::semaphore::Moment;
+use crate::clock::Moment;
 
-/// How often it is looked whether a group that is ending has ended.
+/// Interval of checks whether an ending group has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a killed process may take to be gone. Only the kernel can delay it.
+/// Time limit for killed processes to disappear. Only the kernel can delay them.
 const DYING: Duration = Duration::from_secs(5);
 
-/// A process group: the guardian, who leads it, the command, and whatever that
-/// started and didn't leave the group.
-#[derive(Clone, Copy, Debug)]
+/// A process group: the guardian, which is its leader, the command, and all processes
+/// that the command started and that did not leave the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Group(Pid);
 
 impl Group {
-    /// The group that the process `pid` leads.
+    /// Returns the group whose leader is the process `pid`.
     pub fn led_by(pid: i32) -> Self {
         Self(Pid::from_raw(pid))
     }
 
-    /// The caller's own.
+    /// Returns the group of this process.
     pub fn own() -> Self {
         Self(getpgrp())
     }
@@ -37,14 +36,14 @@ impl Group {
         self.0
     }
 
-    /// Signals every process of the group. An error means that there is none, or
-    /// none that we may signal: nothing to be done in either case.
+    /// Signals every process of the group. An error means that there is none, or none
+    /// that may be signalled. Neither requires action.
     pub fn signal(self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }
 
-    /// Whether a process other than the group's leader is alive in it. Without
-    /// `/proc` nobody knows, and then it is so.
+    /// Returns whether a process other than the group's leader is alive in it. Returns
+    /// true without `/proc`, where this is unknown.
     pub fn has_followers(self) -> bool {
         let Ok(processes) = std::fs::read_dir("/proc") else { return true };
         processes
@@ -55,10 +54,10 @@ impl Group {
     }
 }
 
-/// Whether `/proc/<pid>/stat` is that of a living process of the group. One that
-/// has died and that its parent didn't ask about yet does nothing any more.
+/// Returns whether `/proc/<pid>/stat` is that of a living process of the group. A zombie,
+/// which its parent has not reaped yet, does not count.
 fn is_alive_in(group: i32, stat: &str) -> bool {
-    // The program's name stands in parentheses and may contain any of these.
+    // The program's name is in parentheses and may contain any of these characters.
     let Some((_, after_name)) = stat.rsplit_once(')') else { return false };
     let mut fields = after_name.split_ascii_whitespace();
     let alive = fields.next().is_some_and(|state| !matches!(state, "Z" | "X"));
@@ -68,13 +67,13 @@ fn is_alive_in(group: i32, stat: &str) -> bool {
 /// What happens to the command when the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLost {
-    /// TERM, and KILL for what is left after the time allowed.
+    /// TERM, then KILL for the remaining processes after `kill_after`.
     Terminate,
-    /// KILL at once.
+    /// KILL immediately.
     Kill,
-    /// This signal, and nothing more.
+    /// This signal only.
     Signal(Signal),
-    /// Only a message.
+    /// A message only.
     Warn,
 }
 
@@ -110,7 +109,7 @@ impl fmt::Display for OnLost {
 }
 
 impl OnLost {
-    /// What becomes of the command.
+    /// Describes the effect on the command.
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Terminate => "is ended",
@@ -121,7 +120,7 @@ impl OnLost {
     }
 }
 
-/// A group that is being ended.
+/// A process group that is being ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
     group: Group,
@@ -129,9 +128,9 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Does what `how` says. [`None`] if that is all there is to do; otherwise
-    /// what is left of the group is to be killed `kill_after` from now, and in
-    /// any case at `latest`.
+    /// Starts to end the group as given by `how`. Returns [`None`] if no more action is
+    /// needed. Otherwise the remaining processes must be killed after `kill_after`, and
+    /// no later than `latest`.
     pub fn begin(group: Group, how: OnLost, kill_after: Duration, latest: Moment) -> Option<Self> {
         let kill_at = match how {
             OnLost::Warn => return None,
@@ -142,7 +141,7 @@ impl Ending {
             OnLost::Kill => Moment::now(),
             OnLost::Terminate => {
                 group.signal(Signal::SIGTERM);
-                // A stopped process would die of it only when continued.
+                // A stopped process reacts to the signal only when continued.
                 group.signal(Signal::SIGCONT);
                 (Moment::now() + kill_after).min(latest)
             }
@@ -150,13 +149,13 @@ impl Ending {
         Some(Self { group, kill_at })
     }
 
-    /// Kills the group, its leader included, when it is time. Cancel safe.
+    /// Kills the group, including its leader, when it is due. Cancel safe.
     pub async fn kill_in_time(self) {
         self.kill_at.reached().await;
         self.group.signal(Signal::SIGKILL);
     }
 
-    /// The same, but at once when nobody except the leader is left. Cancel safe.
+    /// Like `kill_in_time`, but kills as soon as only the leader is left. Cancel safe.
     pub async fn kill(self) {
         while !self.kill_at.left().is_zero() && self.group.has_followers() {
             tokio::time::sleep(LOOK.min(self.kill_at.left())).await;
@@ -164,8 +163,9 @@ impl Ending {
         self.group.signal(Signal::SIGKILL);
     }
 
-    /// After the leader has ended: waits for the others, and kills them when it is
-    /// time. `false` if one is still alive seconds after KILL. Cancel safe.
+    /// Call this after the leader has ended: waits for the other processes, and kills
+    /// them when it is due. Returns `false` if one is still alive seconds after SIGKILL.
+    /// Cancel safe.
     pub async fn finish(self) -> bool {
         if !self.group.has_followers() {
             return true;
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_counts_while_it_lives_whatever_it_calls_itself() {
+    fn a_process_counts_while_it_runs_whatever_its_name_is() {
         assert!(is_alive_in(7, "12 (sh) S 1 7 7 0"));
         assert!(is_alive_in(7, "12 (a) Z 1 8) R 1 7 7 0"));
         assert!(!is_alive_in(7, "12 (sh) Z 1 7 7 0"));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_do_on_a_loss_survives_the_way_to_the_guardian() {
+    fn the_on_lost_option_reaches_the_guardian_unchanged() {
         for text in ["terminate", "kill", "warn", "signal=USR1", "signal=sighup"] {
             let read: OnLost = text.parse().unwrap();
             assert_eq!(read.to_string().parse(), Ok(read));

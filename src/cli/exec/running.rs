@@ -1,74 +1,75 @@
-//! While the command runs: telling the guardian that the lock is proven, passing
-//! signals on, and ending the command when the lock is lost or drained.
+//! Supervises the running command: sends proofs of the lock to the guardian, forwards
+//! signals, lends the terminal, and ends the command when the lock is lost or drained.
 
-use std::io::{self, PipeWriter, Write};
+use std::ffi::OsString;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
+use super::fate::{Fate, OnDrain, say};
 use super::group::{Ending, Group, OnLost};
-use super::guardian::{ENDING, MARGIN, VALID, code, until};
-use super::terminal::Lent;
-use super::{Arguments, OnDrain, say};
-use crate::cli::Failure;
+use super::guardian::{MARGIN, code, until};
+use super::pipes::{Incoming, Order, Outgoing, Report};
+use super::terminal::{Foreground, Terminal};
+use crate::cli::failure::Failure;
 use crate::cli::hold::held;
 use crate::cli::signals::Signals;
 use crate::cli::target::Found;
 use crate::cli::telemetry::traceparent;
 use crate::semaphore::{LostReason, Moment, Permit};
 
-/// How long a lost permit may take to say why.
+/// Time limit for learning the reason of a lost permit.
 const REASON: Duration = Duration::from_secs(1);
 
-/// Runs the command under the permit, which is given back at the end, and
-/// returns the command's exit code.
+/// Polling interval of the terminal. A job is not notified when a shell brings it to the
+/// foreground.
+const LOOK_AT_TERMINAL: Duration = Duration::from_millis(250);
+
+/// Runs the command under the permit, and releases the permit at the end. Returns the
+/// command's exit code.
 pub(super) async fn run(
-    arguments: &Arguments,
+    command: &[OsString],
+    fate: &Fate,
     found: &Found,
     permit: Permit,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let what = found.what(permit.slot());
-    // More would mean to end the command although the next proof is not overdue.
-    let kill_after = arguments.fate.kill_after.min(permit.valid_until().left() / 3);
+    // A longer time would end the command although the next proof is not overdue.
+    let kill_after = fate.kill_after.min(permit.valid_until().left() / 3);
     let holding = held(found, &permit);
-    let guardian =
-        Guardian::start(arguments, found, &permit, kill_after, &holding).map_err(|error| {
+    let guardian = Guardian::start((command, fate), found, &permit, kill_after, &holding).map_err(
+        |error| {
             Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
-        })?;
+        },
+    )?;
     let group = guardian.group;
     let mut running = Running {
-        terminal: Lent::to(group),
-        arguments,
+        terminal: Terminal::of(group),
+        fate,
         found,
         permit: &permit,
         kill_after,
         guardian,
+        stage: Stage::Waits,
+        wants_terminal: false,
         ending: None,
         lost: None,
     };
-    let status = running.until_it_ends(signals).await;
+    let end = running.until_it_ends(signals).await;
     let Running { mut ending, lost, terminal, .. } = running;
     drop(terminal);
-    let unguarded = ending.is_none() && status.as_ref().is_ok_and(|s| s.signal().is_some());
-    if unguarded || status.is_err() {
+    let unguarded = ending.is_none() && end.is_killed();
+    if unguarded || matches!(end, End::Status(Err(_))) {
         ending = Ending::begin(group, OnLost::Kill, Duration::ZERO, Moment::now());
     }
-    match ending {
-        Some(ending) if !ending.finish().await => {
-            say("a process of the command survives KILL; the lock goes all the same".into()).await;
-        }
-        None if group.has_followers() => {
-            say("the command left processes behind: they run on without the lock".into()).await;
-        }
-        _ => {}
-    }
+    finish(group, ending).await;
     let lost = match lost {
         None if !permit.is_valid() => Some(reason(&permit).await),
         lost => lost,
@@ -78,66 +79,129 @@ pub(super) async fn run(
         let message = format!("{what} was lost: {reason} ({})", reason.name());
         return Err(Failure::new(Failure::LOST, message));
     }
-    // What is lost from here on guards nothing any more.
+    // A later loss does not matter, because no command is guarded any more.
     drop(holding);
     let _ = permit.release().instrument(debug_span!("lock.release")).await;
     if unguarded {
         let message = format!("the command was killed with its guardian; {what} was released");
         return Err(Failure::new(Failure::LOST, message));
     }
-    status.map(code).map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
+    match end {
+        End::Status(Ok(status)) => Ok(code(status)),
+        End::Status(Err(error)) => Err(Failure::new(Failure::UNAVAILABLE, error.to_string())),
+        End::Before(signal) => {
+            let message = format!("stopped by {signal} before the command began");
+            Err(Failure::new(Failure::signalled(signal as i32), message))
+        }
+    }
 }
 
-/// The reason of a loss that is certain.
+/// Waits for the remaining processes of the group after the guardian has ended.
+async fn finish(group: Group, ending: Option<Ending>) {
+    match ending {
+        Some(ending) if !ending.finish().await => {
+            say("a child process survived SIGKILL; releasing the lock anyway".into()).await;
+        }
+        None if group.has_followers() => {
+            say("the command left processes behind: they run on without the lock".into()).await;
+        }
+        _ => {}
+    }
+}
+
+/// How supervision ended.
+enum End {
+    /// The guardian has ended, and the command with it if there was one.
+    Status(io::Result<ExitStatus>),
+    /// This signal arrived before the command started.
+    Before(Signal),
+}
+
+impl End {
+    fn is_killed(&self) -> bool {
+        matches!(self, Self::Status(Ok(status)) if status.signal().is_some())
+    }
+}
+
+/// State of the guardian. Signals end it before it is ready, and only the guardian would
+/// receive them until the command runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The guardian was started, and has no order to start the command.
+    Waits,
+    /// The guardian was ordered to start the command.
+    Starts,
+    /// The command runs.
+    Runs,
+}
+
+/// Returns the reason of a loss that is certain.
 async fn reason(permit: &Permit) -> LostReason {
     let reason = tokio::time::timeout(REASON, permit.lost()).await;
     reason.unwrap_or(LostReason::HeartbeatMissed)
 }
 
 struct Running<'a> {
-    terminal: Option<Lent>,
-    arguments: &'a Arguments,
+    terminal: Terminal,
+    fate: &'a Fate,
     found: &'a Found,
     permit: &'a Permit,
     kill_after: Duration,
     guardian: Guardian,
-    /// The command is being ended.
+    stage: Stage,
+    /// Whether the command is stopped until it may use the terminal.
+    wants_terminal: bool,
+    /// State of ending the command, if it is being ended.
     ending: Option<Ending>,
     lost: Option<LostReason>,
 }
 
 impl Running<'_> {
-    /// Returns when the guardian has ended, which it does with the command.
-    async fn until_it_ends(&mut self, signals: &mut Signals) -> io::Result<ExitStatus> {
+    /// Returns when the guardian has ended, which it does together with the command.
+    /// Before there is a command, also returns on a signal to end.
+    async fn until_it_ends(&mut self, signals: &mut Signals) -> End {
         let permit = self.permit;
         let mut draining = false;
         let mut killed = false;
-        // The first one starts the command.
-        let mut told = permit.valid_until();
-        self.guardian.tell_valid(told);
         loop {
             let act_at = permit.valid_until() - MARGIN - self.kill_after;
             let watched = self.lost.is_none();
-            let ending = self.ending;
+            let (ending, stage, told) = (self.ending, self.stage, self.guardian.told);
             let kill = async {
                 match ending {
                     Some(ending) => ending.kill_in_time().await,
                     None => std::future::pending().await,
                 }
             };
+            let signal = async {
+                match stage {
+                    Stage::Waits => signals.next_to_end().await,
+                    // Signals stay pending until the command runs.
+                    Stage::Starts => std::future::pending().await,
+                    Stage::Runs => signals.next().await,
+                }
+            };
             tokio::select! {
-                status = self.guardian.process.wait() => return status,
-                signal = signals.next() => self.guardian.group.signal(signal),
-                () = permit.proved_after(told), if watched => {
-                    told = permit.valid_until();
-                    self.guardian.tell_valid(told);
+                status = self.guardian.process.wait() => return End::Status(status),
+                report = self.guardian.reports.next() => self.hear(report),
+                signal = signal => match stage {
+                    Stage::Runs => self.guardian.group.signal(signal),
+                    Stage::Waits | Stage::Starts => {
+                        self.guardian.group.signal(Signal::SIGKILL);
+                        return End::Before(signal);
+                    }
+                },
+                () = permit.proved_after(told), if watched && stage != Stage::Waits => {
+                    self.guardian.tell_valid(permit.valid_until());
                 }
                 reason = permit.lost(), if watched => self.lose(reason),
                 () = until(act_at), if watched => {
-                    self.look_at_terminal();
                     if act_at.left().is_zero() {
                         self.lose(LostReason::HeartbeatMissed);
                     }
+                }
+                () = tokio::time::sleep(LOOK_AT_TERMINAL), if stage != Stage::Waits => {
+                    self.look_at_terminal();
                 }
                 () = permit.draining(), if !draining => {
                     draining = true;
@@ -148,33 +212,63 @@ impl Running<'_> {
         }
     }
 
-    /// A job that is brought to the foreground is not told of it; the command may
-    /// be stopped because it wanted to read.
-    fn look_at_terminal(&mut self) {
-        if self.terminal.is_none() {
-            self.terminal = Lent::to(self.guardian.group);
-            if self.terminal.is_some() {
-                self.guardian.group.signal(Signal::SIGCONT);
+    fn hear(&mut self, report: Option<Report>) {
+        match report {
+            Some(Report::Ready) => {
+                // In this order, so that the command has the terminal from its start.
+                self.look_at_terminal();
+                self.guardian.tell_valid(self.permit.valid_until());
+                self.stage = Stage::Starts;
             }
+            Some(Report::Runs) => self.stage = Stage::Runs,
+            Some(Report::WantsTerminal) => {
+                let is_news = !self.wants_terminal;
+                self.wants_terminal = true;
+                self.look_at_terminal();
+                if is_news && self.wants_terminal {
+                    let text = "the command is stopped until it may use the terminal: \
+                                bring it to the foreground (fg)";
+                    tokio::spawn(say(text.to_owned()));
+                }
+            }
+            // The guardian has ended or is about to.
+            None => {}
         }
     }
 
-    /// What was guarded isn't any more, or won't be when it is too late to act.
+    fn look_at_terminal(&mut self) {
+        let group = self.guardian.group;
+        match self.terminal.lend(self.wants_terminal) {
+            Foreground::Other => return,
+            Foreground::Command if self.wants_terminal => group.signal(Signal::SIGCONT),
+            // The command would never continue and would keep the lock. The kernel does
+            // the same with a stopped job when its shell ends.
+            Foreground::Gone if self.wants_terminal => {
+                group.signal(Signal::SIGHUP);
+                group.signal(Signal::SIGCONT);
+            }
+            Foreground::Command | Foreground::Gone => {}
+        }
+        self.wants_terminal = false;
+    }
+
+    /// Handles a loss: the lock no longer guards the command, or will expire before the
+    /// command could be ended later.
     fn lose(&mut self, reason: LostReason) {
         let latest = self.permit.valid_until() - MARGIN;
-        let how = self.arguments.fate.on_lost;
+        let how = self.fate.on_lost;
         self.end(how, latest);
         let what = self.found.what(self.permit.slot());
-        // Nothing here waits for whoever reads it.
+        // Do not wait for the reader of stderr.
         let text = format!("{what} was lost: {reason}; the command {}", how.in_words());
         tokio::spawn(say(text));
         self.lost = Some(reason);
     }
 
     fn drain(&mut self) {
-        let stop = self.arguments.fate.on_drain == OnDrain::Stop && self.lost.is_none();
+        let stop = self.fate.on_drain == OnDrain::Stop && self.lost.is_none();
         if stop {
-            // Should the lock be lost meanwhile, the guardian kills in time.
+            // If the lock is lost before then, the guardian kills the command in time.
             self.end(OnLost::Terminate, Moment::now() + self.kill_after);
         }
         let then = if stop { "the command is ended" } else { "the command may finish" };
@@ -183,43 +277,44 @@ impl Running<'_> {
 
     fn end(&mut self, how: OnLost, latest: Moment) {
         if self.ending.is_none() {
-            self.guardian.tell(ENDING);
+            self.guardian.orders.tell(&Order::Ending);
             self.ending = Ending::begin(self.guardian.group, how, self.kill_after, latest);
         }
     }
 }
 
-/// The guardian's process, and the way to talk to it.
+/// The guardian's process and its pipes.
 struct Guardian {
     process: Child,
     group: Group,
-    control: PipeWriter,
+    orders: Outgoing<Order>,
+    reports: Incoming<Report>,
+    /// The last validity sent to the guardian.
+    told: Moment,
 }
 
 impl Guardian {
-    /// Starts it, in a process group of its own. The command waits for the first
-    /// proof.
+    /// Starts the guardian in its own process group. The command is started by the first
+    /// order.
     fn start(
-        arguments: &Arguments,
+        (program, fate): (&[OsString], &Fate),
         found: &Found,
         permit: &Permit,
         kill_after: Duration,
         holding: &Span,
     ) -> io::Result<Self> {
-        let (theirs, control) = io::pipe()?;
-        // Nobody who doesn't read may stop us.
-        fcntl(&control, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        // The one thing that it inherits beyond what every process does.
-        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        let (orders, from_us) = Outgoing::with_inlet()?;
+        let (reports, to_us) = Incoming::with_outlet()?;
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("lockkeeper")
             .arg("guardian")
-            .arg(format!("--control={}", theirs.as_raw_fd()))
+            .arg(format!("--orders={}", from_us.as_raw_fd()))
+            .arg(format!("--reports={}", to_us.as_raw_fd()))
             .arg(format!("--kill-after={}ms", kill_after.as_millis()))
-            .arg(format!("--on-lost={}", arguments.fate.on_lost))
+            .arg(format!("--on-lost={}", fate.on_lost))
             .arg("--")
-            .args(&arguments.command)
+            .args(program)
             .env("LOCK_NAME", found.name.as_str())
             .env("LOCK_HOLDER_ID", permit.id())
             .process_group(0);
@@ -231,7 +326,7 @@ impl Guardian {
         for (variable, number) in numbers {
             match number {
                 Some(number) => command.env(variable, number.to_string()),
-                // One of a lock around ours would be taken for ours.
+                // The value of an outer lock must not be mistaken for this lock's.
                 None => command.env_remove(variable),
             };
         }
@@ -241,17 +336,11 @@ impl Guardian {
         let process = command.spawn()?;
         let pid = process.id().and_then(|pid| i32::try_from(pid).ok());
         let group = Group::led_by(pid.ok_or(io::ErrorKind::NotFound)?);
-        Ok(Self { process, group, control })
+        Ok(Self { process, group, orders, reports, told: permit.valid_until() })
     }
 
     fn tell_valid(&mut self, until: Moment) {
-        self.tell(&format!("{VALID} {}", until.as_nanos()));
-    }
-
-    /// If it has ended, that is heard of elsewhere; if it doesn't read, it will
-    /// act by itself.
-    fn tell(&mut self, line: &str) {
-        // So short a line is written whole or not at all.
-        let _ = self.control.write_all(format!("{line}\n").as_bytes());
+        self.orders.tell(&Order::Valid(until));
+        self.told = until;
     }
 }

@@ -1,19 +1,21 @@
-//! Whose the terminal is while a command runs: its foreground process group is
-//! the one that may read and that Ctrl-C goes to.
+//! Determines which process group owns the terminal while a command runs. Only the
+//! terminal's foreground group may read it, and Ctrl-C goes to that group.
 
+use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, stdin};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
-use nix::sys::signal::{SigSet, Signal};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::{tcgetpgrp, tcsetpgrp};
 
 use super::group::Group;
 
-/// Lets this process, and threads it starts from now on, use the terminal while
-/// another group has it. Processes started from here inherit that; see
-/// [`like_others`].
+/// Keeps the terminal from stopping this process, and threads started from now on, while
+/// another group is in the foreground. Child processes inherit this; see [`like_others`].
 pub(super) fn unstoppable() {
-    // Fails only for a signal that doesn't exist.
+    // Fails only for a signal that does not exist.
     let _ = stopping().thread_block();
 }
 
@@ -22,31 +24,90 @@ pub(super) fn like_others() {
     let _ = stopping().thread_unblock();
 }
 
+/// Returns the signals that would stop this process. TTOU: it hands the terminal to
+/// another group. TTIN: a process of its group reads the terminal at the same time, for
+/// example a pager at the end of a pipeline.
 fn stopping() -> SigSet {
     let mut set = SigSet::empty();
     set.add(Signal::SIGTTOU);
+    set.add(Signal::SIGTTIN);
     set
 }
 
-/// The terminal in another group's hands, until this is dropped.
-pub(super) struct Lent(Group);
+/// The process that may read the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Foreground {
+    /// The command.
+    Command,
+    /// Another process group: `exec` is in the background, or its own group reads.
+    Other,
+    /// No process: there is no terminal, or no longer.
+    Gone,
+}
 
-impl Lent {
-    /// Hands the terminal of standard input over, if there is one and it is ours
-    /// to give: a job in the background has none.
-    pub fn to(group: Group) -> Option<Self> {
-        let own = Group::own();
-        // Whoever reads our output may be a pager, which wants the keyboard too.
-        let is_piped =
-            std::fs::metadata("/proc/self/fd/1").is_ok_and(|file| file.file_type().is_fifo());
-        let ours = !is_piped && stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(own.id());
-        (ours && tcsetpgrp(stdin(), group.id()).is_ok()).then_some(Self(own))
+/// The terminal of this process. When dropped, the terminal returns to this process's
+/// group, unless a shell has taken it since.
+pub(super) struct Terminal {
+    command: Group,
+    is_lent: bool,
+}
+
+impl Terminal {
+    /// Creates the terminal for a command in this group.
+    pub fn of(command: Group) -> Self {
+        Self { command, is_lent: false }
+    }
+
+    /// Lends the terminal to the command, if this process's group owns it (a background
+    /// job has none). `is_wanted`: the command was stopped because it needs the terminal.
+    pub fn lend(&mut self, is_wanted: bool) -> Foreground {
+        let Some((terminal, foreground)) = open() else { return Foreground::Gone };
+        if foreground == self.command {
+            return Foreground::Command;
+        }
+        let is_ours = foreground == Group::own() && (is_wanted || is_input());
+        if !is_ours || tcsetpgrp(terminal, self.command.id()).is_err() {
+            return Foreground::Other;
+        }
+        self.is_lent = true;
+        Foreground::Command
     }
 }
 
-impl Drop for Lent {
+impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have gone away meanwhile.
-        let _ = tcsetpgrp(stdin(), self.0.id());
+        if !self.is_lent {
+            return;
+        }
+        let Some((terminal, foreground)) = open() else { return };
+        let is_free = || killpg(foreground.id(), None) == Err(Errno::ESRCH);
+        if foreground == self.command || is_free() {
+            let own = Group::own();
+            let _ = tcsetpgrp(terminal, own.id());
+            if is_piped() {
+                // A pager that tried to read in the meantime was stopped.
+                own.signal(Signal::SIGCONT);
+            }
+        }
     }
+}
+
+/// Opens the terminal of this session and returns its foreground group. Opened for each
+/// check, because an open terminal would outlive its window.
+fn open() -> Option<(File, Group)> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let terminal =
+        OpenOptions::new().read(true).custom_flags(flags.bits()).open("/dev/tty").ok()?;
+    let foreground = tcgetpgrp(&terminal).ok()?;
+    Some((terminal, Group::led_by(foreground.as_raw())))
+}
+
+/// Returns whether the command gets the terminal from its start. If the output is a pipe,
+/// its reader may be a pager, which needs the keyboard too.
+fn is_input() -> bool {
+    stdin().is_terminal() && !is_piped()
+}
+
+fn is_piped() -> bool {
+    std::fs::metadata("/proc/self/fd/1").is_ok_and(|file| file.file_type().is_fifo())
 }

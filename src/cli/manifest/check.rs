@@ -1,6 +1,6 @@
-//! Whether the API server would take an object, without one: the steps that it
-//! takes, in its order. Only what depends on the object as it is stored can't be
-//! told: that a field can't be changed.
+//! Checks whether the API server would accept an object, without an API server. Performs
+//! the same steps in the same order. Rules that depend on the stored object, such as
+//! immutable fields, cannot be checked.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
@@ -9,22 +9,22 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::schema::{self, Problem, did_you_mean};
-use crate::api::validate::{self, DefaultNames};
+use crate::api::validate::{self, DefaultRules};
 use crate::api::{GROUP, PressureQueue, Semaphore, all_crds};
 use crate::cli::manifest::Manifest;
 
-/// An object that the API server would take, with its defaults.
+/// An object that the API server would accept, with defaults applied.
 #[derive(Clone, Debug)]
 pub(in crate::cli) enum Object {
     Semaphore(Box<Semaphore>),
     Queue(Box<PressureQueue>),
 }
 
-/// Knows all kinds.
+/// Checks objects of all kinds.
 pub(in crate::cli) struct Checker {
     kinds: Vec<Kind>,
     validator: Validator,
-    /// The fields of every object's metadata.
+    /// Field names of the metadata of every object.
     metadata: Vec<String>,
 }
 
@@ -52,12 +52,12 @@ impl Checker {
         Self { kinds: kinds.collect(), validator: Validator::new(), metadata }
     }
 
-    /// The object, or all that is wrong with it.
+    /// Returns the typed object, or all its problems.
     pub fn check(&self, manifest: &Manifest) -> Result<Object, Vec<Problem>> {
         let kind = self.kind(manifest).map_err(|problem| vec![problem])?;
         let mut value = manifest.value.clone();
 
-        // Strict decoding: nothing is taken and then forgotten.
+        // Strict decoding: unknown fields are errors.
         let mut found = Vec::new();
         let mut known = kind.schema.clone();
         for field in ["apiVersion", "kind", "metadata"] {
@@ -69,7 +69,7 @@ impl Checker {
             return Err(found);
         }
 
-        // Defaults, then form, then rules.
+        // Defaults first, then the schema, then the rules.
         schema::without_nulls(&kind.schema, &mut value);
         let mut value = kube::core::cel::apply_defaults(&kind.schema, &value);
         schema::check("", &kind.schema, &value, &mut found);
@@ -145,7 +145,7 @@ impl Checker {
 }
 
 impl Object {
-    /// The same in this namespace, where it names none.
+    /// Sets the namespace if the object has none.
     pub fn in_namespace(mut self, namespace: &str) -> Self {
         let metadata = match &mut self {
             Self::Semaphore(object) => &mut object.metadata,
@@ -155,7 +155,7 @@ impl Object {
         self
     }
 
-    /// `sem/NAME` or `pq/NAME`.
+    /// Returns `sem/NAME` or `pq/NAME`.
     pub fn name(&self) -> String {
         match self {
             Self::Semaphore(object) => format!("sem/{}", object.name_any()),
@@ -163,18 +163,19 @@ impl Object {
         }
     }
 
-    /// What the operator would refuse although the API server takes it: names, which
-    /// may come of the object's own name and namespace.
+    /// Returns the reason why the operator would reject the object although the API
+    /// server accepts it. This concerns names, which may derive from the object's name
+    /// and namespace.
     pub fn remark(&self) -> Option<String> {
         let refused = match self {
-            Self::Semaphore(object) => validate::semaphore(object, DefaultNames::Any).err(),
-            Self::Queue(object) => validate::pressure_queue(object, DefaultNames::Any).err(),
+            Self::Semaphore(object) => validate::semaphore(object, DefaultRules::ANYTHING).err(),
+            Self::Queue(object) => validate::pressure_queue(object, DefaultRules::ANYTHING).err(),
         };
         refused.map(|error| format!("the operator will refuse it: {error}"))
     }
 }
 
-/// As a rule's message is shown: at the field that the rule names.
+/// Converts a rule's error to a problem at the field that the rule specifies.
 fn rule(schema: &Value, error: &kube::core::cel::ValidationError) -> Problem {
     let pointer = error.field_path.split('.').filter(|part| !part.is_empty());
     let node = pointer.fold(schema, |schema, name| &schema["properties"][name]);

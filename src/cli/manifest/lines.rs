@@ -1,5 +1,5 @@
-//! On which line of a YAML document a field is: the document is read along the
-//! field's path once more, and reading fails where the field is.
+//! Finds the line of a field in a YAML document. The document is deserialized again along
+//! the field's path, and fails with an error at the field, which contains the position.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ enum Step {
     Index(usize),
 }
 
-/// The line, from 1, of the field at `path` (`spec.list[2].name`), or of the nearest
-/// around it that exists.
+/// Returns the line, starting at 1, of the field at `path` (`spec.list[2].name`), or of
+/// its closest existing parent.
 pub(super) fn find(document: &str, path: &str) -> Option<usize> {
     let mut steps = steps(path);
     loop {
@@ -40,18 +40,18 @@ fn steps(path: &str) -> Vec<Step> {
     steps
 }
 
-/// What tells our own failure from others.
+/// Distinguishes this module's error from others.
 const FOUND: &str = "the field that was looked for";
 
-/// Reads along the path; fails at its end, and succeeds where there is no such
-/// field.
+/// Deserializes along the path. Fails at the end of the path, and succeeds if the field
+/// does not exist.
 struct Along<'a> {
     steps: &'a [Step],
 }
 
 impl Along<'_> {
-    /// Fails at the end of the path. From within a visit, for there the deserializer
-    /// adds to an error where it is.
+    /// Fails at the end of the path. Must be called within a visit, where the
+    /// deserializer adds the position to the error.
     fn end<E: Error>(&self) -> Result<(), E> {
         if self.steps.is_empty() { Err(E::custom(FOUND)) } else { Ok(()) }
     }

@@ -1,12 +1,12 @@
-//! Whether a value has the form that a resource definition's schema describes, in
-//! the API server's words. Its rules (CEL) are not here.
+//! Checks a value against the schema of a resource definition, with the API server's
+//! messages. See `check` for the rules (CEL).
 
 use serde_json::{Map, Value};
 
-/// What is wrong with one field.
+/// A problem with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Problem {
-    /// Such as `spec.slots`; empty for the object.
+    /// Path of the field, for example `spec.slots`. Empty for the whole object.
     pub path: String,
     pub message: String,
 }
@@ -17,8 +17,8 @@ impl Problem {
     }
 }
 
-/// The words of a schema that are understood here, or mean nothing for a value. A
-/// definition with another one can't be checked as the API server does.
+/// Schema keywords that are supported here, or have no effect on a value. A definition
+/// with any other keyword cannot be checked like the API server does.
 #[cfg(test)]
 const KNOWN: &[&str] = &[
     "type",
@@ -44,7 +44,7 @@ const KNOWN: &[&str] = &[
     "x-kubernetes-list-map-keys",
 ];
 
-/// The field that was probably meant.
+/// Suggests the field that was probably meant.
 pub(super) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let distance = |known: &str| edits(&name.to_lowercase(), &known.to_lowercase());
     let nearest = known.map(|known| (distance(known), known)).min();
@@ -56,7 +56,7 @@ pub(super) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>)
     }
 }
 
-/// How many letters must be changed, added or removed.
+/// Returns the edit distance of two names.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -76,7 +76,7 @@ fn child(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// Fields that the schema does not know.
+/// Finds fields that are not in the schema.
 pub(super) fn unknown(path: &str, schema: &Value, value: &Value, found: &mut Vec<Problem>) {
     match value {
         Value::Object(fields) => {
@@ -102,7 +102,7 @@ pub(super) fn unknown(path: &str, schema: &Value, value: &Value, found: &mut Vec
     }
 }
 
-/// Takes nulls away that a default would take the place of, as the API server does.
+/// Removes nulls where a default applies, as the API server does.
 pub(super) fn without_nulls(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -124,8 +124,8 @@ pub(super) fn without_nulls(schema: &Value, value: &mut Value) {
     }
 }
 
-/// Takes all nulls away: to rules, and to whoever reads the object, what may be null
-/// is absent then.
+/// Removes all nulls: rules and readers of the object treat a nullable field that is null
+/// as absent.
 pub(super) fn nulls_as_absent(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -137,7 +137,7 @@ pub(super) fn nulls_as_absent(value: &mut Value) {
     }
 }
 
-/// Values that the schema does not allow.
+/// Finds values that the schema does not allow.
 pub(super) fn check(path: &str, schema: &Value, value: &Value, found: &mut Vec<Problem>) {
     if value.is_null() && schema["nullable"] == true {
         return;
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_probably_meant_is_near() {
+    fn the_closest_known_name_is_suggested() {
         let known = || ["slots", "lockName", "suspend"].into_iter();
         assert_eq!(did_you_mean("slotz", known()), ", did you mean \"slots\"?");
         assert_eq!(did_you_mean("lockname", known()), ", did you mean \"lockName\"?");

@@ -1,35 +1,35 @@
-//! What a server has of an object, and what is to be done to make it as the object
-//! says. Decided where the operator decides it, in [`crate::plan`].
+//! Observes an object on its server and determines the required changes. Uses the
+//! operator's own decisions in [`crate::plan`].
 
 use serde_json::Value;
 
 use super::servers::Resolver;
 use super::shown::{Action, Change, Shown};
-use crate::api::validate::{self, DefaultNames, ValidQueue, ValidSemaphore};
+use crate::api::validate::{self, DefaultRules, ValidQueue, ValidSemaphore};
 use crate::api::{PressureQueue, Semaphore};
-use crate::cli::Failure;
+use crate::cli::failure::Failure;
 use crate::cli::manifest::Object;
-use crate::cli::semaphore::failed;
+use crate::cli::semaphore::target::failed;
 use crate::cli::validate::INVALID;
 use crate::plan::pressure_queue::{Past, QueueEffect, QueueSeen, plan as plan_queue};
 use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan as plan_slots, sweep_to};
 use crate::pressure::{Store, StoreError, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
-/// What is to be done about one object, and with what.
+/// The required changes of one object, and how to apply them.
 pub(in crate::cli) struct Step {
     pub shown: Shown,
     pub work: Work,
 }
 
-/// What a change is made with.
+/// The client and settings for applying a change.
 pub(in crate::cli) enum Work {
     Nothing,
     Slots { broker: Broker, valid: Box<ValidSemaphore>, sweep_to: u32 },
     Queue { store: Store, valid: Box<ValidQueue>, effects: Vec<QueueEffect> },
 }
 
-/// Looks at an object's server. Changes nothing.
+/// Observes an object on its server. Changes nothing.
 pub(in crate::cli) async fn look(object: &Object, resolver: &Resolver) -> Result<Step, Failure> {
     match object {
         Object::Semaphore(object) => semaphore(object, resolver).await,
@@ -38,20 +38,19 @@ pub(in crate::cli) async fn look(object: &Object, resolver: &Resolver) -> Result
 }
 
 async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Failure> {
-    let valid = validate::semaphore(object, DefaultNames::Any)
+    let valid = validate::semaphore(object, DefaultRules::ANYTHING)
         .map_err(|error| Failure::new(INVALID, error.to_string()))?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
-    // Where a RabbitmqCluster is, only Kubernetes knows: the environment says it here.
+    // Only Kubernetes knows where a RabbitmqCluster is. Here the environment provides it.
     let secret = valid.broker.as_ref().filter(|broker| !broker.is_cluster);
     let of = secret.and_then(|secret| secret.namespace.as_deref()).unwrap_or(&namespace);
     let secret = secret.map(|secret| secret.name.as_str());
     let settings = resolver.rabbitmq(of, secret, valid.vhost.as_deref())?;
-    let vhost = settings.vhost.trim_start_matches('/');
     let mut shown = Shown {
         kind: "Semaphore",
         name: object.metadata.name.clone().unwrap_or_default(),
         namespace,
-        server: format!("{}/{vhost}", settings.address()),
+        server: settings.place(),
         target: valid.lock.to_string(),
         action: Action::Suspended,
         changes: Vec::new(),
@@ -62,7 +61,7 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
         return Ok(Step { shown, work: Work::Nothing });
     }
     if object.spec.drain.is_some() {
-        shown.notes.push("drain.revokeAfter is the operator's: here nobody revokes".to_owned());
+        shown.notes.push("drain.revokeAfter is ignored: only the operator revokes".to_owned());
     }
     let broker = Broker::new(settings, BrokerOptions::default());
     let mark = broker.find_mark(&valid.lock, valid.wish.overshoot).await;
@@ -84,8 +83,8 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     Ok(Step { shown, work })
 }
 
-/// Whether anything of it is there: a semaphore of 0 slots has a queue, too, but in
-/// profile `AmqpLocksPython`.
+/// Returns whether the semaphore exists. A semaphore of 0 slots also has a queue, except
+/// in profile `AmqpLocksPython`.
 async fn exists(
     broker: &Broker,
     valid: &ValidSemaphore,
@@ -109,7 +108,7 @@ async fn differences(
     let mut changes = Vec::new();
     let what = if lock.has_slots() { "slots" } else { "tokens" };
     let before = seen.slots.len();
-    // One without slots is made only for what is beside them.
+    // A semaphore without slots is created only for its auxiliary queues.
     if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || !lock.has_slots()) {
         changes.push(Change::new(what, Value::Null, wish.slots));
         return Ok(changes);
@@ -146,21 +145,21 @@ async fn differences(
     Ok(changes)
 }
 
-/// How many hold what goes.
+/// Number of held slots or tokens that would be removed.
 fn draining(valid: &ValidSemaphore, seen: &SlotsSeen, planned: &SlotPlan) -> u32 {
     let held = if valid.lock.has_slots() {
         planned.delete.iter().filter(|slot| seen.held.contains(slot)).count()
     } else if planned.delete.is_empty() {
         0
     } else {
-        // Free tokens go first.
+        // Free tokens are removed first.
         seen.held.len().saturating_sub(valid.wish.slots as usize)
     };
     u32::try_from(held).unwrap_or(u32::MAX)
 }
 
 async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Failure> {
-    let valid = validate::pressure_queue(object, DefaultNames::Any)
+    let valid = validate::pressure_queue(object, DefaultRules::ANYTHING)
         .map_err(|error| Failure::new(INVALID, error.to_string()))?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
     let settings = resolver.redis(&namespace, valid.secret.as_deref(), valid.database)?;
@@ -169,7 +168,7 @@ async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Fail
         name: object.metadata.name.clone().unwrap_or_default(),
         namespace,
         server: settings.address(),
-        // As the keys have it: prefixes tell queues apart, too.
+        // As in the keys, because the prefix also distinguishes queues.
         target: valid.queue.data(),
         action: Action::Suspended,
         changes: Vec::new(),

@@ -1,5 +1,5 @@
-//! From what an object names as its connection to a server: Secrets among the
-//! manifests, else the arguments and the environment.
+//! Resolves the connection of an object: from Secrets among the manifests, otherwise from
+//! the arguments and the environment.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -7,37 +7,38 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 
-use crate::cli::Failure;
+use crate::cli::failure::Failure;
 use crate::cli::kubernetes::Kubernetes;
 use crate::cli::manifest::{Manifest, read_all};
 use crate::cli::queue::place::Place as QueuePlace;
 use crate::cli::target::Place;
-use crate::plan::connection::{RabbitmqSettings, RedisSettings, SecretData};
+use crate::plan::connection::{RabbitmqSettings, RedisSettings, SecretData, secret_data};
 
-/// Where the servers are.
+/// Connections to servers.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Where the servers are")]
+#[command(next_help_heading = "Servers")]
 pub(in crate::cli) struct Servers {
-    /// A file or folder with manifests of connection Secrets, beside those among the other files;
-    /// can be given several times
+    /// File or directory with manifests of connection Secrets, in addition to those among
+    /// the other files; may be repeated
     #[arg(long, value_name = "FILE")]
     connections: Vec<PathBuf>,
 
-    /// The broker of Semaphores whose Secret is not among the files: amqp://user:password@host:5672/vhost
+    /// Broker of Semaphores whose Secret is not among the files, for example
+    /// amqp://user:password@host:5672/vhost
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
 
-    /// That broker's management API: http://user:password@host:15672
+    /// Management API of that broker, for example http://user:password@host:15672
     #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
     management_url: Option<String>,
 
-    /// The server of PressureQueues whose Secret is not among the files:
+    /// Redis server of PressureQueues whose Secret is not among the files, for example
     /// redis://user:password@host:6379/0 [env: REDIS_URL]
     #[arg(long, value_name = "URL")]
     redis_url: Option<String>,
 }
 
-/// Knows the servers.
+/// Resolves connections to servers.
 pub(in crate::cli) struct Resolver {
     secrets: HashMap<(String, String), SecretData>,
     place: Place,
@@ -77,7 +78,7 @@ impl Resolver {
         })
     }
 
-    /// The broker that the Secret describes, else the one of the environment.
+    /// Returns the broker that the Secret describes, otherwise the environment's.
     pub fn rabbitmq(
         &self,
         namespace: &str,
@@ -97,7 +98,7 @@ impl Resolver {
         Ok(settings)
     }
 
-    /// The server that the Secret describes, else the one of the environment.
+    /// Returns the Redis server that the Secret describes, otherwise the environment's.
     pub fn redis(
         &self,
         namespace: &str,
@@ -137,17 +138,18 @@ fn nowhere(namespace: &str, secret: Option<&str>, variable: &str) -> String {
     }
 }
 
-/// A Secret as the API server would store it. No value of it is in an error.
+/// Reads a Secret as the API server would store it. Errors never contain its values.
 fn read(manifest: &Manifest) -> Result<(String, SecretData), Failure> {
     let secret: Secret = serde_json::from_value(manifest.value.clone()).map_err(|_| {
         let place = manifest.place_of("data");
         usage(&format!("{place}: the Secret can't be read: its data must be in base64"))
     })?;
     let name = secret.name_any();
-    let data = secret.data.unwrap_or_default().into_iter();
-    let text = data.filter_map(|(key, value)| Some((key, String::from_utf8(value.0).ok()?)));
-    let all = text.chain(secret.string_data.unwrap_or_default());
-    Ok((name, all.map(|(key, value)| (key, value.into())).collect()))
+    let data = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
+    let texts = secret.string_data.unwrap_or_default().into_iter();
+    let all = data.chain(texts.map(|(key, value)| (key, value.into_bytes())));
+    let data = secret_data(all).map_err(|error| usage(&format!("Secret {name:?}: {error}")))?;
+    Ok((name, data))
 }
 
 fn usage(message: &str) -> Failure {

@@ -1,32 +1,31 @@
-//! How a plan looks: for people with a sign and a colour for each change, for
-//! programs as JSON.
+//! Output of a plan: with a sign and a color for each change for users, as JSON for
+//! programs.
 
 use std::io::{IsTerminal, stdout};
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Step;
-use crate::cli::Failure;
+use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::cli::validate::INVALID;
 
-/// The form of the JSON: raised when a program that reads it would be misled.
+/// Version of the JSON format. Must be raised for changes that would mislead programs.
 const FORMAT_VERSION: u32 = 1;
 
-/// What is to be done about an object.
+/// The required change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Action {
-    /// It isn't there.
+    /// The object does not exist.
     Create,
-    /// It differs.
+    /// The object differs.
     Update,
-    /// It is as it should be.
+    /// The object is up to date.
     None,
-    /// It is left alone, as its manifest says.
+    /// The object is left unchanged, because its manifest sets `suspend`.
     Suspended,
-    /// It can't be made true.
+    /// The object cannot be applied.
     Blocked,
 }
 
@@ -59,19 +58,19 @@ impl Change {
     }
 }
 
-/// What is to be done about one object, and why.
+/// The required changes of one object, with their reasons.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::cli) struct Shown {
     pub kind: &'static str,
     pub namespace: String,
     pub name: String,
-    /// Without credentials.
+    /// The server, without credentials.
     pub server: String,
-    /// The lock or queue.
+    /// Name of the lock or queue.
     pub target: String,
     pub action: Action,
     pub changes: Vec<Change>,
-    /// How many holders keep what goes until they release it.
+    /// Number of holders of slots or tokens that would be removed.
     pub draining: u32,
     pub notes: Vec<String>,
 }
@@ -85,7 +84,7 @@ struct Summary {
     blocked: usize,
 }
 
-/// All that is to be done.
+/// All required changes.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Plan<'a> {
@@ -95,8 +94,8 @@ pub(in crate::cli) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn of(steps: &'a [Step]) -> Self {
-        let objects: Vec<&Shown> = steps.iter().map(|step| &step.shown).collect();
+    pub fn of(objects: impl IntoIterator<Item = &'a Shown>) -> Self {
+        let objects: Vec<&Shown> = objects.into_iter().collect();
         let count = |action| objects.iter().filter(|shown| shown.action == action).count();
         let summary = Summary {
             create: count(Action::Create),
@@ -112,27 +111,27 @@ impl<'a> Plan<'a> {
         self.summary.create + self.summary.update > 0
     }
 
-    /// How many are to be made or changed.
+    /// Returns the number of objects to create or change.
     pub fn changes(&self) -> usize {
         self.summary.create + self.summary.update
     }
 
-    /// Objects whose holders would keep what goes.
+    /// Returns the objects with held slots or tokens that would be removed.
     pub fn draining(&self) -> impl Iterator<Item = &'a Shown> {
         self.objects.iter().copied().filter(|shown| shown.draining > 0)
     }
 
-    /// Fails where something can't be made true.
+    /// Fails if an object can't be applied.
     pub fn must_be_possible(&self) -> Result<(), Failure> {
         match self.summary.blocked {
             0 => Ok(()),
             1 => Err(Failure::new(
                 INVALID,
-                "1 object can't be made true: what is said of it tells why",
+                "1 object can't be applied: see the reason in its entry of the plan",
             )),
             blocked => {
                 let message =
-                    format!("{blocked} objects can't be made true: what is said of them tells why");
+                    format!("{blocked} objects can't be applied: see the reasons in their entries");
                 Err(Failure::new(INVALID, message))
             }
         }
@@ -152,7 +151,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// What is as it should be is only counted, unless `all`.
+    /// Formats the plan as text. Unchanged objects are only counted, unless `all`.
     fn text(&self, all: bool) -> String {
         let paint = is_coloured();
         let is_shown =
@@ -178,7 +177,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Shown {
-    /// As kubectl's short names have it.
+    /// Returns the name of the object, with kubectl's short name of its kind.
     pub fn called(&self) -> String {
         let kind = if self.kind == "Semaphore" { "sem" } else { "pq" };
         format!("{kind}/{}", self.name)
@@ -210,7 +209,7 @@ impl Shown {
     }
 }
 
-/// A colour of a terminal.
+/// A color of the terminal.
 #[derive(Clone, Copy)]
 enum Paint {
     Plain,
@@ -231,7 +230,7 @@ impl Paint {
     }
 }
 
-/// As terminal programs agree on it.
+/// Returns whether to use colors, by the usual conventions of terminal programs.
 fn is_coloured() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     !is_set("NO_COLOR") && (stdout().is_terminal() || is_set("CLICOLOR_FORCE"))

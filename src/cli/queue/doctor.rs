@@ -1,20 +1,25 @@
-//! `lockkeeper queue doctor`: what is wrong with a queue, and mending it. What is
-//! damage and what may be mended when is decided in
-//! [`plan`](crate::plan::pressure_queue::doctor).
+//! `lockkeeper queue doctor`: diagnoses and repairs a queue. See
+//! [`plan`](crate::plan::pressure_queue::doctor) for which damage is repaired, and when.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Failure, Which, duration, failed, say};
+use super::common::failed;
+use super::place::Which;
+use crate::cli::common::{duration, say};
+use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
-use crate::plan::pressure_queue::doctor::{Against, Connection, Diagnosis, Finding, Remedy};
+use crate::plan::pressure_queue::doctor::{
+    Against, Connection, Diagnosis, Effort, Finding, Remedy,
+};
 use crate::pressure::{Queue, QueueError, Repaired};
 
-/// Between two looks.
+/// Interval between two examinations.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// While others work there may always be something that is to be seen once more.
+/// Maximum number of examinations. While clients work, findings may need another
+/// observation each time.
 const LOOKS: u32 = 5;
 
 /// Arguments of `lockkeeper queue doctor`.
@@ -23,25 +28,26 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// Mend what can be mended. No element is removed, but for those of a deletion that a client
-    /// had begun
+    /// Repair what can be repaired. No element is removed, except from a queue whose deletion has
+    /// already started
     #[arg(long, help_heading = None)]
     repair: bool,
 
-    /// For how long nothing must have moved before what a dead client has left is mended
+    /// Time without activity before damage left by a dead client is repaired
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s", help_heading = None)]
     idle: Duration,
 
-    /// With --repair, give up after this time what can't be mended yet [default: twice --idle]
+    /// With --repair, stop waiting for damage that cannot be repaired yet after this time
+    /// [default: twice --idle]
     #[arg(long, value_name = "DURATION", value_parser = duration, requires = "repair", help_heading = None)]
     timeout: Option<Duration>,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t, help_heading = None)]
     output: Format,
 }
 
-/// All that there is to say.
+/// The output.
 #[derive(Serialize)]
 struct Shown<'a> {
     name: &'a str,
@@ -71,17 +77,17 @@ struct ShownConnection {
     age: String,
 }
 
-/// What a finding amounts to.
+/// State of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum State {
-    /// It was mended.
+    /// The damage was repaired.
     Mended,
-    /// It is damage.
+    /// The queue is damaged.
     Damaged,
-    /// It may be a client's work; nothing shows that it is not.
+    /// A client may be at work. There is no evidence against it.
     AtWork,
-    /// Its client waits for room or for data.
+    /// The client waits for capacity or for elements.
     Waiting,
 }
 
@@ -109,9 +115,9 @@ impl From<&Connection> for ShownConnection {
 impl ShownFinding {
     fn new(state: State, finding: &Finding) -> Self {
         let remedy = match &finding.remedy {
-            Remedy::Mend(_) => "--repair mends it".to_owned(),
-            Remedy::Wait(against @ Against::NotTold) => format!("mended {against}"),
-            Remedy::Wait(against) => format!("--repair mends it, but {against}"),
+            Remedy::Mend(_) => "--repair fixes it".to_owned(),
+            Remedy::Wait(against @ Against::NotTold) => format!("repaired {against}"),
+            Remedy::Wait(against) => format!("--repair fixes it, but {against}"),
             Remedy::Leave(text) => (*text).to_owned(),
         };
         let connections = match &finding.remedy {
@@ -119,7 +125,7 @@ impl ShownFinding {
             _ => Vec::new(),
         };
         let (reason, message) = (finding.remark.reason(), finding.remark.to_string());
-        // Nobody wants a role mended that is in use.
+        // A role that is in use needs no repair.
         let remedy = (state == State::Damaged).then_some(remedy);
         Self { reason, state, message, remedy, connections, did: Vec::new() }
     }
@@ -170,8 +176,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if healthy { Ok(()) } else { Err(Failure::silent(Failure::DAMAGED)) }
 }
 
-/// Looks twice, or with --repair until nothing is left to be mended or the time is
-/// over. What was mended goes into `mended`.
+/// Examines the queue twice, or with --repair until no repairable damage is left or the
+/// time is over. Adds repaired damage to `mended`.
 async fn examine(
     queue: &Queue,
     arguments: &Arguments,
@@ -179,7 +185,7 @@ async fn examine(
 ) -> Result<Diagnosis, Failure> {
     let (store, name) = (queue.store(), queue.name());
     let failed = |error| failed(queue, &QueueError::from(error));
-    let mut doctor = store.doctor(arguments.idle);
+    let mut doctor = store.doctor(name.clone(), arguments.idle, Duration::ZERO);
     let started = Instant::now();
     let timeout = arguments.timeout.unwrap_or(arguments.idle * 2);
     let mut looks = 0;
@@ -188,15 +194,14 @@ async fn examine(
         let seen = store.observe(name).await.map_err(failed)?;
         let is_gone = seen.bound.is_none() && seen.leftovers.is_empty();
         if is_gone && seen.wrong_types.is_empty() && mended.is_empty() {
-            return Err(super::failed(queue, &QueueError::DoesNotExist));
+            return Err(super::common::failed(queue, &QueueError::DoesNotExist));
         }
-        let look = store.look_around(name, &doctor, seen, at, true).await.map_err(failed)?;
-        let diagnosis = doctor.look(look);
+        let diagnosis = doctor.look(store, seen, at, Effort::Full).await.map_err(failed)?;
         let mut has_mended = false;
         for finding in diagnosis.damage.iter().filter(|_| arguments.repair) {
             let Remedy::Mend(repair) = &finding.remedy else { continue };
-            // Stale: the queue has moved since; the next look tells.
-            if let Repaired::Done(deeds) = store.repair(name, repair).await.map_err(failed)? {
+            // Stale: the queue was active since; the next examination shows the result.
+            if let Repaired::Done(deeds) = doctor.repair(store, repair).await.map_err(failed)? {
                 let did = deeds.iter().map(ToString::to_string).collect();
                 mended.push(ShownFinding { did, ..ShownFinding::new(State::Mended, finding) });
                 has_mended = true;

@@ -1,6 +1,6 @@
-//! `lockkeeper queue get`: elements from the queue to standard output. How they
-//! are written is `outlet`'s; what becomes of those that were taken and could not
-//! be written is `returning`'s.
+//! `lockkeeper queue get`: writes elements from the queue to standard output. See
+//! `outlet` for how they are written, and `returning` for elements that were taken but
+//! could not be written.
 
 use std::io::{self, PipeReader, PipeWriter, stdout};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,26 +10,30 @@ use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::common::{Patience, code, failed, stopped_by};
 use super::outlet::{Ended, Outlet};
+use super::place::Which;
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
 use super::returning::Unwritten;
-use super::{Failure, Patience, Which, code, ends_unknown, failed, listen, stopped_by};
+use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
 use crate::pressure::{Limit, Queue, QueueError, Taken};
 
 /// Arguments of `lockkeeper queue get`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Elements are taken in batches of at most 1000, or 1 MiB. What was taken and can't be written (nobody \
-reads any more, the disk is full, SIGINT, SIGTERM) goes back to the front of the queue; where that \
-can't be, because another consumer went on, it is saved in a file that the message names. What a \
-get that is killed with SIGKILL has taken and not written is lost.
+Elements are taken in batches of at most 1000 elements or 1 MiB, and in smaller batches over a \
+slow network. Elements that were taken but can't be written (the reader closed the output, the \
+disk is full, SIGINT, SIGTERM) are returned to the front of the queue. If another consumer has \
+taken elements since, they are saved in a file instead, and the error message contains its name. \
+After the first signal, get waits for a pending response of the server; a second signal ends that \
+wait. Elements that were taken but not written are lost if get is killed with SIGKILL.
 
-Into a pipe the first 1000 elements go one by one, each when the one before was read: so \
-`get QUEUE | head -n 3` takes three, and leaves the rest in the queue. After those, what a reader \
-that ends early leaves in the pipe goes back too, but what it has read and not used is its own loss; \
---count is exact for every number.")]
+The first 1000 elements are written to a pipe one by one, each after the previous one was read: \
+`get QUEUE | head -n 3` takes three elements and leaves the rest in the queue. After that, \
+elements that the reader leaves in the pipe are returned too, but elements that it has read and \
+not used are lost. --count is exact for every number.")]
 pub struct Arguments {
     #[command(flatten)]
     which: Which,
@@ -37,30 +41,32 @@ pub struct Arguments {
     #[command(flatten)]
     separated: Separated,
 
-    /// End after so many elements [default: when the queue is closed and empty]
+    /// Exit after this number of elements [default: exit when the queue is closed and
+    /// empty]
     #[arg(long, short, value_name = "NUMBER", help_heading = None)]
     count: Option<u64>,
 
-    /// Delete the queue when it is closed and empty
+    /// Delete the queue once it is closed and empty
     #[arg(long, help_heading = None)]
     delete: bool,
 
     #[command(flatten)]
     patience: Patience,
 
-    /// Show no progress on the terminal
+    /// Do not show progress on the terminal
     #[arg(long, short, help_heading = None)]
     quiet: bool,
 }
 
-/// What comes after each element.
+/// Separator of elements.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Separated {
-    /// A NUL byte after each element instead of the end of a line
+    /// Write a NUL byte after each element instead of a newline
     #[arg(short = '0', long, conflicts_with = "raw", help_heading = None)]
     null: bool,
 
-    /// Nothing after an element: `put --size 64K` and `get --raw` give the same bytes
+    /// Write nothing after each element; `put --size 64K` and `get --raw` reproduce the
+    /// same bytes
     #[arg(long, help_heading = None)]
     raw: bool,
 }
@@ -75,24 +81,28 @@ impl Separated {
     }
 }
 
-/// What is under way when it has to end has so long.
+/// Time for a pending write to finish before the process ends.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Who waits longer than this for an element watches its reader, too.
+/// A pending response of the server is awaited at the end until the server has been
+/// silent for this time.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// After this time without an element, the reader of the output is watched too.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Why nothing more is taken.
+/// Reason why no more elements are taken.
 pub(super) enum End {
     /// The queue is closed and empty.
     Empty,
-    /// There were as many as wanted.
+    /// The requested number of elements was reached.
     Enough,
     Queue(QueueError),
     Output(Ended),
     Signal(Signal),
 }
 
-/// One run, as far as it has come.
+/// State of one run.
 struct Getting<'a> {
     arguments: &'a Arguments,
     queue: Queue,
@@ -100,12 +110,12 @@ struct Getting<'a> {
     is_pipe: bool,
     progress: Progress,
     unwritten: Unwritten,
-    /// Asked for next: few at first, for whoever wants few.
+    /// Maximum size of the next batch: small at first, in case only few elements are
+    /// needed.
     most: usize,
 }
 
-pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let mut signals = listen()?;
+pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<(), Failure> {
     let queue = tokio::select! {
         queue = prepare(&arguments) => queue?,
         signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
@@ -129,7 +139,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     getting.finish(end, &mut signals).await
 }
 
-/// The queue, which is there as far as can be told.
+/// Finds the queue and checks that it exists.
 async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
     let queue = arguments.which.find().await?;
     queue.closed().await.map_err(|error| failed(&queue, &error))?;
@@ -159,7 +169,7 @@ impl Getting<'_> {
         End::Enough
     }
 
-    /// Takes elements; what was taken when it has to end is among the unwritten.
+    /// Takes elements. If the process has to end, taken elements are in `unwritten`.
     async fn take(&mut self, limit: Limit, signals: &mut Signals) -> Result<Taken, End> {
         let queue = self.queue.clone();
         let get = queue.get_batch(limit, self.arguments.patience.wait());
@@ -175,10 +185,15 @@ impl Getting<'_> {
             signal = signals.next_to_end() => End::Signal(signal),
         };
         queue.stop_waiting();
-        match timeout(LAST, get).await {
-            Ok(Ok(taken)) => self.unwritten.add(Arc::new(taken)),
-            Ok(Err(error)) if !ends_unknown(&error) => {}
-            Ok(Err(_)) | Err(_) => self.unwritten.may_have_lost(limit.elements),
+        let last = tokio::select! {
+            taken = get => Some(taken),
+            () = queue.silence(SILENCE) => None,
+            _ = signals.next_to_end() => None,
+        };
+        match last {
+            Some(Ok(taken)) => self.unwritten.add(Arc::new(taken)),
+            Some(Err(error)) if !error.ends_unknown() => {}
+            Some(Err(_)) | None => self.unwritten.may_have_lost(limit.elements),
         }
         Err(end)
     }
@@ -197,13 +212,13 @@ impl Getting<'_> {
         Ok(())
     }
 
-    /// Waits until what was written last is read, where that can be told.
+    /// Waits until the last written element is read, if the output allows to detect that.
     async fn last_read(&mut self, signals: &mut Signals) -> Result<(), End> {
         let drained = self.in_thread(|outlet, stop| outlet.drain(stop));
         self.await_thread(drained, signals).await
     }
 
-    /// Returns when it is known that nobody reads the output any more.
+    /// Returns when the output is known to have no reader any more.
     async fn nobody_reads(&self) -> Ended {
         sleep(IDLE).await;
         if self.is_pipe
@@ -216,8 +231,8 @@ impl Getting<'_> {
         std::future::pending().await
     }
 
-    /// Does something with the output that may block, until it is done or what is
-    /// returned first is dropped.
+    /// Runs an operation on the output that may block, until it is done or the returned
+    /// pipe is dropped.
     fn in_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Outlet, &PipeReader) -> T + Send + 'static,
@@ -241,13 +256,13 @@ impl Getting<'_> {
             signal = signals.next_to_end() => End::Signal(signal),
         };
         drop(stopper);
-        // A terminal that is stopped can't be written, nor the writing be stopped.
+        // A write to a stopped terminal neither completes nor can be cancelled.
         let _ = timeout(LAST, work).await;
         Err(end)
     }
 
-    /// How many bytes were written, and how many of those nobody will read. The
-    /// first is not known where a write can't be stopped.
+    /// Returns how many bytes were written, and how many of these will never be read. The
+    /// first is unknown if a write can't be stopped.
     async fn arrived(&self, nobody_reads: bool) -> (Option<u64>, u64) {
         let outlet = Arc::clone(&self.outlet);
         let ask = tokio::task::spawn_blocking(move || {
@@ -262,7 +277,7 @@ impl Getting<'_> {
 
     async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
         if let End::Queue(error) = &end
-            && ends_unknown(error)
+            && error.ends_unknown()
         {
             self.unwritten.may_have_lost(self.most);
         }
@@ -279,7 +294,7 @@ impl Getting<'_> {
                     signal = signals.next_to_end() => return Err(stopped_by(signal, "the queue is being deleted")),
                 };
                 match deleted {
-                    // Somebody was faster.
+                    // Another client deleted it first.
                     Ok(()) | Err(QueueError::DoesNotExist) => Ok(()),
                     Err(error) => Err(failed(&self.queue, &error)),
                 }
@@ -291,7 +306,7 @@ impl Getting<'_> {
             }
             End::Output(Ended::NoReader | Ended::Stopped) => Err(Failure::new(
                 Failure::signalled(Signal::SIGPIPE as i32),
-                format!("nobody reads the output any more{then}"),
+                format!("the reader closed the output{then}"),
             )),
             End::Output(Ended::Failed(error)) => Err(unwritable(&error, &then)),
             End::Signal(signal) => Err(stopped_by(signal, &fate.to_string())),

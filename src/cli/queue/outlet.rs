@@ -1,6 +1,6 @@
-//! Standard output as the place where taken elements go: written so that it can
-//! be told at any moment which of them have arrived, and so that writing can be
-//! stopped at any moment. What becomes of those that have not arrived is `get`'s.
+//! Standard output as the destination of taken elements. Shows at any moment which
+//! elements have arrived, and can stop writing at any moment. See `get` for elements that
+//! have not arrived.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
@@ -10,28 +10,29 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// What a pipe takes without making the writer wait once it is writable. A pipe
-/// that is made no larger has room for one page, whatever size those have.
+/// Number of bytes that a writable pipe accepts without blocking. A pipe reduced to its
+/// minimum size has room for one page, whatever the page size is.
 const PAGE: usize = 4096;
 
-/// Written at once where nobody has to read it first.
+/// Block size of writes that do not wait for a reader.
 const BLOCK: usize = 256 << 10;
 
-/// So many elements go into a pipe one by one, each when the one before was read:
-/// who reads only some lines, as `head` does, then leaves the others to us.
+/// Number of elements that are written to a pipe one by one, each after the previous one
+/// was read. A reader of a few lines, for example `head`, then leaves the rest to this
+/// process.
 const ONE_BY_ONE: u64 = 1000;
 
-/// And no more bytes than these.
+/// Maximum total size of these elements, in bytes.
 const ONE_BY_ONE_BYTES: u64 = 4 << 20;
 
-/// Why writing ended early.
+/// Reason why writing ended early.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// Nobody reads any more.
+    /// The output has no reader any more.
     NoReader,
-    /// We were asked to stop.
+    /// Writing was stopped on request.
     Stopped,
-    /// It can't be written.
+    /// The output cannot be written.
     Failed(io::Error),
 }
 
@@ -49,12 +50,12 @@ impl From<nix::Error> for Ended {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Takes what it is given: a file, /dev/null.
+    /// Accepts every write, for example a file or /dev/null.
     File,
-    /// A pipe of this size, and whether it is made as small as it can be: then it
-    /// is writable only when all of it was read.
+    /// A pipe of this size, and whether it was reduced to the minimum size. Such a pipe
+    /// is writable only after everything in it was read.
     Pipe { size: usize, small: bool },
-    /// May make its writer wait: a terminal, a socket.
+    /// May block the writer, for example a terminal or a socket.
     Other,
 }
 
@@ -67,7 +68,7 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Standard output as it is. No other output of this process may go there.
+    /// Takes over standard output. No other code of this process may write to it.
     pub fn new() -> io::Result<Self> {
         let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let metadata = file.metadata()?;
@@ -82,7 +83,7 @@ impl Outlet {
         Ok(Self { file, kind, written: 0, elements: 0 })
     }
 
-    /// How many bytes of what was written may not have been read yet.
+    /// Number of written bytes that may be unread.
     pub fn capacity(&self) -> usize {
         match self.kind {
             Kind::Pipe { size, .. } => size,
@@ -90,14 +91,13 @@ impl Outlet {
         }
     }
 
-    /// How many bytes were ever written.
+    /// Returns the total number of written bytes.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Writes elements, each with the separator after it. Returns when all is
-    /// written, or as soon as `stop` has something to read or is at its end.
-    /// Blocks the thread.
+    /// Writes elements, each followed by the separator. Returns when all are written, or
+    /// as soon as `stop` is readable or closed. Blocks the thread.
     pub fn write<'a>(
         &mut self,
         elements: impl Iterator<Item = &'a [u8]>,
@@ -152,19 +152,18 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether it can be known, without writing, that nobody reads any more.
+    /// Returns whether the loss of the reader can be detected without writing.
     pub fn is_pipe(&self) -> bool {
         matches!(self.kind, Kind::Pipe { .. })
     }
 
-    /// Waits until nobody reads the pipe any more or `stop` says so. Blocks the
-    /// thread.
+    /// Waits until the pipe has no reader any more, or until `stop`. Blocks the thread.
     pub fn until_nobody_reads(&self, stop: &PipeReader) -> Ended {
         self.wait(PollFlags::empty(), stop).err().unwrap_or(Ended::Stopped)
     }
 
-    /// Waits until a reader has taken what it had to take before the next element
-    /// may follow. Blocks the thread.
+    /// Waits until a reader has read enough for the next element to follow. Blocks the
+    /// thread.
     pub fn drain(&self, stop: &PipeReader) -> Result<(), Ended> {
         match self.kind {
             Kind::Pipe { small: true, .. } => self.wait(PollFlags::POLLOUT, stop),
@@ -191,16 +190,16 @@ impl Outlet {
             if matches!(self.kind, Kind::Pipe { .. }) && seen.contains(PollFlags::POLLERR) {
                 return Err(Ended::NoReader);
             }
-            // What else is wrong with it, writing tells.
+            // The next write reports any other error.
             if !seen.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// How many bytes nobody has read and, since there is no reader any more,
-    /// nobody will. Takes them out of the pipe. If that can't be found out, as
-    /// many as there can be: better twice than never.
+    /// Returns the number of unread bytes, which will never be read because the reader is
+    /// gone, and removes them from the pipe. If the number is unknown, returns the
+    /// maximum: an element twice is better than a lost one.
     pub fn unread(&self) -> u64 {
         let Kind::Pipe { size, .. } = self.kind else { return 0 };
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -217,7 +216,7 @@ impl Outlet {
 
 impl Drop for Outlet {
     fn drop(&mut self) {
-        // The pipe may have other writers, which are to find it as it was.
+        // The pipe may have other writers, so its original size is restored.
         if let Kind::Pipe { small: true, size } = self.kind {
             pipe_size(&self.file, to_size(size));
         }
@@ -228,12 +227,12 @@ fn to_size(size: usize) -> FcntlArg<'static> {
     FcntlArg::F_SETPIPE_SZ(i32::try_from(size).unwrap_or(i32::MAX))
 }
 
-/// Asks for or changes a pipe's size; the size it has then.
+/// Reads or changes the size of a pipe. Returns the resulting size.
 fn pipe_size(pipe: &File, what: FcntlArg<'_>) -> Option<usize> {
     fcntl(pipe, what).ok().and_then(|size| usize::try_from(size).ok())
 }
 
-/// Whether there is something to read, or nobody who writes.
+/// Returns whether there is data to read, or no writer any more.
 fn is_ready(descriptor: BorrowedFd<'_>) -> nix::Result<bool> {
     let mut one = [PollFd::new(descriptor, PollFlags::POLLIN)];
     Ok(poll(&mut one, PollTimeout::ZERO)? > 0)

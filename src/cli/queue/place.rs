@@ -1,55 +1,59 @@
-//! Which queue a verb is about, and on which server: from arguments, from the
-//! environment, or from a PressureQueue of a Kubernetes context. What is done
-//! with the queue is the verbs' own.
+//! Finds the queue of a command and its server: from arguments, from the environment, or
+//! from a PressureQueue of a Kubernetes context. See the commands for how the queue is
+//! used.
 
 use kube::ResourceExt;
 
 use crate::api::PressureQueue;
-use crate::api::validate::{self, DefaultNames};
-use crate::cli::Failure;
+use crate::api::validate::{self, DefaultRules};
+use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 use crate::cli::target::variable;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::{DEFAULT_PREFIX, QueueName};
 use crate::pressure::{Queue, QueueOptions};
 
-/// Where the queue is.
+/// Location of the queue.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Where the queue is")]
+#[command(next_help_heading = "Queue location")]
 pub(in crate::cli) struct Place {
-    /// The server: redis://user:password@host:6379/0, or rediss:// for TLS, with the files of
-    /// REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and REDIS_TLS_KEY_FILE [env: REDIS_URL]
+    /// URL of the Redis server, for example redis://user:password@host:6379/0. rediss://
+    /// uses TLS with the files given by REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and
+    /// REDIS_TLS_KEY_FILE [env: REDIS_URL]
     #[arg(long)]
     url: Option<String>,
 
-    /// The server's host, where there is no URL [env: REDIS_SERVER] [default: 127.0.0.1]
+    /// Host of the Redis server, if no URL is set [env: REDIS_SERVER] [default:
+    /// 127.0.0.1]
     #[arg(long, value_name = "HOST", conflicts_with = "url")]
     server: Option<String>,
 
-    /// The server's port, where there is no URL [env: REDIS_PORT] [default: 6379]
+    /// Port of the Redis server, if no URL is set [env: REDIS_PORT] [default: 6379]
     #[arg(long, conflicts_with = "url")]
     port: Option<u16>,
 
-    /// The database, instead of the URL's [env: REDIS_DB, where there is no URL] [default: 0]
+    /// Number of the database, 0 to 65535; overrides the one of the URL [env: REDIS_DB,
+    /// if no URL is set] [default: 0]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(0..=65535))]
     db: Option<i64>,
 
-    /// What every key of the queue starts with [env: PRESSURE_PREFIX] [default: __pressure__]
+    /// Prefix of every key of the queue [env: PRESSURE_PREFIX] [default: __pressure__]
     #[arg(long)]
     prefix: Option<String>,
 
     #[command(flatten)]
     kubernetes: Kubernetes,
 
-    /// What we are called in the queue's keys [default: host, process and thread]
+    /// Id of this client in the queue's keys [default: host, process and thread]
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 }
 
-/// Which queue.
+/// The queue.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Which {
-    /// Its name in Redis, such as frames, or pq/NAME for the resource of that name in Kubernetes
+    /// Name of the queue in Redis, for example frames, or pq/NAME for the Kubernetes
+    /// resource of that name
     #[arg(value_name = "QUEUE")]
     pub name: String,
 
@@ -58,7 +62,7 @@ pub(super) struct Which {
 }
 
 impl Which {
-    /// The queue. Asks Kubernetes only for a resource, and Redis nothing.
+    /// Finds the queue. Contacts Kubernetes only for a resource, and never Redis.
     pub async fn find(&self) -> Result<Queue, Failure> {
         let (settings, name) = match resource(&self.name) {
             Some(name) => self.place.resource(name).await?,
@@ -71,10 +75,10 @@ impl Which {
         Ok(Queue::new(settings, name, options))
     }
 
-    /// Refuses to create a queue that the operator creates.
+    /// Rejects the creation of a queue that the operator creates.
     pub fn must_not_be_the_operators(&self) -> Result<(), Failure> {
         if resource(&self.name).is_some() {
-            let message = "a resource's queue is created by the operator: kubectl get pq tells when it is ready";
+            let message = "a resource's queue is created by the operator: kubectl get pq shows when it is ready";
             return Err(Failure::new(Failure::USAGE, message));
         }
         Ok(())
@@ -82,8 +86,8 @@ impl Which {
 }
 
 impl Place {
-    /// The default connection of resources that name none: this URL, else the
-    /// environment's.
+    /// Uses this URL, otherwise the environment's, as the default connection of resources
+    /// that specify none.
     pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
         let (server, port, db, prefix) = (None, None, None, None);
         Self { url, server, port, db, prefix, kubernetes, client_id: None }
@@ -97,8 +101,8 @@ impl Place {
         Ok((self.settings()?, name))
     }
 
-    /// The server of the arguments and the environment. A host or port in the
-    /// arguments goes before a URL in the environment.
+    /// Returns the server given by the arguments and the environment. A host or port in
+    /// the arguments takes precedence over a URL in the environment.
     pub fn settings(&self) -> Result<RedisSettings, Failure> {
         let is_by_parts = self.server.is_some() || self.port.is_some();
         let lookup = |name: &str| match name {
@@ -115,7 +119,7 @@ impl Place {
         Ok(settings)
     }
 
-    /// The server's URL, where one is given.
+    /// Returns the server's URL, if one is set.
     pub fn url(&self) -> Option<String> {
         self.url.clone().filter(|url| !url.is_empty()).or_else(|| variable("REDIS_URL"))
     }
@@ -127,14 +131,15 @@ impl Place {
         self.of_resource(&self.kubernetes.find::<PressureQueue>(name).await?).await
     }
 
-    /// The queue that a resource stands for.
+    /// Returns the queue of a resource.
     pub async fn of_resource(
         &self,
         found: &FoundObject<PressureQueue>,
     ) -> Result<(RedisSettings, QueueName), Failure> {
         let name = found.object.name_any();
-        // What the operator refuses has no queue; here it is enough to have a name.
-        let valid = validate::pressure_queue(&found.object, DefaultNames::Any)
+        // The operator creates no queue for an invalid resource. Here a valid name is
+        // enough.
+        let valid = validate::pressure_queue(&found.object, DefaultRules::ANYTHING)
             .map_err(|error| usage(&error))?;
         let settings = match &valid.secret {
             Some(secret) => {
@@ -157,7 +162,8 @@ impl Place {
     }
 }
 
-/// The resource that `queue` names, if it is not a name in Redis.
+/// Returns the name of the resource that `queue` refers to, or `None` for a name in
+/// Redis.
 pub(in crate::cli) fn resource(queue: &str) -> Option<&str> {
     const KINDS: [&str; 4] =
         ["pq/", "pressurequeue/", "pressurequeues/", "pressurequeue.lockkeeper.dev/"];

@@ -1,4 +1,4 @@
-//! What is shown on a terminal while elements flow: how many, how much, how fast.
+//! Progress on a terminal: the number of elements and bytes, and their rate.
 
 use std::fmt::Write;
 use std::io::{IsTerminal, stderr};
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanFloatCount, ProgressBar, ProgressState, ProgressStyle};
 
-/// A line on the terminal of standard error, gone when this is dropped; nothing
-/// elsewhere.
+/// A progress line on the terminal of standard error, removed when this is dropped.
+/// Without a terminal, shows nothing.
 pub(super) struct Progress {
     line: Option<ProgressBar>,
     bytes: u64,
 }
 
 impl Progress {
-    /// Shown unless it is not wanted or there is `data` on the terminal, which a
-    /// line would get into the way of.
+    /// Shows progress unless `quiet`, or `data` is a terminal too, because the two would
+    /// mix.
     pub fn new(quiet: bool, data: &impl IsTerminal) -> Self {
         let is_shown = !quiet && stderr().is_terminal() && !data.is_terminal();
         let line = is_shown.then(|| {
@@ -32,7 +32,7 @@ impl Progress {
         Self { line, bytes: 0 }
     }
 
-    /// So many more elements, of so many bytes together.
+    /// Adds `elements` with a total of `bytes`.
     pub fn add(&mut self, elements: u64, bytes: u64) {
         let Some(line) = &self.line else { return };
         self.bytes += bytes;

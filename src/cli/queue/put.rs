@@ -1,5 +1,5 @@
-//! `lockkeeper queue put`: elements from standard input into the queue. How they
-//! are read is `reading`'s.
+//! `lockkeeper queue put`: puts elements from standard input into the queue. See
+//! `reading` for how they are read.
 
 use std::fmt::Write;
 use std::io::stdin;
@@ -7,59 +7,59 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::create::bound;
+use super::common::{Patience, Tally, code, count, failed, stopped_by};
+use super::place::Which;
 use super::progress::Progress;
-use super::reading::{Cut, Input, ReadError};
-use super::{
-    Failure, Patience, Tally, Which, code, count, ends_unknown, failed, listen, stopped_by,
-};
+use super::reading::{BATCH_BYTES, Cut, Input, ReadError};
+use super::verbs::bound;
+use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
 use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 
 /// Arguments of `lockkeeper queue put`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What can be read at once is put at once, in batches of at most 1000 elements or 1 MiB; a line that \
-is typed goes out when it ends. Whenever put does not reach the end of its input and close the \
-queue, it says how many elements are in the queue for certain, and how many that were read are not; \
-so after SIGINT and SIGTERM too, when the queue stays open.")]
+Elements are put as soon as they are read, in batches of at most 1000 elements or 1 MiB. A typed \
+line is put when it ends. If put fails before it reaches the end of its input and closes the \
+queue, it reports how many elements are certainly in the queue, and how many it has read that are \
+not. The same applies after SIGINT and SIGTERM, which leave the queue open.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// An element ends at a NUL byte instead of the end of a line
+    /// Elements end at a NUL byte instead of the end of a line
     #[arg(short = '0', long, conflicts_with = "size", help_heading = None)]
     null: bool,
 
-    /// An element is a block of so many bytes, such as 64K or 1M; the last may be shorter
+    /// Elements are blocks of this size, for example 64K or 1M; the last may be shorter
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = None)]
     size: Option<usize>,
 
-    /// Create the queue with this bound, unless it exists
+    /// Create the queue with this bound if it does not exist
     #[arg(long, value_name = "BOUND", value_parser = bound, help_heading = None)]
     create: Option<u64>,
 
-    /// Leave the queue open at the end of the input
+    /// Do not close the queue at the end of the input
     #[arg(long, help_heading = None)]
     keep_open: bool,
 
-    /// Put also where there is no room: for emergencies, since it breaks the bound's promise
+    /// Put elements even if the queue is full, which exceeds its bound; for emergencies
     #[arg(long, help_heading = None)]
     overfill: bool,
 
     #[command(flatten)]
     patience: Patience,
 
-    /// Show no progress on the terminal
+    /// Do not show progress on the terminal
     #[arg(long, short, help_heading = None)]
     quiet: bool,
 }
 
-/// What is under way when a signal comes has so long to end.
+/// Time for pending work to finish after a signal.
 const LAST: Duration = Duration::from_secs(2);
 
-/// A number of bytes as people write it: 4096, 64K, 1M.
+/// Parses a number of bytes such as 4096, 64K or 1M.
 fn size(text: &str) -> Result<usize, String> {
     let wrong = || "expected a number of bytes such as 4096, 64K or 1M, at most 512M".to_owned();
     let (number, unit) = match text.strip_suffix(['K', 'k']) {
@@ -70,27 +70,27 @@ fn size(text: &str) -> Result<usize, String> {
     size.filter(|size| (1..=MAX_ELEMENT_BYTES).contains(size)).ok_or_else(wrong)
 }
 
-/// Why nothing more is put.
+/// Reason why no more elements are put.
 enum End {
     Input(Result<(), ReadError>),
     Queue(QueueError),
     Signal(nix::sys::signal::Signal),
 }
 
-/// One run, as far as it has come.
+/// State of one run.
 struct Putting<'a> {
     arguments: &'a Arguments,
     queue: Queue,
     input: Input,
     progress: Progress,
     put: Tally,
-    /// Elements that may be in the queue or not, and that are not.
+    /// Number of elements that may or may not be in the queue, then of those that are
+    /// not.
     unknown: usize,
     left: usize,
 }
 
-pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let mut signals = listen()?;
+pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<(), Failure> {
     let queue = tokio::select! {
         queue = prepare(&arguments) => queue?,
         signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was read")),
@@ -114,8 +114,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     putting.finish(end, &mut signals).await
 }
 
-/// The queue, which takes elements as far as can be told: found out before
-/// anything is read that could not be put.
+/// Finds the queue and checks that it accepts elements, before any input is read.
 async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
     if arguments.create.is_some() {
         arguments.which.must_not_be_the_operators()?;
@@ -137,7 +136,9 @@ async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
 impl Putting<'_> {
     async fn flow(&mut self, signals: &mut Signals) -> End {
         loop {
-            let batch = self.input.next_batch();
+            // No more than is sent in one request, so that the progress of a put is
+            // known.
+            let batch = self.input.next_batch(self.queue.put_bytes().min(BATCH_BYTES));
             if !batch.is_empty() {
                 if let Err(end) = self.put(&batch, signals).await {
                     return end;
@@ -153,7 +154,7 @@ impl Putting<'_> {
         }
     }
 
-    /// Puts a batch, and reads ahead meanwhile.
+    /// Puts a batch while reading ahead.
     async fn put(&mut self, batch: &[Vec<u8>], signals: &mut Signals) -> Result<(), End> {
         let (queue, wait) = (self.queue.clone(), self.arguments.patience.wait());
         let put = async {
@@ -176,19 +177,16 @@ impl Putting<'_> {
                 }
             }
         };
-        let (put, error) = match result {
-            Some(Ok(())) => (batch.len(), None),
-            Some(Err(PutBatchError { put, error })) => (put, Some(error)),
-            None => (0, None),
+        let (put, uncertain, error) = match result {
+            Some(Ok(())) => (batch.len(), 0, None),
+            Some(Err(PutBatchError { put, uncertain, error })) => (put, uncertain, Some(error)),
+            None => (0, batch.len(), None),
         };
         let bytes = batch[..put].iter().map(Vec::len).sum();
         self.put.add(put, bytes);
         self.progress.add(put as u64, bytes as u64);
-        if put < batch.len() && error.as_ref().is_none_or(ends_unknown) {
-            self.unknown = batch.len() - put;
-        } else {
-            self.left = batch.len() - put;
-        }
+        self.unknown = uncertain;
+        self.left = batch.len() - put - uncertain;
         match (signal, error) {
             (Some(signal), _) => Err(End::Signal(signal)),
             (None, Some(error)) => Err(End::Queue(error)),
@@ -220,7 +218,7 @@ impl Putting<'_> {
         tokio::pin!(close);
         let signal = tokio::select! {
             closed = &mut close => return match closed {
-                // Or somebody was faster.
+                // Another client may have closed it first.
                 Ok(()) | Err(QueueError::Closed) => Ok(()),
                 Err(error) => Err(self.failed(&error)),
             },
@@ -229,7 +227,7 @@ impl Putting<'_> {
         self.queue.stop_waiting();
         let open = match timeout(LAST, close).await {
             Ok(Ok(()) | Err(QueueError::Closed)) => return Ok(()),
-            Ok(Err(error)) if !ends_unknown(&error) => self.open(),
+            Ok(Err(error)) if !error.ends_unknown() => self.open(),
             Ok(Err(_)) | Err(_) => "; the queue may be closed",
         };
         Err(stopped_by(signal, &format!("{}{open}", self.account())))
@@ -244,12 +242,12 @@ impl Putting<'_> {
         Failure::new(code(error), text)
     }
 
-    /// That the queue will have no end, where it should have one.
+    /// Returns a warning if the queue should have been closed but stays open.
     fn open(&self) -> &'static str {
         if self.arguments.keep_open { "" } else { "; the queue was not closed" }
     }
 
-    /// What became of everything that was read.
+    /// Reports the outcome for all elements that were read.
     fn account(&self) -> String {
         let mut text = format!("{} put", self.put);
         if self.unknown > 0 {

@@ -1,5 +1,5 @@
-//! Standard input as elements: cut at a separator or into blocks, as much ahead
-//! as memory should hold. What becomes of the elements is `put`'s.
+//! Reads standard input as elements: split at a separator or into blocks, read ahead up
+//! to a limit of memory. See `put` for how the elements are put.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,15 +10,15 @@ use tokio::time::timeout;
 
 use crate::pressure::MAX_ELEMENT_BYTES;
 
-/// Most elements, and most bytes unless one element alone has more, that are put
-/// at once and that are read ahead.
+/// Maximum number of elements, and of bytes unless a single element is larger, that are
+/// put together or read ahead.
 pub(super) const BATCH_ELEMENTS: usize = 1000;
 pub(super) const BATCH_BYTES: usize = 1 << 20;
 
-/// What is there is read within this time.
+/// Time in which available input is read.
 const SETTLED: Duration = Duration::from_millis(10);
 
-/// Read at once.
+/// Number of bytes per read.
 const READ_BYTES: usize = 64 << 10;
 
 /// Where an element ends.
@@ -26,11 +26,11 @@ const READ_BYTES: usize = 64 << 10;
 pub(super) enum Cut {
     /// At this byte, which belongs to no element.
     At(u8),
-    /// After so many bytes.
+    /// After this number of bytes.
     Every(usize),
 }
 
-/// Why there is no more input.
+/// Reason why the input ended early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("standard input can't be read: {0}")]
@@ -39,7 +39,7 @@ pub(super) enum ReadError {
     TooLong(usize),
 }
 
-/// Cuts bytes into elements.
+/// Splits bytes into elements.
 #[derive(Debug)]
 struct Cutter {
     cut: Cut,
@@ -52,8 +52,8 @@ impl Cutter {
         Self { cut, longest, begun: Vec::new() }
     }
 
-    /// The elements that end within these bytes. After an error nothing more may
-    /// be fed.
+    /// Adds the elements that end within these bytes. Must not be called again after an
+    /// error.
     fn feed(&mut self, mut bytes: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), ReadError> {
         while !bytes.is_empty() {
             let (part, rest, is_whole) = match self.cut {
@@ -79,7 +79,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// What the input ends with: it needs no separator.
+    /// Returns the last element, which needs no separator.
     fn end(&mut self) -> Option<Vec<u8>> {
         (!self.begun.is_empty()).then(|| std::mem::take(&mut self.begun))
     }
@@ -92,9 +92,9 @@ pub(super) struct Input {
     cutter: Cutter,
     read: VecDeque<Vec<u8>>,
     read_bytes: usize,
-    /// A read was begun whose outcome is not known yet.
+    /// Whether a read was started whose result is not known yet.
     is_reading: bool,
-    /// Nothing more comes, for this reason if it is no good one.
+    /// Whether the input has ended, with an error if it ended early.
     ended: Option<Result<(), ReadError>>,
 }
 
@@ -111,23 +111,23 @@ impl Input {
         }
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether the input has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Why nothing more comes.
+    /// Returns the error if the input ended early.
     pub fn outcome(&mut self) -> Result<(), ReadError> {
         self.ended.take().unwrap_or(Ok(()))
     }
 
-    /// Whether more should be read ahead.
+    /// Returns whether more input should be read ahead.
     pub fn wants_more(&self) -> bool {
         self.ended.is_none() && self.read.len() < BATCH_ELEMENTS && self.read_bytes < BATCH_BYTES
     }
 
-    /// Waits for input and reads what is there. Cancel safe: what is read
-    /// meanwhile is not lost.
+    /// Waits for input and reads it. Cancel safe: input that was already read is not
+    /// lost.
     pub async fn read_more(&mut self) {
         self.is_reading = true;
         let outcome = self.stdin.read(&mut self.buffer).await;
@@ -148,19 +148,20 @@ impl Input {
         self.read_bytes += self.read.range(before..).map(Vec::len).sum::<usize>();
     }
 
-    /// Counts in what a read that was not awaited has brought meanwhile.
+    /// Adds the input of a read that was started but not awaited.
     pub async fn settle(&mut self) {
         if self.is_reading {
             let _ = timeout(SETTLED, self.read_more()).await;
         }
     }
 
-    /// What is to be put next; nothing if nothing was read.
-    pub fn next_batch(&mut self) -> Vec<Vec<u8>> {
+    /// Returns the next elements to put, up to `most_bytes` unless a single element is
+    /// larger; empty if nothing was read.
+    pub fn next_batch(&mut self, most_bytes: usize) -> Vec<Vec<u8>> {
         let mut bytes = 0;
         let fits = |(count, element): &(usize, &Vec<u8>)| {
             bytes += element.len();
-            *count == 0 || *count < BATCH_ELEMENTS && bytes <= BATCH_BYTES
+            *count == 0 || *count < BATCH_ELEMENTS && bytes <= most_bytes
         };
         let count = self.read.iter().enumerate().take_while(fits).count();
         let batch: Vec<Vec<u8>> = self.read.drain(..count).collect();
@@ -168,8 +169,8 @@ impl Input {
         batch
     }
 
-    /// How many elements were read and not asked for, and whether the beginning
-    /// of one more was.
+    /// Returns the number of elements that were read but not taken, and whether the start
+    /// of another one was read.
     pub fn left(&self) -> (usize, bool) {
         (self.read.len(), !self.cutter.begun.is_empty())
     }
@@ -220,7 +221,7 @@ mod tests {
             let lines = elements(Cut::At(0), &[one, two]);
             prop_assert_eq!(&lines, &elements(Cut::At(0), &[&bytes]));
             let mut again = lines.join(&0);
-            // Only an input that ends in a separator has one more.
+            // Only an input that ends with a separator has another element.
             again.extend(bytes.last().filter(|&&last| last == 0));
             prop_assert_eq!(again, bytes);
         }

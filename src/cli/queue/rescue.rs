@@ -1,5 +1,5 @@
-//! Elements that were taken, could not be written and can't go back into their
-//! queue: they are kept in a file.
+//! Saves elements to a file that were taken, but could neither be written nor returned to
+//! their queue.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use crate::plan::naming::QueueName;
 
-/// Keeps elements in a file of the current directory, or of the one for temporary
-/// files; returns how to put them into a queue again.
+/// Saves elements to a file in the current directory, or in the directory for temporary
+/// files. Returns a description of how to put them into a queue again.
 pub(super) fn save(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
     let whole = |separator: u8| !elements.iter().any(|element| element.contains(&separator));
     let separator = [b'\n', 0].into_iter().find(|separator| whole(*separator));
@@ -28,7 +28,7 @@ pub(super) fn save(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String
     ))
 }
 
-/// Each in a file of its own: no separator would do.
+/// Saves each element to a file of its own, if no separator is suitable.
 fn save_each(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
     let mut commands = String::from("saved, each in a file, which puts it:");
     for (number, element) in elements.iter().enumerate() {
@@ -44,7 +44,7 @@ fn save_each(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
     Ok(commands)
 }
 
-/// A new file that only we can read.
+/// Creates a file that only this user can read.
 fn create(suffix: &str) -> io::Result<(PathBuf, File)> {
     let now = jiff::Timestamp::now().as_nanosecond();
     let name = format!("lockkeeper-{}-{now}{suffix}.elements", std::process::id());

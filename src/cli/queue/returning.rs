@@ -1,43 +1,44 @@
-//! What `get` has taken and not handed over: which elements those are when it has
-//! to end, and their way back into the queue, or into a file.
+//! Elements that `get` has taken but not delivered. Determines which these are when `get`
+//! has to end, and returns them to the queue or saves them to a file.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Tally, count, rescue};
+use super::common::{Tally, count};
+use super::rescue;
 use crate::pressure::{Queue, Taken, Wait};
 
-/// Another consumer at the queue is waited for so long.
+/// Time to wait for another consumer of the queue.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Elements that were taken, until it is known that they have been read.
+/// Elements that were taken and may not have been read yet.
 pub(super) struct Unwritten {
     separator: usize,
-    /// So many of the last bytes written may not have been read.
+    /// Number of last written bytes that may be unread.
     capacity: u64,
-    /// With the number of bytes that come before each, the oldest first.
+    /// The elements, oldest first, each with the number of bytes written before it.
     taken: VecDeque<(u64, Arc<Taken>)>,
-    /// How many bytes there are when all of this is written.
+    /// Total number of bytes after all of these are written.
     end: u64,
     done: Tally,
     lost_at_most: usize,
 }
 
-/// What became of the elements.
+/// Outcome for the elements.
 pub(super) struct Fate {
     written: Tally,
     given_back: u64,
     half_written: bool,
     lost_at_most: usize,
-    /// What became of those that could not be given back.
+    /// Outcome for elements that could not be returned.
     rescued: Option<String>,
 }
 
 impl Unwritten {
-    /// For elements that end in so many bytes, in an output that has such a
-    /// capacity.
+    /// Creates the state for elements that end in `separator` bytes, and an output with
+    /// this capacity.
     pub fn new(separator: usize, capacity: usize) -> Self {
         Self {
             separator,
@@ -49,19 +50,19 @@ impl Unwritten {
         }
     }
 
-    /// These are written next.
+    /// Adds elements that are written next.
     pub fn add(&mut self, taken: Arc<Taken>) {
         let start = self.end;
         self.end += self.size(&taken);
         self.taken.push_back((start, taken));
     }
 
-    /// An answer with so many elements at most never came.
+    /// Records that a response with at most `elements` elements was lost.
     pub fn may_have_lost(&mut self, elements: usize) {
         self.lost_at_most = elements;
     }
 
-    /// After so many bytes, elements that must have been read need not be kept.
+    /// Drops elements that must have been read after `written` bytes.
     pub fn forget_what_was_read(&mut self, written: u64) {
         while let Some((start, taken)) = self.taken.front() {
             if start + self.size(taken) + self.capacity > written {
@@ -76,8 +77,9 @@ impl Unwritten {
         taken.iter().map(|element| (element.len() + self.separator) as u64).sum()
     }
 
-    /// Gives back what is not among the first `written` bytes (if that is not
-    /// known: none of the last elements is), or among the last `unread` of these.
+    /// Returns elements to the queue that are not in the first `written` bytes, or are in
+    /// the last `unread` of these. If `written` is unknown, no byte of the last elements
+    /// counts as written.
     pub async fn give_back(mut self, queue: &Queue, written: Option<u64>, unread: u64) -> Fate {
         let start = self.taken.back().map_or(0, |(start, _)| *start);
         let read = written.unwrap_or(start).saturating_sub(unread);
@@ -104,7 +106,7 @@ impl Unwritten {
             lost_at_most: self.lost_at_most,
             rescued: None,
         };
-        // The youngest first: then each is the last that was taken.
+        // Newest first, so that each is the last one taken.
         while let Some(taken) = left.pop() {
             let elements = taken.len() as u64;
             match queue.give_back(taken, Wait::For(PATIENCE)).await {
@@ -135,7 +137,7 @@ fn rescued(queue: &Queue, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
 }
 
 impl Fate {
-    /// Whether nothing needs to be said.
+    /// Returns whether there is nothing to report.
     pub fn is_good(&self) -> bool {
         self.rescued.is_none() && self.lost_at_most == 0
     }

@@ -1,8 +1,12 @@
-//! `lockkeeper queue stat`: all that the queue's keys tell, at one moment.
+//! `lockkeeper queue stat`: prints the state of the queue from one atomic read of its
+//! keys.
 
 use serde::Serialize;
 
-use super::{Failure, Which, failed, say};
+use super::common::failed;
+use super::place::Which;
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::plan::pressure_queue::Role;
 use crate::pressure::QueueError;
@@ -13,12 +17,12 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// The form of the answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t, help_heading = None)]
     output: Format,
 }
 
-/// In the words of a resource's status.
+/// The output, with the field names of a resource's status.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown<'a> {

@@ -1,8 +1,9 @@
-//! `lockkeeper semaphore count`: how many slots there are, are held and are free.
+//! `lockkeeper semaphore count`: prints the number of slots, held slots and free slots.
 
 use serde::Serialize;
 
-use super::{Failure, Form, Target, Which, failed, slots};
+use super::target::{Form, Target, Which, failed, slots};
+use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
 use crate::plan::semaphore::SlotsSeen;
 
@@ -33,7 +34,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     print(&arguments.form, &target, &seen).await
 }
 
-/// Prints what was seen; what a change has come to is shown the same way.
+/// Prints the observed counts, also after a change.
 pub(super) async fn print(form: &Form, target: &Target, seen: &SlotsSeen) -> Result<(), Failure> {
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;

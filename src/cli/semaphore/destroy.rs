@@ -1,6 +1,9 @@
-//! `lockkeeper semaphore destroy`: no semaphore any more.
+//! `lockkeeper semaphore destroy`: removes a semaphore.
 
-use super::{Draining, Failure, Which, say, slots};
+use super::draining::Draining;
+use super::target::{Which, slots};
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
 
 /// Arguments of `lockkeeper semaphore destroy`.
@@ -9,7 +12,7 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// Don't ask
+    /// Do not ask for confirmation
     #[arg(long, short, help_heading = None)]
     yes: bool,
 

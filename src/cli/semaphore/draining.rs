@@ -1,32 +1,34 @@
-//! What a change leaves to those who hold: waiting until they have released, where
-//! nobody else does what is to be done then. Doing it is the library's.
+//! Waits for draining holders after a change, where only this process can finish the
+//! change. See the library for how it is finished.
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, SlotWish, Target, failed, say, slots};
-use crate::cli::signalled;
-use crate::plan::semaphore::SlotsSeen;
+use super::target::{Target, failed, slots};
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
+use crate::cli::signals::{INTERRUPTING, Signals};
+use crate::plan::semaphore::{SlotWish, SlotsSeen};
 use crate::semaphore::Converged;
 
-/// How often it is looked.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How often it is tried to remove the rest: each try takes the admin mutex.
+/// Retry interval for removing the remainder. Each attempt takes the admin mutex.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
-/// Whether to wait.
+/// Whether to wait for draining holders.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(super) struct Draining {
-    /// Don't wait until what goes was released
+    /// Do not wait for draining holders to release
     #[arg(long, help_heading = None)]
     no_wait: bool,
 }
 
 impl Draining {
-    /// Waits until a semaphore of tokens has no more than `tokens`: those that are too
-    /// many go as they are released, for as long as this process lives.
+    /// Waits until the semaphore has no more than `tokens` tokens. Surplus tokens are
+    /// removed as they are released, while this process runs.
     pub async fn tokens(
         self,
         target: &Target,
@@ -47,12 +49,12 @@ impl Draining {
             return Ok(done.seen.clone());
         }
         let (mut seen, mut left) = (done.seen.clone(), done.left);
+        // Before the message: whoever reads it may interrupt.
+        let mut signals = Signals::listen(&INTERRUPTING)?;
         say(format!("waiting for {left} tokens that are held; they go as they are released"));
-        let signal = signalled();
-        tokio::pin!(signal);
         while left > 0 {
             tokio::select! {
-                _ = &mut signal => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(left))),
+                _ = signals.next() => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(left))),
                 () = tokio::time::sleep(PAUSE) => {}
             }
             seen = target.look().await?;
@@ -61,17 +63,16 @@ impl Draining {
         Ok(seen)
     }
 
-    /// Removes the semaphore, and waits for holders where what they hold by does not go
-    /// with them. Returns how many slots or tokens it had, and how many were held.
+    /// Removes the semaphore. Waits for holders if their queues or tokens remain after a
+    /// release. Returns the number of slots or tokens, and the number of held ones.
     pub async fn destroy(self, target: &Target) -> Result<(u32, u32), Failure> {
         let name = &target.found.name;
         let stay = |left: u32| {
             format!(
-                "{left} of {name} are still held, and what they are held by stays: `lockkeeper semaphore destroy {name}` once more removes it when they are released"
+                "{left} of {name} are still held and were not removed: run `lockkeeper semaphore destroy {name}` again after they are released"
             )
         };
-        let signal = signalled();
-        tokio::pin!(signal);
+        let mut signals = Signals::listen(&INTERRUPTING)?;
         let mut before = None;
         loop {
             let (wish, stop) = (SlotWish::new(0), CancellationToken::new());
@@ -92,7 +93,7 @@ impl Draining {
                 say(format!("waiting for {} {} that are held", done.left, target.found.units()));
             }
             tokio::select! {
-                _ = &mut signal => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(done.left))),
+                _ = signals.next() => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(done.left))),
                 () = tokio::time::sleep(TRY_AGAIN) => {}
             }
         }

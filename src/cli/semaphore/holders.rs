@@ -1,19 +1,21 @@
-//! `lockkeeper semaphore holders`: who holds which slot, or a token.
+//! `lockkeeper semaphore holders`: lists the holders of slots or tokens.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Failure, Form, Target, Which, slots};
+use super::target::{Form, Target, Which, slots};
 use crate::api::semaphore::HolderStatus;
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format, or_dash};
 use crate::plan::semaphore::Holder;
 
-/// How long the management API may take to know everything. It learns of a
-/// connection only after some seconds.
+/// Time that the management API may take to be complete. It reports a connection only
+/// after some seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often it is asked until then.
+/// Polling interval until then.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Arguments of `lockkeeper semaphore holders`.
@@ -26,7 +28,7 @@ pub struct Arguments {
     form: Form,
 }
 
-/// A holder, as it is shown.
+/// A holder in the output.
 #[derive(Serialize)]
 pub(in crate::cli) struct Shown<'a> {
     id: &'a str,
@@ -95,7 +97,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     show(arguments.form.output, &live(&arguments.which.find().await?).await?)
 }
 
-/// Who holds it, as the broker tells.
+/// Observes the holders on the broker.
 pub(in crate::cli) async fn live(target: &Target) -> Result<Vec<Holder>, Failure> {
     let seen = target.look().await?;
     let slots = slots(&seen);
@@ -109,14 +111,16 @@ pub(in crate::cli) async fn live(target: &Target) -> Result<Vec<Holder>, Failure
         tokio::time::sleep(PAUSE).await;
     };
     if let Some(error) = &holders.management_error {
-        super::say(format!("who the holders are is not known: {error}"));
+        say(format!("who the holders are is not known: {error}"));
     } else if !target.broker.has_management() && !holders.list.is_empty() {
-        super::say("who the holders are, only the management API tells: give --management-url");
+        say(
+            "the identities of holders are only available from the management API: give --management-url",
+        );
     }
     Ok(holders.list)
 }
 
-/// Prints holders, wherever they are known from.
+/// Prints holders from any source.
 pub(in crate::cli) fn show<'a, H>(format: Format, holders: &'a [H]) -> Result<(), Failure>
 where
     Shown<'a>: From<&'a H>,

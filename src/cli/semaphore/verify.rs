@@ -1,9 +1,11 @@
-//! `lockkeeper semaphore verify`: whether the slots are as they should be.
+//! `lockkeeper semaphore verify`: verifies that the slots are intact.
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, Which, failed};
-use crate::semaphore::Fault;
+use super::target::{Which, failed};
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
+use crate::semaphore::{Expected, Fault};
 
 /// Arguments of `lockkeeper semaphore verify`.
 #[derive(Debug, clap::Args)]
@@ -11,19 +13,22 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// How many slots there should be [default: the resource's, else as many as the highest says]
+    /// Expected number of slots [default: that of the resource, otherwise the highest
+    /// slot]
     #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     slots: Option<u32>,
 }
 
-/// Something is wrong with it.
+/// Exit code if a fault was found.
 const WRONG: u8 = 1;
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let target = arguments.which.find().await?;
     let name = &target.found.name;
-    let wanted = arguments.slots.or(target.found.slots);
-    let checked = target.broker.check(name, wanted, &CancellationToken::new()).await;
+    let slots = arguments.slots.or(target.found.slots);
+    let records = target.found.lock_delay.is_some();
+    let expected = Expected { slots, records };
+    let checked = target.broker.check(name, expected, &CancellationToken::new()).await;
     let faults = checked.map_err(|error| failed(&error))?;
     let said = if name.has_slots() {
         faults.iter().map(ToString::to_string).collect()
@@ -34,23 +39,28 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         println!("{fault}");
     }
     if faults.is_empty() {
-        super::say(format!("{name} is as it should be"));
+        say(format!("{name} is as it should be"));
         return Ok(());
     }
-    let message = format!("{name} has {} faults: grow, shrink and create mend slots", faults.len());
+    let count = match faults.len() {
+        1 => "1 fault".to_owned(),
+        more => format!("{more} faults"),
+    };
+    let message = format!("{name} has {count}: create, grow and shrink repair slots");
     Err(Failure::new(WRONG, message))
 }
 
-/// Which ones are missing or too many means nothing, as tokens have no numbers.
+/// Counts missing and surplus tokens, which are not numbered.
 fn in_tokens(faults: &[Fault]) -> Vec<String> {
     let count = |is: fn(&Fault) -> bool| faults.iter().filter(|fault| is(fault)).count();
     let missing = count(|fault| matches!(fault, Fault::Missing { .. }));
     let stray = count(|fault| matches!(fault, Fault::Stray { .. }));
     let counted = [(missing, "tokens are missing"), (stray, "tokens are too many")];
     let counted = counted.iter().filter(|(count, _)| *count > 0);
-    let foreign = faults.iter().filter_map(|fault| match fault {
-        Fault::Foreign { why, .. } => Some(format!("the token queue is somebody else's: {why}")),
+    let others = faults.iter().filter_map(|fault| match fault {
+        Fault::Absent => Some(fault.to_string()),
+        Fault::Foreign { why, .. } => Some(format!("the token queue is foreign: {why}")),
         _ => None,
     });
-    counted.map(|(count, what)| format!("{count} {what}")).chain(foreign).collect()
+    counted.map(|(count, what)| format!("{count} {what}")).chain(others).collect()
 }

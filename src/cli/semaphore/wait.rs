@@ -1,12 +1,13 @@
-//! `lockkeeper semaphore wait`: until a semaphore, or one slot of it, is taken or
+//! `lockkeeper semaphore wait`: waits until a semaphore, or one of its slots, is taken or
 //! released.
 
 use std::time::{Duration, Instant};
 
-use super::{Failure, Which, failed};
-use crate::cli::duration;
+use super::target::{Which, failed};
+use crate::cli::common::duration;
+use crate::cli::failure::Failure;
 
-/// How often it is looked.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Arguments of `lockkeeper semaphore wait`.
@@ -15,24 +16,25 @@ pub struct Arguments {
     #[command(flatten)]
     which: Which,
 
-    /// The slot, from 1; tokens have no numbers [default: any that is held]
+    /// Number of the slot, 1 to 10000; not for tokens, which are not numbered [default:
+    /// the whole semaphore]
     #[arg(long, value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     slot: Option<u32>,
 
-    /// What is waited for
+    /// State to wait for
     #[arg(long, value_enum, help_heading = None)]
     until: Until,
 
-    /// Give up after this time [default: wait for ever]
+    /// Give up after this time [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = None)]
     timeout: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
-    /// Somebody holds it
+    /// A client holds it
     Taken,
-    /// Nobody holds it any more, not even a slot above a lowered count
+    /// No client holds it, including draining slots
     Released,
 }
 

@@ -1,6 +1,6 @@
-//! A log line as one JSON object: what the event says beside what the spans around it
-//! say, such as controller, namespace, name and reconcileID. tracing-subscriber's own
-//! format has spans in objects, in which a field `name` is lost to the span's name.
+//! Log lines as JSON objects: the fields of the event and those of its spans, for example
+//! controller, namespace, name and reconcileID. tracing-subscriber's own format nests
+//! spans in objects, in which a field `name` is overwritten by the span's name.
 
 use std::fmt::{Debug, Error};
 
@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-/// Writes one JSON object a line.
+/// Writes one JSON object per line.
 pub(super) struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json

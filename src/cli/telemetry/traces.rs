@@ -1,6 +1,6 @@
-//! Sends spans by OTLP over HTTP, where the usual `OTEL_*` variables say so. A
-//! collector that is slow or away costs spans and nothing else: they wait in a queue
-//! of bounded length that a thread of its own empties.
+//! Sends spans by OTLP over HTTP, as configured by the standard `OTEL_*` variables. A
+//! slow or unreachable collector only causes lost spans: they wait in a bounded queue
+//! that a separate thread empties.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// How long the end of the process waits for spans to be sent.
+/// Maximum time that the end of the process waits for spans to be sent.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const NAME: &str = "lockkeeper";
@@ -27,8 +27,9 @@ const NAME: &str = "lockkeeper";
 pub(super) struct Traces(SdkTracerProvider);
 
 impl Traces {
-    /// What takes the spans of this crate, and what is logged within them from level
-    /// info up. Other crates' spans may say more than is ours to tell.
+    /// Layer for the spans of this crate, and for events in them from level info up.
+    /// Spans of other crates are excluded because they may have data that must not leave
+    /// the process.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -48,34 +49,34 @@ impl Traces {
 
 impl Drop for Traces {
     fn drop(&mut self) {
-        // Whoever does not take them in time does not get them.
+        // Spans that the collector does not accept in time are dropped.
         let _ = self.0.shutdown_with_timeout(PATIENCE);
     }
 }
 
-/// Why no traces are sent although they are asked for.
+/// Reason why no traces are sent although they are configured.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TracesError {
-    /// The transport is not built in.
+    /// The transport is not compiled in.
     #[error("OTEL_EXPORTER_OTLP_PROTOCOL is {0}, and only http/protobuf is built in")]
     Protocol(String),
-    /// The exporter refuses its settings.
+    /// The exporter rejects its settings.
     #[error("the OTEL_* variables can't be followed: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
 }
 
-/// An environment variable that says something.
+/// Returns an environment variable if it is not empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The same of a variable that may be said of traces alone.
+/// Returns a variable that can be set for all signals or for traces only.
 fn of_traces(name: &str) -> Option<String> {
     variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
         .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
 }
 
-/// Traces are sent once somebody says where to.
+/// Traces are only sent if an endpoint is configured.
 fn are_wanted() -> bool {
     let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"));
     match variable("OTEL_TRACES_EXPORTER").as_deref() {
@@ -93,7 +94,7 @@ pub(super) fn start() -> Result<Option<Traces>, TracesError> {
     if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
         return Err(TracesError::Protocol(protocol));
     }
-    // Where to, headers and the time limit are read from the environment.
+    // The endpoint, headers and timeout are read from the environment.
     let exporter =
         SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).build()?;
     let mut resource = Resource::builder();
@@ -109,7 +110,7 @@ pub(super) fn start() -> Result<Option<Traces>, TracesError> {
     Ok(Some(Traces(provider)))
 }
 
-/// The headers that say which trace something is part of, as variables.
+/// Headers of the trace context and the corresponding variables.
 const VARIABLES: [(&str, &str); 2] = [("traceparent", "TRACEPARENT"), ("tracestate", "TRACESTATE")];
 
 pub(super) fn continue_trace(span: &Span) {
@@ -118,7 +119,7 @@ pub(super) fn continue_trace(span: &Span) {
     let given: HashMap<String, String> = given.collect();
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &given);
     if context.span().span_context().is_valid() {
-        // Fails only where spans go nowhere.
+        // Fails only if spans are not sent anywhere.
         let _ = span.set_parent(context);
     }
 }

@@ -1,4 +1,4 @@
-//! Why there is no connection to try, as values. Finding out is `reading`'s.
+//! Errors of resolving a connection. See `reading` for how they arise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use crate::api::conditions::reason;
 use crate::plan::ErrorClass;
 use crate::plan::connection::{ALLOWED_NAMESPACES, SettingsError};
 
-/// How long a cluster without nodes is left alone: whoever starts it again is in
-/// no hurry for a lock.
+/// Pause before a cluster without nodes is checked again. A user who scales it up can
+/// wait that long for a lock.
 const STOPPED: Duration = Duration::from_secs(30);
 
-/// Why there is no connection to try. No value of a Secret is ever in it.
+/// Error of resolving a connection. Never contains a value of a Secret.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Neither the resource nor the operator names a server.
+    /// Neither the resource nor the operator specifies a server.
     #[error(
         "the resource names no connection and the operator has no default one: set {field}, or start the operator with {flag}"
     )]
@@ -35,20 +35,23 @@ pub enum FetchError {
         /// The Secret's name.
         name: String,
     },
-    /// The Secret's contents don't make a connection.
+    /// The Secret's contents do not describe a connection.
     #[error("Secret {name:?}: {source}")]
     Settings {
         /// The Secret's name.
         name: String,
-        /// What is wrong.
+        /// The problem.
         source: SettingsError,
     },
-    /// The API server would not give the Secret.
+    /// The operator's own settings do not describe a connection.
+    #[error("the operator's default connection: {0}")]
+    DefaultSettings(#[source] SettingsError),
+    /// The API server did not return the Secret.
     #[error("could not read the Secret {name:?}: {source}")]
     Unreadable {
         /// The Secret's name.
         name: String,
-        /// What the API server said.
+        /// The API server's response.
         source: Arc<kube::Error>,
     },
     /// The `RabbitmqCluster` does not exist.
@@ -61,12 +64,12 @@ pub enum FetchError {
         /// The cluster's name.
         name: String,
     },
-    /// Nobody knows what a `RabbitmqCluster` is.
+    /// The kind `RabbitmqCluster` is not installed.
     #[error(
         "there is no kind RabbitmqCluster in this Kubernetes cluster: install the RabbitMQ cluster operator, or name a Secret by rabbitmqClusterReference.connectionSecret"
     )]
     ClusterKindMissing,
-    /// The cluster operator has not said yet how the cluster is reached.
+    /// The cluster operator has not yet published how to reach the cluster.
     #[error(
         "the RabbitmqCluster {name:?} has no status.binding yet: see whether the RabbitMQ cluster operator runs, and what the cluster's conditions say; one that keeps its user in Vault is reached by connectionSecret only"
     )]
@@ -82,17 +85,18 @@ pub enum FetchError {
         /// The cluster's name.
         name: String,
     },
-    /// The API server would not give the `RabbitmqCluster`.
+    /// The API server did not return the `RabbitmqCluster`.
     #[error("could not read the RabbitmqCluster {name:?}: {source}")]
     ClusterUnreadable {
         /// The cluster's name.
         name: String,
-        /// What the API server said.
+        /// The API server's response.
         source: Arc<kube::Error>,
     },
-    /// What is named lies in another namespace, whose owners did not allow that.
+    /// The referenced object is in another namespace, and is missing there or must not be
+    /// used from here. The message does not reveal which of the two applies.
     #[error(
-        "the {kind} {name:?} of the namespace {owner:?} may not be used from {namespace:?}: its owners would have to add {namespace} to its annotation {ALLOWED_NAMESPACES}"
+        "the namespace {owner:?} has no {kind} {name:?} that may be used from {namespace:?}: its owners have to create it, or to add {namespace} to its annotation {ALLOWED_NAMESPACES}"
     )]
     NotAllowed {
         /// `Secret` or `RabbitmqCluster`.
@@ -103,20 +107,22 @@ pub enum FetchError {
         owner: String,
         /// The resource's namespace.
         namespace: String,
+        /// Whether the object does not exist. Only for cleanup; must never be displayed.
+        is_absent: bool,
     },
 }
 
 impl FetchError {
-    /// CamelCase, for conditions and events.
+    /// Returns the reason for conditions and events, in CamelCase.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoConnection { .. } => reason::NO_CONNECTION,
             Self::SecretNotFound { .. } => reason::SECRET_NOT_FOUND,
-            Self::Settings { source: SettingsError::MissingKey { .. }, .. } => {
-                reason::SECRET_KEY_MISSING
-            }
-            Self::Settings { source: SettingsError::BadValue { .. }, .. } => reason::SECRET_INVALID,
+            Self::Settings { source, .. } | Self::DefaultSettings(source) => match source {
+                SettingsError::MissingKey { .. } => reason::SECRET_KEY_MISSING,
+                SettingsError::BadValue { .. } => reason::SECRET_INVALID,
+            },
             Self::Unreadable { .. } => reason::SECRET_UNREADABLE,
             Self::ClusterNotFound { .. } => reason::CLUSTER_NOT_FOUND,
             Self::ClusterKindMissing => reason::CLUSTER_KIND_MISSING,
@@ -127,8 +133,8 @@ impl FetchError {
         }
     }
 
-    /// What it means for the next attempt. A Secret or a cluster may be on its way,
-    /// so its absence is waited out.
+    /// Returns the class of the error, which determines the next attempt. A missing
+    /// Secret or cluster is retried, because it may be created soon.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -137,6 +143,7 @@ impl FetchError {
             }
             Self::SecretNotFound { .. }
             | Self::Settings { .. }
+            | Self::DefaultSettings(_)
             | Self::ClusterNotFound { .. }
             | Self::ClusterNotReady { .. } => ErrorClass::Waiting(FRESH),
             Self::ClusterScaledToZero { .. } => ErrorClass::Waiting(STOPPED),
@@ -144,29 +151,30 @@ impl FetchError {
         }
     }
 
-    /// Whether the Secret is gone, or may not be used any more, so that a cleanup has
-    /// nothing to connect with.
+    /// Returns whether the Secret is gone or no longer permitted, so that a cleanup has
+    /// no connection.
     #[must_use]
     pub fn is_secret_gone(&self) -> bool {
         matches!(self, Self::SecretNotFound { .. } | Self::NotAllowed { .. })
     }
 
-    /// Whether no broker runs that could be cleaned up: its `RabbitmqCluster` is gone,
-    /// or has no nodes.
+    /// Returns whether there is no running broker to clean up: its `RabbitmqCluster` is
+    /// gone or has no nodes.
     #[must_use]
     pub fn is_cluster_gone(&self) -> bool {
         matches!(
             self,
-            Self::ClusterNotFound { .. }
+            Self::NotAllowed { kind: "RabbitmqCluster", is_absent: true, .. }
+                | Self::ClusterNotFound { .. }
                 | Self::ClusterKindMissing
                 | Self::ClusterScaledToZero { .. }
         )
     }
 
-    /// Whether what is named must not be used, also not over a connection that is
+    /// Returns whether the reference is not permitted, even over a connection that is
     /// still open.
     #[must_use]
     pub fn forbids(&self) -> bool {
-        matches!(self, Self::NotAllowed { .. })
+        matches!(self, Self::NotAllowed { is_absent: false, .. })
     }
 }

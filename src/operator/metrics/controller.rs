@@ -1,7 +1,7 @@
-//! What is counted of reconciles, by the names and labels of controller-runtime, so
-//! that dashboards made for its operators serve. What a queue of work would tell
-//! (its depth, adds, how long things were in it) is not here: the runtime's schedule
-//! can't be looked into, and a guess would be taken for the truth.
+//! Metrics of reconciles, with the names and labels of controller-runtime, so that
+//! dashboards for its operators work. There are no metrics of the work queue (depth,
+//! adds, latency), because the runtime's schedule cannot be inspected and an estimate
+//! could be mistaken for a measurement.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -27,7 +27,8 @@ use crate::plan::ErrorClass;
 
 type OfController = [(&'static str, String); 1];
 type OfResult = [(&'static str, String); 2];
-/// A queue of work has its controller's name, and says so twice.
+/// Labels of the work queue metrics: the controller's name under two keys, as in
+/// controller-runtime.
 type OfWork = [(&'static str, String); 2];
 
 /// The buckets of controller-runtime's reconcile times, in seconds.
@@ -42,17 +43,17 @@ const WORK_BUCKETS: [f64; 12] =
     [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0];
 
 tokio::task_local! {
-    /// The failure that the running reconcile has put into a condition.
+    /// The failure that the running reconcile has reported in a condition.
     static FAILED: Cell<Option<ErrorClass>>;
 }
 
-/// The running reconcile failed, and its object's status says so.
+/// Records that the running reconcile failed and reported it in the object's status.
 pub fn failed(class: ErrorClass) {
-    // Outside of a reconcile there is nobody to count it.
+    // Fails only outside of a reconcile, where no failure is counted.
     let _ = FAILED.try_with(|failed| failed.set(Some(class)));
 }
 
-/// Counts reconciles.
+/// Metrics of reconciles.
 #[derive(Clone)]
 pub struct Controllers {
     total: Family<OfResult, Counter>,
@@ -82,7 +83,7 @@ impl Controllers {
         runtime.register("reconcile_errors", "Reconciles that failed", it.errors.clone());
         runtime.register(
             "terminal_reconcile_errors",
-            "Reconciles that failed because of what only a change of the object can mend",
+            "Reconciles that failed for a reason that only a change of the object can resolve",
             it.terminal.clone(),
         );
         runtime.register("active_workers", "Reconciles that run now", it.active.clone());
@@ -102,8 +103,7 @@ impl Controllers {
         it
     }
 
-    /// Of a `K` nothing has happened yet: what did not happen once is 0, so that its
-    /// first time is seen to be one more.
+    /// Initializes the counters of `K` with 0, so that their first increment is visible.
     pub fn begin<K: Resource<DynamicType = ()>>(&self) {
         let name = K::kind(&()).to_lowercase();
         let controller: OfController = [("controller", name.clone())];
@@ -117,7 +117,7 @@ impl Controllers {
         }
     }
 
-    /// Runs one reconcile of a `K`, and counts it.
+    /// Runs and counts one reconcile of a `K`.
     pub async fn counted<K: Resource<DynamicType = ()>>(
         &self,
         reconcile: impl Future<Output = Result<Action, ReconcileError>>,
@@ -134,7 +134,8 @@ impl Controllers {
             .await;
         let took = at_work.since.elapsed().as_secs_f64();
         let class = match &result {
-            // Somebody else was faster: no failure, and looked at again at once.
+            // Another writer was faster. This is not a failure, and the object is
+            // requeued soon.
             Err(ReconcileError::Outdated) => None,
             Err(_) => Some(ErrorClass::Transient),
             Ok(_) => failed,
@@ -162,7 +163,7 @@ impl Controllers {
     }
 }
 
-/// One reconcile that runs; also one that is dropped ends.
+/// A running reconcile. Its drop also records reconciles that are cancelled.
 struct AtWork<'a> {
     controllers: &'a Controllers,
     name: String,
@@ -187,7 +188,7 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// When the reconciles that run began, by controller.
+/// Start times of the running reconciles, by controller.
 #[derive(Clone, Debug, Default)]
 struct Running(Arc<Mutex<HashMap<String, Begun>>>);
 

@@ -1,5 +1,5 @@
-//! What this process uses, by the names of Prometheus' own clients, as far as Linux
-//! tells it in a line.
+//! Resource usage of this process, under the metric names of Prometheus' own clients, as
+//! far as Linux provides it in a line.
 
 use std::fmt::Error;
 use std::time::{Duration, SystemTime};
@@ -11,14 +11,14 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Looks at this process at each scrape.
+/// Reads the usage of this process at each scrape.
 #[derive(Debug)]
 pub(super) struct Process {
     started: SystemTime,
 }
 
 impl Process {
-    /// A process that starts now.
+    /// Creates the metrics of a process that starts now.
     pub fn starting() -> Self {
         Self { started: SystemTime::now() }
     }
@@ -60,6 +60,6 @@ fn resident_bytes() -> Option<f64> {
 
 fn open_fds() -> Option<f64> {
     let count = std::fs::read_dir("/proc/self/fd").ok()?.count();
-    // One of them was open for the look alone.
+    // One of them is open only for this observation.
     u32::try_from(count.saturating_sub(1)).ok().map(f64::from)
 }

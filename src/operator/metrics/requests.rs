@@ -12,7 +12,7 @@ use tower::{Layer, Service};
 
 type OfRequest = [(&'static str, String); 2];
 
-/// A layer of the API server's client that counts what passes.
+/// A layer of the API server's client that counts requests.
 #[derive(Clone, Default)]
 pub struct Requests(Family<OfRequest, Counter>);
 
@@ -36,7 +36,7 @@ impl<S> Layer<S> for Requests {
     }
 }
 
-/// A client whose requests are counted.
+/// A client with counted requests.
 #[derive(Clone)]
 pub struct Counted<S> {
     inner: S,

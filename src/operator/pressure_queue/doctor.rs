@@ -1,34 +1,40 @@
-//! The doctor's part of a reconcile: a look, the repairs that the spec allows, and
-//! what condition, events and metrics say of it. What is wrong and what may be
-//! mended is decided in [`plan`](crate::plan::pressure_queue::doctor).
+//! The repairs of a reconcile: diagnoses the queue, applies the repairs that the spec
+//! allows, and reports by condition, events and metrics. See
+//! [`plan`](crate::plan::pressure_queue::doctor) for the diagnosis.
 
 use std::collections::BTreeSet;
 
 use super::super::context::Context;
 use super::super::error::StepError;
-use super::super::report::{Note, publish};
-use super::{Detail, Findings};
+use super::super::outcome::Note;
+use super::super::report::publish;
+use super::findings::{Findings, State};
 use crate::api::conditions::{DAMAGED, Say, find, reason};
 use crate::api::validate::ValidQueue;
 use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::plan::pressure_queue::doctor::{Against, Diagnosis, Finding, Remedy, Repair, symptoms};
+use crate::plan::pressure_queue::doctor::{
+    Against, Diagnosis, Effort, Finding, Remedy, Repair, symptoms,
+};
 use crate::plan::pressure_queue::{QueueRole, Remark};
-use crate::pressure::{Deed, Repaired, Store};
+use crate::pressure::{Deed, QueueDoctor, Repaired, Store};
 
-/// So many looks it takes until damage that was there before the start shows again;
-/// until then the condition stays what it was.
-const LOOKS_AFTER_A_START: u32 = 3;
+/// Number of observations after which damage from before the start is visible again.
+/// Until then the previous condition is kept.
+const LOOKS_AFTER_A_START: u32 = 4;
 
-/// What is not seen at a first look.
+/// Shortest pause between observations, as a fraction of the interval.
+const SHORTEST_PAUSE: f64 = 0.9;
+
+/// Reasons that a first observation cannot show.
 const REASONS: [&str; 6] =
     ["RoleStuck", "HalfCreated", "Residue", "LostToken", "SurplusToken", "CounterDrift"];
 
-/// Looks at what was just seen, and mends what may be mended.
+/// Diagnoses the last observation, and applies the repairs that the spec allows.
 pub(super) async fn examine(
     ctx: &Context,
     queue: &PressureQueue,
     valid: &ValidQueue,
-    detail: &mut Detail,
+    detail: &mut State,
     old: &PressureQueueStatus,
     found: &mut Findings,
 ) -> Result<(), StepError> {
@@ -36,10 +42,12 @@ pub(super) async fn examine(
         return Ok(());
     };
     let Some(seen) = found.seen.clone() else { return Ok(()) };
-    let doctor = detail.doctor.get_or_insert_with(|| store.doctor(ctx.rhythm.repair_idle));
+    let doctor = detail.doctor.get_or_insert_with(|| new(ctx, &store, valid));
     let at = ctx.started.elapsed();
-    let look = store.look_around(&valid.queue, doctor, seen.clone(), at, false).await?;
-    let Diagnosis { damage, at_work, waiting, unsure } = doctor.look(look);
+    found.is_mended = valid.repair && !valid.suspend;
+    let effort = if found.is_mended { Effort::Repair } else { Effort::Report };
+    let Diagnosis { damage, at_work, waiting, unsure } =
+        doctor.look(&store, seen.clone(), at, effort).await?;
     detail.looks = detail.looks.saturating_add(1);
     let is_open = unsure || !at_work.is_empty() || !waiting.is_empty();
     if detail.looks <= LOOKS_AFTER_A_START && damage.is_empty() && is_open {
@@ -47,9 +55,8 @@ pub(super) async fn examine(
     }
     found.damage = damage;
     found.is_unsure = unsure;
-    found.is_mended = valid.repair && !valid.suspend;
     if let Some(by) = Diagnosis::drift(&seen) {
-        ctx.metrics.drifted(queue, by);
+        ctx.metrics.damage.drifted(queue, by);
     }
     if found.kept.is_none() {
         tell_new(detail, old, found);
@@ -61,10 +68,11 @@ pub(super) async fn examine(
         if !found.is_mended || !ctx.goes_on() {
             continue;
         }
-        // Stale: the queue has moved since; the next look tells.
-        if let Repaired::Done(deeds) = store.repair(&valid.queue, repair).await? {
+        // Stale: the queue has changed since. The next observation shows the result.
+        let Some(doctor) = detail.doctor.as_mut() else { continue };
+        if let Repaired::Done(deeds) = doctor.repair(&store, repair).await? {
             found.notes.push(repaired(&finding.remark, &deeds));
-            ctx.metrics.repaired(queue, finding.remark.reason());
+            ctx.metrics.damage.repaired(queue, finding.remark.reason());
             mended.push(finding.remark.clone());
         }
     }
@@ -75,35 +83,35 @@ pub(super) async fn examine(
         found.damage.retain(|finding| is_left(&finding.remark));
         found.remarks.retain(is_left);
         found.seen = Some(seen);
-        // One repair may make the next one possible.
+        // One repair may enable the next one.
         found.is_unsure = true;
     }
     let reasons: Vec<&'static str> = found.damage.iter().map(|f| f.remark.reason()).collect();
-    ctx.metrics.damaged(queue, &reasons);
+    ctx.metrics.damage.found(queue, &reasons);
     Ok(())
 }
 
-/// Removes what a deletion can't because a dead client never gave its role back, if
-/// the spec allows and the evidence is there.
-pub(in crate::operator) async fn finish_deletion(
+/// Completes a deletion that is blocked because a dead client never released its role.
+/// Requires `repairPolicy: Repair` and sufficient evidence.
+pub(super) async fn finish_deletion(
     ctx: &Context,
     queue: &PressureQueue,
     valid: &ValidQueue,
     store: &Store,
-    detail: &mut Detail,
+    detail: &mut State,
 ) -> Result<bool, StepError> {
     if !valid.repair {
         return Ok(false);
     }
-    let doctor = detail.doctor.get_or_insert_with(|| store.doctor(ctx.rhythm.repair_idle));
+    let doctor = detail.doctor.get_or_insert_with(|| new(ctx, store, valid));
+    doctor.expect_deletion();
     let seen = store.observe(&valid.queue).await?;
     let at = ctx.started.elapsed();
-    let look = store.look_around(&valid.queue, doctor, seen, at, false).await?;
-    for finding in doctor.look(look).damage {
+    for finding in doctor.look(store, seen, at, Effort::Repair).await?.damage {
         let Remedy::Mend(repair @ Repair::FinishDeletion { .. }) = &finding.remedy else {
             continue;
         };
-        if let Repaired::Done(deeds) = store.repair(&valid.queue, repair).await? {
+        if let Repaired::Done(deeds) = doctor.repair(store, repair).await? {
             publish(ctx, queue, &repaired(&finding.remark, &deeds)).await;
             return Ok(true);
         }
@@ -111,24 +119,32 @@ pub(in crate::operator) async fn finish_deletion(
     Ok(false)
 }
 
+/// Creates a doctor for the queue. All queues of a connection share one client list of
+/// the server in each interval, which is never longer than the pause between two
+/// observations.
+fn new(ctx: &Context, store: &Store, valid: &ValidQueue) -> QueueDoctor {
+    let lists_every = ctx.rhythm.observe.mul_f64(SHORTEST_PAUSE);
+    store.doctor(valid.queue.clone(), ctx.rhythm.repair_idle, lists_every)
+}
+
 fn repaired(remark: &Remark, deeds: &[Deed]) -> Note {
     let deeds: Vec<String> = deeds.iter().map(ToString::to_string).collect();
-    let message = format!("Mended: {remark}; {}", deeds.join(", "));
+    let message = format!("Repaired: {remark}; {}", deeds.join(", "));
     Note::new(true, "Repaired", message).action(format!("Mended{}", key(remark)))
 }
 
-/// What the condition said before this process looked.
+/// Returns the condition from before this process observed the queue.
 fn kept(old: &PressureQueueStatus) -> Option<Say> {
     let said = find(&old.conditions, DAMAGED).filter(|condition| condition.status == "True")?;
     let reason = REASONS.into_iter().find(|reason| *reason == said.reason)?;
     Some(Say::new(DAMAGED, true, reason, said.message.clone()))
 }
 
-/// One event for each damage that was not there at the last look.
-fn tell_new(detail: &mut Detail, old: &PressureQueueStatus, found: &mut Findings) {
+/// Adds one event for each damage that was not present at the last observation.
+fn tell_new(detail: &mut State, old: &PressureQueueStatus, found: &mut Findings) {
     let now: BTreeSet<String> = found.damage.iter().map(|f| key(&f.remark)).collect();
     let told = detail.told.replace(now).unwrap_or_else(|| {
-        // After a start the condition remembers.
+        // After a start, the condition shows which events were published.
         let was_told = |finding: &&Finding| {
             find(&old.conditions, DAMAGED).is_some_and(|condition| {
                 condition.status == "True"
@@ -137,7 +153,7 @@ fn tell_new(detail: &mut Detail, old: &PressureQueueStatus, found: &mut Findings
         };
         found.damage.iter().filter(was_told).map(|f| key(&f.remark)).collect()
     });
-    // What Ready says has an event of Ready's.
+    // Damage that Ready reports already has an event.
     let is_new =
         |f: &&Finding| !told.contains(&key(&f.remark)) && !found.remarks.contains(&f.remark);
     for finding in found.damage.iter().filter(is_new) {
@@ -147,12 +163,12 @@ fn tell_new(detail: &mut Detail, old: &PressureQueueStatus, found: &mut Findings
     }
 }
 
-/// The beginning of a remark, without what differs after a start.
+/// Returns the start of a remark, without the parts that differ after a start.
 fn what(remark: &str) -> String {
     remark.split(", ").next().unwrap_or_default().to_owned()
 }
 
-/// What tells one damage from another of the same queue.
+/// Returns a key that distinguishes the damages of one queue.
 fn key(remark: &Remark) -> String {
     let which = match remark {
         Remark::RoleStuck { role: QueueRole::Producer, .. } => "Producer",
@@ -172,7 +188,7 @@ fn key(remark: &Remark) -> String {
     format!("{}{camel}", remark.reason())
 }
 
-/// The condition Damaged; nothing where there is no queue to speak of.
+/// Returns the condition Damaged, or `None` if there is no queue.
 pub(super) fn condition(found: &Findings) -> Option<Say> {
     let Some(first) = found.damage.first() else {
         if found.kept.is_some() {
@@ -186,15 +202,15 @@ pub(super) fn condition(found: &Findings) -> Option<Say> {
     Some(Say::new(DAMAGED, true, first.remark.reason(), all.join(". Also: ")))
 }
 
-/// What is wrong, and what will be or can be done about it.
+/// Describes the damage, and what will be or can be done about it.
 fn sentence(Finding { remark, remedy }: &Finding, is_mended: bool) -> String {
-    const HOW: &str = "repairPolicy: Repair or `lockkeeper queue doctor --repair` mends it";
+    const HOW: &str = "repairPolicy: Repair or `lockkeeper queue doctor --repair` fixes it";
     match (remedy, is_mended) {
         (Remedy::Leave(text), _) => format!("{remark}; {text}"),
-        (Remedy::Mend(_), true) => format!("{remark}; it is being mended"),
+        (Remedy::Mend(_), true) => format!("{remark}; it is being repaired"),
         (Remedy::Mend(_), false) => format!("{remark}; {HOW}"),
-        (Remedy::Wait(against @ Against::NotTold), _) => format!("{remark}; mended {against}"),
-        (Remedy::Wait(against), true) => format!("{remark}; it is mended, but {against}"),
+        (Remedy::Wait(against @ Against::NotTold), _) => format!("{remark}; repaired {against}"),
+        (Remedy::Wait(against), true) => format!("{remark}; it is repaired, but {against}"),
         (Remedy::Wait(against), false) => format!("{remark}; {HOW}, but {against}"),
     }
 }
@@ -214,15 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn a_damage_says_what_will_be_done_and_what_could_be() {
+    fn a_damage_message_states_the_planned_or_the_possible_repair() {
         let of = |remedy| Finding { remark: Remark::LostToken, remedy };
         let mend = of(Remedy::Mend(Repair::SettleTokens));
-        assert!(sentence(&mend, true).ends_with("; it is being mended"));
+        assert!(sentence(&mend, true).ends_with("; it is being repaired"));
         let text = sentence(&mend, false);
         assert!(text.contains("repairPolicy: Repair") && text.contains("queue doctor --repair"));
         let wait = of(Remedy::Wait(Against::Moved(Duration::from_secs(30))));
         assert!(sentence(&wait, true).contains("not before nothing has moved for 30 s"));
         let text = sentence(&of(Remedy::Wait(Against::NotTold)), true);
-        assert!(text.contains("mended never while the Redis user may not"), "{text}");
+        assert!(text.contains("repaired never while the Redis user may not"), "{text}");
     }
 }

@@ -1,14 +1,21 @@
-//! What a reconcile of a `PressureQueue` found, in the words of its status. What is
-//! written when is the report's.
+//! The status of a `PressureQueue`, computed from the findings of a reconcile. See
+//! `report` for when it is written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::super::report::{Outcome, Report, ReportedStatus};
-use super::{Findings, doctor};
+use super::doctor;
+use super::findings::Findings;
 use crate::api::PressureQueueStatus;
 use crate::api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
 use crate::api::pressure_queue::RoleStatus;
+use crate::operator::kind::ReportedStatus;
+use crate::operator::outcome::{Outcome, Report};
+use crate::plan::clean_text;
 use crate::plan::pressure_queue::{Remark, Role};
+
+/// Maximum length of a client's name in a table. Fits the names of a pod, process and
+/// thread.
+const SUMMARY_BYTES: usize = 40;
 
 impl ReportedStatus for PressureQueueStatus {
     fn conditions(&self) -> &Vec<Condition> {
@@ -27,9 +34,15 @@ impl ReportedStatus for PressureQueueStatus {
             ..self.clone()
         }
     }
+    fn backend(&self) -> Option<&str> {
+        self.backend.as_deref()
+    }
+    fn reached_backend(&self) -> Option<&str> {
+        self.reached_backend.as_deref()
+    }
 }
 
-/// The remark that decides what Ready says; the others only add to its message.
+/// Returns the outcome. One remark determines Ready; the others only extend its message.
 pub(super) fn outcome(found: &Findings) -> Outcome {
     for remark in &found.remarks {
         let message = remark.to_string();
@@ -75,7 +88,7 @@ pub(super) fn outcome(found: &Findings) -> Outcome {
         .collect();
     Outcome::Ready {
         reason: reason::IN_SYNC,
-        message: format!("The queue is as wanted{}", more.concat()),
+        message: format!("The queue is as desired{}", more.concat()),
     }
 }
 
@@ -83,11 +96,12 @@ pub(super) fn waits_for(found: &Findings) -> Option<&Remark> {
     found.remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
 }
 
-/// report's input: what was found, in the words of the status.
+/// Converts the findings to the status, as input of `report`.
 pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
     let mut status = PressureQueueStatus {
         queue_name: Some(found.queue.clone()),
         backend: found.backend.clone(),
+        reached_backend: found.reached_backend.clone(),
         closed: found.was_closed,
         ..PressureQueueStatus::default()
     };
@@ -122,7 +136,8 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQu
 }
 
 fn role(role: &Role) -> RoleStatus {
-    RoleStatus { id: role.id.clone(), busy: role.busy }
+    let summary = role.id.as_deref().map(|id| clean_text(id, SUMMARY_BYTES));
+    RoleStatus { id: role.id.clone(), summary, busy: role.busy }
 }
 
 fn to_i64(number: u64) -> i64 {

@@ -1,12 +1,13 @@
-//! What belongs to a Semaphore beside its slots: the wait queue and those who
-//! wait there, and the slots' records.
+//! The auxiliary queues of a Semaphore: the wait queue with its waiters, and the slots'
+//! records.
 
-use super::{Findings, Step};
+use super::apply::Step;
+use super::findings::Findings;
 use crate::plan::semaphore::wake_ups;
 use crate::semaphore::BrokerError;
 
 impl Step<'_> {
-    /// What should be around the slots and is not there, in words.
+    /// Returns descriptions of the auxiliary queues that should exist but do not.
     pub(super) async fn look_around(
         &self,
         found: &mut Findings,
@@ -23,12 +24,12 @@ impl Step<'_> {
         Ok(lost)
     }
 
-    /// Looks who waits, unless that is known, and wakes as many as can have a slot.
+    /// Reads the number of waiters unless known, and wakes as many as can get a slot.
     pub(super) async fn tell_waiters(&self, found: &mut Findings) {
         let lock = &self.valid.lock;
         let Some(seen) = &found.seen else { return };
-        // Where nobody holds anything, hardly anybody waits: asking at every look would
-        // double what thousands of locks at rest cost the broker.
+        // With no holders there are hardly any waiters. Querying at every observation
+        // would double the load of thousands of idle locks on the broker.
         let was = self.old.waiting.and_then(|waiting| u32::try_from(waiting).ok());
         if found.waiting.is_none() && !self.sweep_due && seen.held.is_empty() && was == Some(0) {
             found.waiting = was;
@@ -46,7 +47,7 @@ impl Step<'_> {
         };
         let told: Result<(), BrokerError> = told.await;
         if let Err(error) = told {
-            tracing::debug!(%error, "who waits is not known");
+            tracing::debug!(%error, "the number of waiters is not known");
         }
     }
 }

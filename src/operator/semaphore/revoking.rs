@@ -1,81 +1,42 @@
-//! Slots that are taken from their holders: because the annotation says so, or
-//! because they have drained for too long. How they are taken is
-//! [`Broker::revoke`](crate::semaphore::Broker::revoke)'s; here is when, and what is
-//! told of it.
+//! Revokes slots: on request by the annotation, or because their holders have been
+//! draining for too long. Decides when, and reports the result. See
+//! [`Broker::revoke`](crate::semaphore::Broker::revoke) for how.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 
-use super::{Findings, SemaphoreMemory, Step};
+use super::apply::Step;
+use super::findings::{Findings, SemaphoreState};
+use super::holding::Holding;
 use crate::api::revoke::RevokeRequest;
 use crate::api::{REVOKE, Semaphore};
 use crate::operator::context::Context;
-use crate::operator::report::Note;
+use crate::operator::outcome::Note;
 use crate::plan::clean_text;
-use crate::plan::semaphore::Holder;
 use crate::semaphore::{BrokerError, Revocation, RevokeError};
 
-/// After a holder could not be revoked that drains, it is tried again after this long.
+/// Retry interval after a draining holder could not be revoked.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// While who holds is not known well enough, a request is tried again for this long,
+/// Time for which a request is retried while its holder is not known for certain.
 const UNSURE_FOR: Duration = Duration::from_secs(30);
 
-/// this often.
+/// Retry interval in that time.
 const UNSURE: Duration = Duration::from_secs(1);
 
-/// What is remembered of holders. After a restart all of them are new: so nobody is
-/// revoked too early.
-#[derive(Default)]
-pub struct Holding {
-    holders: HashMap<(Option<u32>, String), Known>,
-    /// The request that was handled last, or is about to be, and since when.
-    request: Option<(String, Instant)>,
-    /// It was: what is left is to take it off the object.
-    handled: bool,
-}
-
-struct Known {
-    since: Instant,
-    /// Since when it drains.
-    draining: Option<Instant>,
-    /// When it could not be revoked, for the last time.
-    failed: Option<Instant>,
-}
-
-impl Holding {
-    /// Takes note of who holds.
-    fn follow(&mut self, list: &[Holder]) {
-        let now = Instant::now();
-        let mut before = std::mem::take(&mut self.holders);
-        for holder in list {
-            let key = (holder.slot, holder.id.clone());
-            let known = before.remove(&key);
-            let mut known = known.unwrap_or(Known { since: now, draining: None, failed: None });
-            known.draining = holder.draining.then(|| known.draining.unwrap_or(now));
-            self.holders.insert(key, known);
-        }
-    }
-
-    fn known_for(&self, slot: Option<u32>, id: &str) -> Duration {
-        let known = self.holders.get(&(slot, id.to_owned()));
-        known.map(|known| known.since.elapsed()).unwrap_or_default()
-    }
-}
-
-/// The object's request, if it has one.
+/// Returns the revocation request of the object, if any.
 fn request(semaphore: &Semaphore) -> Option<&String> {
     semaphore.annotations().get(REVOKE)
 }
 
 impl Step<'_> {
-    /// Revokes who is to be revoked; when to look again, if that is soon.
+    /// Revokes slots as requested or due. Returns the time until the next observation, if
+    /// that is soon.
     pub(super) async fn revoke(
         &self,
-        memory: &mut SemaphoreMemory,
+        memory: &mut SemaphoreState,
         found: &mut Findings,
     ) -> Result<Option<Duration>, BrokerError> {
         let holding = &mut memory.detail.holding;
@@ -87,7 +48,7 @@ impl Step<'_> {
         Ok(asked.into_iter().chain(drained).min())
     }
 
-    /// Carries the request out that the object has.
+    /// Handles the revocation request of the object.
     async fn answer(
         &self,
         holding: &mut Holding,
@@ -121,7 +82,7 @@ impl Step<'_> {
                     Err(RevokeError::Broker(error @ BrokerError::Interrupted)) => {
                         return Err(error);
                     }
-                    // Who came lately is known after some seconds, and so is what died.
+                    // A recent holder, or the death of one, becomes known within seconds.
                     Err(RevokeError::Unsure { .. } | RevokeError::Broker(_))
                         if since.elapsed() < UNSURE_FOR =>
                     {
@@ -136,7 +97,7 @@ impl Step<'_> {
         Ok(Some(UNSURE))
     }
 
-    /// Revokes those who have drained for longer than the spec lets them.
+    /// Revokes holders that have drained for longer than the spec allows.
     async fn revoke_drained(
         &self,
         holding: &mut Holding,
@@ -145,6 +106,8 @@ impl Step<'_> {
         let Some(after) = self.valid.revoke_after.filter(|_| !self.valid.suspend) else {
             return Ok(None);
         };
+        let drain = self.semaphore.spec.drain.as_ref();
+        let limit = drain.and_then(|drain| drain.revoke_after.as_deref()).unwrap_or_default();
         let mut next: Option<Duration> = None;
         for ((slot, id), known) in &mut holding.holders {
             let Some(since) = known.draining else { continue };
@@ -157,7 +120,7 @@ impl Step<'_> {
             let what = Revocation {
                 slot: *slot,
                 holder: id.clone(),
-                reason: format!("it drained for longer than {after:?}"),
+                reason: format!("it drained for longer than {limit}"),
                 force: false,
                 known_for: known.since.elapsed(),
             };
@@ -173,7 +136,7 @@ impl Step<'_> {
                 Err(RevokeError::Broker(error @ BrokerError::Interrupted)) => return Err(error),
                 Err(RevokeError::NotHeld) => {}
                 Err(error) => {
-                    // Told once, and tried again without a word.
+                    // Reported once, then retried silently.
                     if known.failed.is_none() {
                         found.notes.push(refused(Some(&asked), &error.to_string()));
                     }
@@ -192,17 +155,17 @@ impl Step<'_> {
     }
 }
 
-/// Takes the request off the object, once what became of it was told. Only this one:
-/// there may be another by now.
-pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut SemaphoreMemory) {
+/// Removes the request from the object once its result was reported. Removes only this
+/// request, because there may be a new one.
+pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut SemaphoreState) {
     let holding = &memory.detail.holding;
     let (Some(text), true) = (request(semaphore), holding.handled) else { return };
     if holding.request.as_ref().is_none_or(|(handled, _)| handled != text) {
         return;
     }
-    // Only over the object as it is known: whoever asks for something else meanwhile is
-    // not to be overlooked. (A JSON patch can't test the text: the API server compares
-    // it escaped, and connections' names have a `>`.)
+    // Applies only to the known version of the object, so that a concurrent new request
+    // is not lost. (A JSON patch cannot test the text: the API server compares it
+    // escaped, and names of connections contain a `>`.)
     let patch = Patch::Merge(serde_json::json!({"metadata": {
         "uid": semaphore.uid(),
         "resourceVersion": memory.newest_version(semaphore),
@@ -211,13 +174,13 @@ pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut Sem
     let api = ctx.api_of(semaphore);
     match api.patch(&semaphore.name_any(), &PatchParams::default(), &patch).await {
         Ok(_) => {}
-        // Changed or gone meanwhile: looked at again soon.
+        // The object was changed or deleted concurrently. It is observed again soon.
         Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => {}
         Err(error) => tracing::warn!(%error, "the request {REVOKE} could not be taken off"),
     }
 }
 
-/// Which slot of whom, for an event.
+/// Describes the slot and its holder for an event.
 fn subject(asked: &RevokeRequest) -> String {
     let what = asked.slot.map_or_else(|| "a token".to_owned(), |slot| format!("slot {slot}"));
     format!("{what} of the holder {}", clean_text(&asked.holder, 200))
@@ -227,7 +190,8 @@ fn asked_at(asked: &RevokeRequest) -> String {
     if asked.at.is_empty() { String::new() } else { format!("; asked at {}", asked.at) }
 }
 
-/// Events with one action count as repeats of each other, so it names the holder.
+/// Returns the action of an event. Events with the same action count as repeats of each
+/// other, so it contains the holder.
 fn action(asked: &RevokeRequest) -> String {
     let slot = asked.slot.map(|slot| slot.to_string()).unwrap_or_default();
     let words = asked.holder.chars().chain(asked.at.chars()).filter(char::is_ascii_alphanumeric);
@@ -249,34 +213,4 @@ fn refused(asked: Option<&RevokeRequest>, why: &str) -> Note {
     let why = clean_text(why, 500);
     let message = format!("{} was not taken away: {why}{}", subject(asked), asked_at(asked));
     Note::new(true, "RevokeRefused", message).action(action(asked))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn holder(slot: u32, id: &str, draining: bool) -> Holder {
-        let (id, slot) = (id.to_owned(), Some(slot));
-        let (identity, reason, url, since, connection) = (None, None, None, None, None);
-        Holder { id, slot, identity, reason, url, since, connection, draining }
-    }
-
-    #[test]
-    fn a_holder_drains_from_when_it_was_first_seen_to_and_anew_after_it_did_not() {
-        let mut holding = Holding::default();
-        let since = |holding: &Holding| holding.holders[&(Some(3), "a".to_owned())].draining;
-        holding.follow(&[holder(3, "a", false)]);
-        assert_eq!(since(&holding), None);
-        holding.follow(&[holder(3, "a", true), holder(1, "b", false)]);
-        let first = since(&holding).unwrap();
-        std::thread::sleep(Duration::from_millis(2));
-        holding.follow(&[holder(3, "a", true)]);
-        assert_eq!(since(&holding), Some(first));
-        holding.follow(&[holder(3, "a", false)]);
-        std::thread::sleep(Duration::from_millis(2));
-        holding.follow(&[holder(3, "a", true)]);
-        assert!(since(&holding).unwrap() > first);
-        holding.follow(&[holder(3, "other", true)]);
-        assert_eq!(holding.known_for(Some(3), "a"), Duration::ZERO);
-    }
 }

@@ -1,12 +1,12 @@
-//! What a Semaphore's status says of what was found on the broker: counts,
-//! holders and the kind's own conditions. Pure; when it is written is
-//! `report`'s.
+//! The status of a Semaphore: counts, holders and the kind's own conditions. Pure. See
+//! `report` for when it is written.
 
-use super::Findings;
+use super::findings::Findings;
 use crate::api::conditions::{DRAINED, SATURATED, Say, reason};
 use crate::api::semaphore::HolderStatus;
 use crate::api::{GROUP, SemaphoreStatus};
-use crate::operator::report::{Outcome, Report};
+use crate::operator::outcome::{Outcome, Report};
+use crate::plan::clean_text;
 use crate::plan::naming::{Protocol, QueueType};
 use crate::plan::semaphore::{Holder, SlotsSeen};
 
@@ -18,11 +18,11 @@ pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
     };
     let wanted = slots(found.slots, found.has_slots);
     let limit = found.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
-    format!("The broker has exactly the wanted {wanted}{suspended}{who}{limit}")
+    format!("The broker has exactly the desired {wanted}{suspended}{who}{limit}")
 }
 
-/// What a broker of this version does to a token that is held for long, where its queue
-/// does not say that it may be.
+/// Returns what a broker of this version does to a token that is held for long, unless
+/// the token queue permits that itself.
 pub(super) fn hold_limit(protocol: Protocol, version: &str) -> Option<&'static str> {
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
     let release = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -39,7 +39,7 @@ pub(super) fn hold_limit(protocol: Protocol, version: &str) -> Option<&'static s
     }
 }
 
-/// So many slots, or tokens where there are no slots, in words.
+/// Formats a count of slots, or of tokens for locks without slots.
 pub(super) fn slots(count: u32, has_slots: bool) -> String {
     let (one, more) = units(has_slots);
     if count == 1 { format!("1 {one}") } else { format!("{count} {more}") }
@@ -49,13 +49,14 @@ fn units(has_slots: bool) -> (&'static str, &'static str) {
     if has_slots { ("slot", "slots") } else { ("token", "tokens") }
 }
 
-/// report's input: what was found, in the words of the status.
+/// Converts the findings to the status, as input of `report`.
 pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
     let mut status = SemaphoreStatus {
         lock_name: Some(found.lock.clone()),
         backend: found.backend.clone(),
+        reached_backend: found.reached_backend.clone(),
         highest_slot: found.mark.filter(|_| found.has_slots).map(to_i32),
-        selector: Some(format!("{GROUP}/semaphore={}", found.name)),
+        selector: Some(selector(found)),
         ..SemaphoreStatus::default()
     };
     status.waiting = found.waiting.map(to_i32);
@@ -74,12 +75,21 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
         said.push(saturated(counts.held, counts.free, found.has_slots));
     }
     if let Some(holders) = &found.holders {
-        status.holders_truncated =
-            found.seen.as_ref().is_some_and(|seen| seen.held.len() > holders.list.len());
+        let listed = holders.list.len();
+        let all = found.seen.as_ref().map_or(listed, |seen| seen.held.len());
+        status.holders_truncated = all > listed;
         status.holders = holders.list.iter().map(Into::into).collect();
-        status.holders_summary = Some(summary(&status.holders, status.holders_truncated));
+        status.holders_summary = Some(summary(&status.holders, all));
     }
     Report { status, reached: found.reached, outcome, said, notes: found.notes.clone() }
+}
+
+/// Returns the selector for a Scale, which contains nothing else of the status. It
+/// matches no pods. The chart's policy `revoke-scale` uses it to detect that lowering the
+/// count revokes holders.
+fn selector(found: &Findings) -> String {
+    let revokes = found.revoke_after.as_ref().map(|after| format!(",{GROUP}/revoke-after={after}"));
+    format!("{GROUP}/semaphore={}{}", found.name, revokes.unwrap_or_default())
 }
 
 fn drained(seen: &SlotsSeen, slots: u32) -> Say {
@@ -88,19 +98,20 @@ fn drained(seen: &SlotsSeen, slots: u32) -> Say {
         return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
     }
     let message = format!(
-        "Still held above the count of {slots}: slot {}. Nobody else gets such a slot, and it goes when its holder releases it",
+        "Still held above the count of {slots}: slot {}. No other client gets such a slot, and it is removed when its holder releases it",
         draining.join(", ")
     );
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
 }
 
-/// Tokens have no numbers, so that only how many there are is known.
+/// Returns the condition for draining tokens. They are not numbered, so only their count
+/// is known.
 fn drained_tokens(draining: u32, tokens: u32) -> Say {
     if draining == 0 {
         return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
     }
     let message = format!(
-        "{} more than the count of {tokens} held. So many go, whosever are released first; nobody else gets them",
+        "{} more than the count of {tokens} held. The first ones released are removed; no other client gets them",
         if draining == 1 { "1 token is".to_owned() } else { format!("{draining} tokens are") }
     );
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
@@ -116,21 +127,28 @@ fn saturated(held: u32, free: u32, has_slots: bool) -> Say {
     Say::new(SATURATED, saturated, reason, message)
 }
 
-/// `1:deploy-7, 2:deploy-9`, short enough for a terminal.
-fn summary(holders: &[HolderStatus], truncated: bool) -> String {
-    const SHOWN: usize = 5;
-    let mut parts: Vec<String> = holders
-        .iter()
-        .take(SHOWN)
-        .map(|holder| {
-            let who = holder.identity.as_deref().unwrap_or(&holder.id);
-            holder.slot.map_or_else(|| who.to_owned(), |slot| format!("{slot}:{who}"))
-        })
-        .collect();
-    if holders.len() > SHOWN || truncated {
-        parts.push("…".to_owned());
+/// Formats as many of `all` holders as fit into a table: `deploy-7, deploy-9, +3`.
+fn summary(holders: &[HolderStatus], all: usize) -> String {
+    /// Maximum length of a name, in bytes.
+    const NAME: usize = 32;
+    /// Maximum length of the list, in bytes. One name is always shown.
+    const NAMES: usize = 40;
+    let mut text = String::new();
+    let mut shown = 0;
+    for holder in holders {
+        let who = clean_text(holder.identity.as_deref().unwrap_or(&holder.id), NAME);
+        if shown > 0 && text.len() + ", ".len() + who.len() > NAMES {
+            break;
+        }
+        text.push_str(if shown > 0 { ", " } else { "" });
+        text.push_str(&who);
+        shown += 1;
     }
-    parts.join(", ")
+    match all.saturating_sub(shown) {
+        0 => text,
+        more if shown == 0 => format!("+{more}"),
+        more => format!("{text}, +{more}"),
+    }
 }
 
 pub(super) fn to_i32(number: u32) -> i32 {
@@ -143,7 +161,8 @@ fn count(number: usize) -> i32 {
 
 impl From<&Holder> for HolderStatus {
     fn from(holder: &Holder) -> Self {
-        // Without `..`: a new fact about holders must be shown or left out here.
+        // Without `..`, so that each new field of a holder must be shown or omitted here
+        // explicitly.
         let Holder { id, slot, identity, reason, url, since, connection, draining } =
             holder.clone();
         Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
@@ -155,7 +174,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_a_token_may_be_held_is_told_where_the_queue_does_not_say() {
+    fn many_and_long_holders_are_shortened_for_a_table() {
+        let holder = |identity: &str| HolderStatus {
+            id: "slot-1".to_owned(),
+            identity: (!identity.is_empty()).then(|| identity.to_owned()),
+            ..HolderStatus::default()
+        };
+        let of = |identities: &[&str], all| {
+            let holders: Vec<_> = identities.iter().map(|identity| holder(identity)).collect();
+            summary(&holders, all)
+        };
+        assert_eq!(of(&[], 0), "");
+        assert_eq!(of(&["build-41", "build-42"], 2), "build-41, build-42");
+        let five = ["build-41", "build-42", "build-43", "build-44", "build-45"];
+        assert_eq!(of(&five, 5), "build-41, build-42, build-43, build-44, +1");
+        assert_eq!(of(&five, 60), "build-41, build-42, build-43, build-44, +56");
+        assert_eq!(of(&[""], 1), "slot-1", "a holder without a name has its id");
+        let long = "deploy-shop-production-7d9f8b6c5-abcde";
+        assert_eq!(of(&[long, "b"], 2), "deploy-shop-production-7d9f8b…, b");
+        assert_eq!(of(&[long, long], 2), "deploy-shop-production-7d9f8b…, +1");
+        assert_eq!(of(&[], 3), "+3", "held by clients that could not be listed");
+    }
+
+    #[test]
+    fn the_hold_limit_of_a_token_is_reported_where_the_queue_sets_none() {
         let says = |protocol, version| hold_limit(protocol, version).unwrap_or("no limit");
         let (classic, quorum) = (QueueType::Classic, QueueType::Quorum);
         for (queue_type, version, told) in [

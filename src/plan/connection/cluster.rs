@@ -1,54 +1,54 @@
-//! How a `RabbitmqCluster` of the RabbitMQ cluster operator is reached: what of the
-//! object matters, and the settings that follow from it and from its default user's
-//! Secret. Reading both is the operator's.
+//! The connection to a `RabbitmqCluster` of the RabbitMQ cluster operator: the relevant
+//! facts of the object, and the settings derived from it and from its default user's
+//! Secret. The operator reads both objects.
 
 use secrecy::SecretString;
 use serde_json::Value;
 
 use super::{RabbitmqSettings, SecretData, SettingsError};
 
-/// The annotation of a `RabbitmqCluster` or a Secret that names the namespaces, beside
-/// its own, whose resources may use it, separated by commas; `*` is all. It is that
-/// of RabbitMQ's messaging topology operator.
+/// Annotation of a `RabbitmqCluster` or a Secret with further namespaces whose resources
+/// may use it, separated by commas. `*` allows all. Defined by RabbitMQ's messaging
+/// topology operator.
 pub const ALLOWED_NAMESPACES: &str = "rabbitmq.com/topology-allowed-namespaces";
 
-/// The annotation of a `RabbitmqCluster` that names the address of its management API,
-/// where that is not the one of its Service. Also the topology operator's.
+/// Annotation of a `RabbitmqCluster` with the address of its management API, if it
+/// differs from the Service's. Also defined by the topology operator.
 pub const CONNECTION_URI: &str = "rabbitmq.com/operator-connection-uri";
 
-/// Where a resource says that its broker is.
+/// A resource's reference to its broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerReference {
-    /// `name` is a `RabbitmqCluster`'s, else a Secret's.
+    /// True if `name` refers to a `RabbitmqCluster`, false if to a Secret.
     pub is_cluster: bool,
-    /// Its name.
+    /// Name of the referenced object.
     pub name: String,
-    /// Its namespace; absent, the resource's.
+    /// Namespace of the referenced object. `None`: the resource's namespace.
     pub namespace: Option<String>,
 }
 
-/// What of a `RabbitmqCluster` decides how it is reached.
+/// The facts of a `RabbitmqCluster` that determine the connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
-    /// The name of its Service, with the namespace: its host name.
+    /// Host name: the name of its Service with the namespace.
     pub host: String,
-    /// The Secret of its default user, once there is one.
+    /// The Secret of its default user, once it exists.
     pub binding: Option<String>,
-    /// It has no nodes.
+    /// Whether it has no nodes.
     pub is_stopped: bool,
-    /// It speaks TLS.
+    /// Whether it uses TLS.
     pub is_encrypted: bool,
-    /// Secrets in which the authority of its certificate may be, the likelier first.
+    /// Secrets that may contain the CA of its certificate, the likelier first.
     pub certificates: Vec<String>,
-    /// Where its management API starts, beneath the host.
+    /// Path prefix of its management API.
     pub path_prefix: String,
-    /// The annotation [`CONNECTION_URI`].
+    /// Value of the annotation [`CONNECTION_URI`].
     pub connection_uri: Option<String>,
-    /// The annotation [`ALLOWED_NAMESPACES`].
+    /// Value of the annotation [`ALLOWED_NAMESPACES`].
     pub allowed: Option<String>,
 }
 
-/// Whether this annotation lets resources of the namespace in.
+/// Whether this annotation allows resources of the namespace.
 #[must_use]
 pub fn is_allowed(annotation: Option<&str>, namespace: &str) -> bool {
     let mut allowed = annotation.unwrap_or_default().split(',').map(str::trim);
@@ -56,7 +56,7 @@ pub fn is_allowed(annotation: Option<&str>, namespace: &str) -> bool {
 }
 
 impl ClusterFacts {
-    /// From a `RabbitmqCluster`'s spec and status; the annotations are left open.
+    /// Reads a `RabbitmqCluster`'s spec and status. The annotations stay empty.
     #[must_use]
     pub fn read(namespace: &str, name: &str, object: &Value) -> Self {
         let text = |pointer: &str| {
@@ -91,10 +91,15 @@ impl ClusterFacts {
 }
 
 impl RabbitmqSettings {
-    /// Of a `RabbitmqCluster`, as its default user. `authorities` is the certificate, as
-    /// PEM, of who signed the cluster's; absent, the machine's authorities count.
+    /// Creates settings for a `RabbitmqCluster`, as its default user. `authorities` is
+    /// the certificate, as PEM, of the CA that signed the cluster's. `None`: the
+    /// machine's trusted CAs.
     ///
-    /// `vhost` is the resource's; absent, `/` is taken.
+    /// `vhost` is the resource's. Defaults to `/`.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_cluster(
         cluster: &ClusterFacts,
         user: &SecretData,
@@ -104,7 +109,7 @@ impl RabbitmqSettings {
         let (scheme, port) = if cluster.is_encrypted { ("https", 15671) } else { ("http", 15672) };
         let of_service = || format!("{scheme}://{}:{port}{}", cluster.host, cluster.path_prefix);
         let management = cluster.connection_uri.clone().unwrap_or_else(of_service);
-        // Only what the cluster operator writes there for a login.
+        // Only the keys that the cluster operator writes for a login.
         let keys = ["host", "port", "username", "password", "tls.crt", "tls.key"];
         let mut data: SecretData = user
             .iter()
@@ -187,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_lets_in_whom_it_names_and_nobody_else() {
+    fn an_annotation_allows_exactly_the_namespaces_it_names() {
         assert!(is_allowed(Some("a, b"), "b") && is_allowed(Some("*"), "b"));
         assert!(!is_allowed(Some("ab,c"), "b") && !is_allowed(None, "b"));
-        assert!(!is_allowed(Some(""), ""), "an empty annotation names nobody");
+        assert!(!is_allowed(Some(""), ""), "an empty annotation names no namespace");
     }
 }

@@ -1,25 +1,28 @@
-//! How to reach a RabbitMQ broker and its management API: the typed form of a
-//! Secret's keys or of URLs. Parsing only.
+//! Settings of a RabbitMQ broker and its management API: the typed form of a Secret's
+//! keys or of URLs. Parsing only.
 
 use std::fmt;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use url::Url;
 
 use super::tls::Names;
-use super::{SecretData, SettingsError, TlsSettings, decode, host_and_port};
+use super::{
+    SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port, port_of_url,
+    value,
+};
 
 const PLAIN_PORT: u16 = 5672;
 const TLS_PORT: u16 = 5671;
 
-/// How the files of certificates are named in an environment.
+/// Environment variables with the names of certificate files.
 const FILES: Names = Names {
     authorities: "RABBITMQ_TLS_CA_FILE",
     chain: "RABBITMQ_TLS_CERT_FILE",
     key: "RABBITMQ_TLS_KEY_FILE",
 };
 
-/// How to reach one virtual host of a RabbitMQ broker.
+/// Address and credentials of one virtual host of a RabbitMQ broker.
 #[derive(Clone)]
 pub struct RabbitmqSettings {
     /// Host name or address of the AMQP listener.
@@ -32,30 +35,30 @@ pub struct RabbitmqSettings {
     pub password: SecretString,
     /// Virtual host.
     pub vhost: String,
-    /// How the connection is encrypted; absent means not at all.
+    /// TLS settings. `None`: unencrypted.
     pub tls: Option<TlsSettings>,
-    /// The management API, where there is one.
+    /// The management API, if configured.
     pub management: Option<ManagementSettings>,
-    /// The management API as an administrator, to close others' connections with.
+    /// The management API with administrator credentials, which may close other users'
+    /// connections.
     pub administrator: Option<ManagementSettings>,
 }
 
-/// How to reach a broker's management API.
+/// Address and credentials of a broker's management API.
 #[derive(Clone)]
 pub struct ManagementSettings {
-    /// `http://host:port` or `https://host:port`, without credentials and without
-    /// a trailing slash.
+    /// `http://host:port` or `https://host:port`, without credentials and without a
+    /// trailing slash.
     pub url: String,
     /// User name.
     pub username: String,
     /// Password.
     pub password: SecretString,
-    /// How an https connection is checked; absent with http.
+    /// TLS settings of an https connection. `None` with http.
     pub tls: Option<TlsSettings>,
 }
 
-// Debug shows where and who, never the password: these values end up in error
-// chains and logs.
+// Debug shows address and user, never the password, because it ends up in logs.
 impl fmt::Debug for RabbitmqSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls.is_some() { "amqps" } else { "amqp" };
@@ -70,18 +73,24 @@ impl fmt::Debug for ManagementSettings {
 }
 
 impl RabbitmqSettings {
-    /// From a Secret's data. Takes the keys of the RabbitMQ cluster operator's
-    /// default-user Secret (`host port username password`) or `uri`, where
-    /// `http`, `https` or no scheme means the management address and `amqp` the
-    /// broker; `amqpUri` and `managementUri` name either. `amqps` and `https` are
-    /// encrypted, and `host` with `tls` (`true`): for them `ca.crt`, `tls.crt` and
-    /// `tls.key` as PEM.
+    /// Reads a Secret's data. Supports these keys:
     ///
-    /// `vhost` is the resource's; absent, the URI's path is taken, else `/`.
+    /// * `host port username password`, as in the RabbitMQ cluster operator's
+    ///   default-user Secret.
+    /// * `uri`: the management address with `http`, `https` or no scheme, and the broker
+    ///   with `amqp`.
+    /// * `amqpUri` and `managementUri`, which name one of them explicitly.
+    /// * `ca.crt`, `tls.crt` and `tls.key` as PEM, for encrypted connections. These are
+    ///   `amqps`, `https`, and `host` with `tls` (`true`).
+    ///
+    /// `vhost` is the resource's. Defaults to the URI's path, or else `/`.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_secret(data: &SecretData, vhost: Option<&str>) -> Result<Self, SettingsError> {
-        let get = |key: &str| {
-            data.get(key).map(|v| v.expose_secret().trim().to_owned()).filter(|v| !v.is_empty())
-        };
+        let get = |key: &str| value(data, key);
+        let login = |key: &str| credential(data, key);
         let uri = get("uri");
         let uri_is_amqp = uri.as_deref().is_some_and(|u| u.starts_with("amqp"));
         let (amqp_key, amqp) = match (get("amqpUri"), uri.clone().filter(|_| uri_is_amqp)) {
@@ -95,10 +104,10 @@ impl RabbitmqSettings {
             };
         let mut settings = if let Some(amqp) = amqp {
             let mut from_uri = Self::parse_amqp(&amqp, amqp_key)?;
-            if let Some(username) = get("username") {
+            if let Some(username) = login("username") {
                 from_uri.username = username;
             }
-            if let Some(password) = get("password") {
+            if let Some(password) = login("password") {
                 from_uri.password = password.into();
             }
             from_uri
@@ -107,7 +116,8 @@ impl RabbitmqSettings {
                 key,
                 instead: "or give the whole address as amqpUri, amqp://user:password@host:5672/vhost",
             };
-            // Where `tls` is absent, what the cluster operator writes beside the keys.
+            // Without `tls`, the connection string written by the cluster operator
+            // decides.
             let is_tls = match get("tls").as_deref() {
                 Some("true") => true,
                 Some("false") => false,
@@ -118,18 +128,15 @@ impl RabbitmqSettings {
                 }
             };
             let port = match get("port") {
-                Some(port) => port.parse().map_err(|_| SettingsError::BadValue {
-                    key: "port",
-                    why: "a port is a number from 1 to 65535",
-                })?,
+                Some(text) => port(&text, "port")?,
                 None if is_tls => TLS_PORT,
                 None => PLAIN_PORT,
             };
             Self {
                 host: get("host").ok_or_else(|| missing("host"))?,
                 port,
-                username: get("username").ok_or_else(|| missing("username"))?,
-                password: get("password").ok_or_else(|| missing("password"))?.into(),
+                username: login("username").ok_or_else(|| missing("username"))?,
+                password: login("password").ok_or_else(|| missing("password"))?.into(),
                 vhost: "/".to_owned(),
                 tls: is_tls.then(TlsSettings::default),
                 management: None,
@@ -153,14 +160,18 @@ impl RabbitmqSettings {
         Ok(settings)
     }
 
-    /// The same with the management API as an administrator,
+    /// Adds the management API with administrator credentials,
     /// `http://user:password@host:15672`.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_administrator(
         mut self,
         text: &str,
         key: &'static str,
     ) -> Result<Self, SettingsError> {
-        // The broker's own user is none: whoever gives this means another one.
+        // The broker's own user is not an administrator, so credentials are required.
         let nobody = Self { username: String::new(), ..self.clone() };
         let administrator = nobody.parse_management(text, key)?;
         if administrator.username.is_empty() {
@@ -171,9 +182,12 @@ impl RabbitmqSettings {
         Ok(self)
     }
 
-    /// From `amqp://user:password@host:port/vhost` and, where there is one, the
-    /// management API's `http://user:password@host:port` (the user and password
-    /// default to the broker's).
+    /// Parses `amqp://user:password@host:port/vhost` and, if set, the management API's
+    /// `http://user:password@host:port`. Its user and password default to the broker's.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_urls(amqp: &str, management: Option<&str>) -> Result<Self, SettingsError> {
         let mut settings = Self::parse_amqp(amqp, "amqpUri")?;
         if let Some(management) = management {
@@ -182,10 +196,13 @@ impl RabbitmqSettings {
         Ok(settings)
     }
 
-    /// Adds the certificates of these files, each of which may be absent: the
-    /// authorities', our own and its key (`RABBITMQ_TLS_CA_FILE`,
-    /// `RABBITMQ_TLS_CERT_FILE` and `RABBITMQ_TLS_KEY_FILE` of an environment).
-    /// `read` reads a file's text or gives up.
+    /// Adds the certificates of these optional files: the CA's, the client's and its key.
+    /// In an environment they are `RABBITMQ_TLS_CA_FILE`, `RABBITMQ_TLS_CERT_FILE` and
+    /// `RABBITMQ_TLS_KEY_FILE`. `read` returns a file's text, or `None` to give up.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
@@ -197,8 +214,12 @@ impl RabbitmqSettings {
         Ok(self)
     }
 
-    /// [`Self::with_tls_files`] of the files that an environment names; an empty
-    /// variable is an absent one. `variable` looks one up.
+    /// [`Self::with_tls_files`] with the files named by environment variables. An empty
+    /// variable counts as unset. `variable` returns a variable's value.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_tls_of_environment(
         self,
         variable: impl Fn(&str) -> Option<String>,
@@ -208,13 +229,21 @@ impl RabbitmqSettings {
         self.with_tls_files([file(FILES.authorities), file(FILES.chain), file(FILES.key)], read)
     }
 
-    /// Host and port as a person is shown them.
+    /// Returns host and port for display.
     #[must_use]
     pub fn address(&self) -> String {
         host_and_port(&self.host, self.port)
     }
 
-    /// The certificates count for whatever is encrypted of the two connections.
+    /// Returns host, port and virtual host for display, without the virtual host if it is
+    /// `/`. Different places have different texts.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let vhost = if self.vhost == "/" { "" } else { &self.vhost };
+        format!("{}/{vhost}", self.address())
+    }
+
+    /// Adds the certificates to each of the two connections that is encrypted.
     fn add_tls(
         &mut self,
         names: &Names,
@@ -229,7 +258,7 @@ impl RabbitmqSettings {
         let of_apis = apis.filter_map(|api| api.tls.as_mut());
         let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_apis).collect();
         if encrypted.is_empty() {
-            // Whoever gave certificates believes the connection to be encrypted.
+            // A user who configures certificates expects the connection to be encrypted.
             return Err(SettingsError::MissingKey { key: "tls", instead });
         }
         for settings in &mut encrypted {
@@ -255,15 +284,15 @@ impl RabbitmqSettings {
         let password = decode(url.password().unwrap_or_default())
             .ok_or_else(|| bad("the password is not valid text"))?;
         Ok(Self {
-            // An IPv6 address is written in brackets in URLs only.
+            // An IPv6 address is in brackets only in URLs.
             host: url
                 .host_str()
                 .map(|host| host.trim_start_matches('[').trim_end_matches(']'))
                 .filter(|host| !host.is_empty())
                 .ok_or_else(|| bad("it names no host"))?
                 .to_owned(),
-            port: url.port().unwrap_or(if is_tls { TLS_PORT } else { PLAIN_PORT }),
-            // The broker's own defaults, as every AMQP client has them.
+            port: port_of_url(&url, if is_tls { TLS_PORT } else { PLAIN_PORT }, key)?,
+            // The broker's defaults, as in every AMQP client.
             username: if username.is_empty() { "guest".to_owned() } else { username },
             password: if url.password().is_none() { "guest".to_owned() } else { password }.into(),
             vhost,
@@ -287,6 +316,7 @@ impl RabbitmqSettings {
             "https" => true,
             _ => return Err(bad("expected http://host:15672")),
         };
+        port_of_url(&url, 0, key)?;
         let username = decode(url.username()).ok_or_else(|| bad("the user is not valid text"))?;
         let password = match url.password() {
             Some(password) => {
@@ -294,7 +324,7 @@ impl RabbitmqSettings {
             }
             None => None,
         };
-        // Can only fail for URLs without a host, and those have no credentials.
+        // Can fail only for URLs without a host, which have no credentials.
         let _ = url.set_username("");
         let _ = url.set_password(None);
         Ok(ManagementSettings {
@@ -307,101 +337,4 @@ impl RabbitmqSettings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::data;
-    use super::*;
-
-    #[test]
-    fn the_cluster_operators_default_user_secret_is_understood() {
-        let s = RabbitmqSettings::from_secret(
-            &data(&[("host", "rabbit"), ("port", "5673"), ("username", "u"), ("password", "p")]),
-            Some("prod"),
-        )
-        .unwrap();
-        assert_eq!(format!("{s:?}"), "amqp://u@rabbit:5673/prod");
-        assert!(s.management.is_none());
-    }
-
-    #[test]
-    fn a_uri_without_an_amqp_scheme_is_the_management_address() {
-        for uri in ["http://rabbit:15672", "rabbit:15672"] {
-            let s = RabbitmqSettings::from_secret(
-                &data(&[("uri", uri), ("host", "rabbit"), ("username", "u"), ("password", "p")]),
-                None,
-            )
-            .unwrap();
-            assert_eq!(s.management.unwrap().url, "http://rabbit:15672");
-        }
-    }
-
-    #[test]
-    fn the_administrator_is_somebody_of_its_own() {
-        let of = |admin| {
-            let keys = [("amqpUri", "amqp://u:p@h"), ("adminUri", admin)];
-            RabbitmqSettings::from_secret(&data(&keys), None)
-        };
-        let settings = of("http://root:secret@m:15672").unwrap();
-        let administrator = settings.administrator.unwrap();
-        assert_eq!(format!("{administrator:?}"), "http://m:15672 as root");
-        assert!(of("http://m:15672").unwrap_err().to_string().contains("administrator"));
-    }
-
-    #[test]
-    fn an_encoded_vhost_and_password_are_decoded() {
-        let s = RabbitmqSettings::from_urls("amqp://u:p%40ss@h/%2Fx", Some("http://m:1/")).unwrap();
-        assert_eq!(s.vhost, "/x");
-        assert_eq!(s.password.expose_secret(), "p@ss");
-        assert_eq!(s.management.unwrap().url, "http://m:1");
-    }
-
-    const CA: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-
-    #[test]
-    fn each_way_to_ask_for_encryption_is_understood() {
-        let secret = |pairs: &[(&str, &str)]| {
-            let s = RabbitmqSettings::from_secret(&data(pairs), None).unwrap();
-            let management = s.management.as_ref().is_some_and(|m| m.tls.is_some());
-            (format!("{s:?}"), management)
-        };
-        assert_eq!(secret(&[("uri", "amqps://u:p@h")]), ("amqps://u@h:5671//".into(), false));
-        let keys = [("host", "h"), ("username", "u"), ("password", "p")];
-        let with = |more: &[(&'static str, &'static str)]| [&keys[..], more].concat();
-        assert_eq!(secret(&with(&[("tls", "true")])).0, "amqps://u@h:5671//");
-        // As the cluster operator writes it for a cluster with TLS.
-        let written = [("port", "5671"), ("connection_string", "amqps://u:p@h:5671/")];
-        assert_eq!(secret(&with(&written)).0, "amqps://u@h:5671//");
-        let both = secret(&with(&[("uri", "https://h:15671"), ("ca.crt", CA)]));
-        assert_eq!(both, ("amqp://u@h:5672//".into(), true));
-        let six = RabbitmqSettings::from_urls("amqps://u:p@[::1]/v", None).unwrap();
-        assert_eq!(
-            (six.host.as_str(), format!("{six:?}").as_str()),
-            ("::1", "amqps://u@[::1]:5671/v")
-        );
-    }
-
-    #[test]
-    fn certificates_without_encryption_and_half_a_pair_are_refused_without_showing_them() {
-        let said = |pairs: &[(&str, &str)]| {
-            RabbitmqSettings::from_secret(&data(pairs), None).unwrap_err().to_string()
-        };
-        let plain = said(&[("uri", "amqp://u:p@h"), ("ca.crt", CA)]);
-        assert!(plain.contains("no connection is encrypted"), "{plain}");
-        let key = "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\n";
-        let half = said(&[("uri", "amqps://u:p@h"), ("tls.key", key)]);
-        assert!(half.contains("tls.crt") && !half.contains("hush"), "{half}");
-        let wrong = said(&[("uri", "amqps://u:p@h"), ("tls.crt", CA), ("tls.key", "hush")]);
-        assert!(wrong.contains("tls.key") && !wrong.contains("hush"), "{wrong}");
-    }
-
-    #[test]
-    fn the_files_of_an_environment_are_read_and_one_that_can_not_be_is_named() {
-        let settings = || RabbitmqSettings::from_urls("amqps://h", Some("https://h:1")).unwrap();
-        let variable = |name: &str| (name == "RABBITMQ_TLS_CA_FILE").then(|| "/ca".to_owned());
-        let read = |file: &str| (file == "/ca").then(|| CA.to_owned());
-        let s = settings().with_tls_of_environment(variable, read).unwrap();
-        assert!(s.tls.unwrap().authorities.is_some());
-        assert!(s.management.unwrap().tls.unwrap().authorities.is_some());
-        let err = settings().with_tls_of_environment(variable, |_| None).unwrap_err();
-        assert!(err.to_string().contains("RABBITMQ_TLS_CA_FILE"), "{err}");
-    }
-}
+mod tests;

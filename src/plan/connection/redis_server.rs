@@ -1,48 +1,50 @@
-//! How to reach one database of a Redis server, directly or by way of
-//! sentinels: the typed form of a Secret's keys, of a URL and of a program's
-//! environment. Parsing only.
+//! Settings of one database of a Redis server, direct or through sentinels: the typed
+//! form of a Secret's keys, of a URL and of a program's environment. Parsing only.
 
 use std::fmt;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use url::Url;
 
 use super::tls::Names;
-use super::{SecretData, SettingsError, TlsSettings, decode, host_and_port};
+use super::{
+    SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port, port_of_url,
+    value,
+};
 
 const PLAIN_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// How to reach one database of a Redis server.
+/// Address and credentials of one database of a Redis server.
 #[derive(Clone)]
 pub struct RedisSettings {
-    /// Host name or address; with [`Self::sentinel`], the first sentinel's.
+    /// Host name or address. With [`Self::sentinel`], that of the first sentinel.
     pub host: String,
     /// Port of that host.
     pub port: u16,
-    /// ACL user; absent means the server's default user.
+    /// ACL user. `None`: the server's default user.
     pub username: Option<String>,
     /// Password of the user.
     pub password: Option<SecretString>,
     /// Database number, from 0.
     pub database: i64,
-    /// How the connection is encrypted; absent means not at all.
+    /// TLS settings. `None`: unencrypted.
     pub tls: Option<TlsSettings>,
-    /// Whom to ask where the server is; absent means that it is at the host and
+    /// Sentinels to query for the server's address. `None`: the server is at the host and
     /// port.
     pub sentinel: Option<SentinelSettings>,
 }
 
-/// The sentinels that know which server is the master.
+/// The sentinels that return the address of the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentinelSettings {
-    /// What the sentinels call the master.
+    /// The master's name in the sentinels' configuration.
     pub master: String,
     /// Host and port of each sentinel, at least one.
     pub addresses: Vec<(String, u16)>,
 }
 
-// Never the password: these values end up in error chains and logs.
+// Never shows the password: these values end up in error chains and logs.
 impl fmt::Debug for RedisSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let user = self.username.as_deref().unwrap_or("default");
@@ -56,40 +58,40 @@ impl fmt::Debug for RedisSettings {
 }
 
 impl RedisSettings {
-    /// From a Secret's data: `uri`, or `host port username password db`; `tls`
-    /// (`true` or `false`) and for it `ca.crt`, `tls.crt` and `tls.key` as PEM.
-    /// `database` is the resource's and wins over the Secret's.
+    /// Reads a Secret's data: `uri`, or `host port username password db`. `tls` (`true`
+    /// or `false`) enables TLS, with `ca.crt`, `tls.crt` and `tls.key` as PEM. `database`
+    /// is the resource's and overrides the Secret's.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_secret(data: &SecretData, database: Option<i64>) -> Result<Self, SettingsError> {
-        let get = |key: &str| {
-            data.get(key).map(|v| v.expose_secret().trim().to_owned()).filter(|v| !v.is_empty())
-        };
-        let number = |key: &'static str, why| {
-            get(key)
-                .map(|text| text.parse::<i64>().map_err(|_| SettingsError::BadValue { key, why }))
-                .transpose()
-        };
+        let get = |key: &str| value(data, key);
+        let login = |key: &str| credential(data, key);
         let mut settings = if let Some(uri) = get("uri") {
             let mut from_uri = Self::from_url(&uri)?;
-            if let Some(username) = get("username") {
+            if let Some(username) = login("username") {
                 from_uri.username = Some(username);
             }
-            if let Some(password) = get("password") {
+            if let Some(password) = login("password") {
                 from_uri.password = Some(password.into());
             }
             from_uri
         } else {
-            let why = "a port is a number from 1 to 65535";
-            let port = number("port", why)?.unwrap_or(PLAIN_PORT.into());
+            let database = get("db").map_or(Some(0), |text| text.parse().ok());
             let mut from_keys = Self::at(
                 get("host").ok_or(SettingsError::MissingKey {
                     key: "host",
                     instead: "or give the whole address as uri, redis://user:password@host:6379/0",
                 })?,
-                u16::try_from(port).map_err(|_| SettingsError::BadValue { key: "port", why })?,
+                get("port").map_or(Ok(PLAIN_PORT), |text| port(&text, "port"))?,
             );
-            from_keys.username = get("username");
-            from_keys.password = get("password").map(Into::into);
-            from_keys.database = number("db", "a database is a number from 0")?.unwrap_or(0);
+            from_keys.username = login("username");
+            from_keys.password = login("password").map(Into::into);
+            from_keys.database = database.ok_or(SettingsError::BadValue {
+                key: "db",
+                why: "a database is a number from 0",
+            })?;
             from_keys
         };
         let bad_tls = |why| SettingsError::BadValue { key: "tls", why };
@@ -113,20 +115,30 @@ impl RedisSettings {
         Ok(settings)
     }
 
-    /// From `redis://user:password@host:port/db`, or `rediss://` for TLS; or, as
-    /// Lettuce writes it, `redis-sentinel://user:password@host:port,host:port/db#master`
-    /// (`rediss-sentinel://`) where sentinels know the server: user and password
-    /// are then the server's, and tried on a sentinel only if it wants a login.
+    /// Parses `redis://user:password@host:port/db`, or `rediss://` for TLS. With
+    /// sentinels, it uses the format of Lettuce:
+    /// `redis-sentinel://user:password@host:port,host:port/db#master`
+    /// (`rediss-sentinel://`). User and password are then the server's, and are tried on
+    /// a sentinel only if it requires a login.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_url(text: &str) -> Result<Self, SettingsError> {
         Self::parse(text, "uri")
     }
 
-    /// As pressure's clients take them from the environment: `REDIS_URL`, else
-    /// `REDIS_SERVER` (127.0.0.1), `REDIS_PORT` (6379) and `REDIS_DB` (0). For
-    /// TLS, files as PEM: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and
-    /// `REDIS_TLS_KEY_FILE`. An empty variable is an absent one.
+    /// Reads the environment variables of pressure's clients: `REDIS_URL`, else
+    /// `REDIS_SERVER` (127.0.0.1), `REDIS_PORT` (6379) and `REDIS_DB` (0). TLS uses PEM
+    /// files: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An
+    /// empty variable counts as unset.
     ///
-    /// `variable` looks one up, `read` reads a file's text or gives up.
+    /// `variable` returns a variable's value. `read` returns a file's text, or `None` to
+    /// give up.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_environment(
         variable: impl Fn(&str) -> Option<String>,
         read: impl Fn(&str) -> Option<String>,
@@ -136,12 +148,10 @@ impl RedisSettings {
             Self::parse(&url, "REDIS_URL")?
         } else {
             let bad = |key, why| SettingsError::BadValue { key, why };
-            let port = get("REDIS_PORT").map_or(Some(PLAIN_PORT), |port| port.parse().ok());
             let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
                 get("REDIS_SERVER").unwrap_or_else(|| "127.0.0.1".to_owned()),
-                port.filter(|port| *port > 0)
-                    .ok_or_else(|| bad("REDIS_PORT", "a port is a number from 1 to 65535"))?,
+                get("REDIS_PORT").map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
             );
             settings.database = database
                 .filter(|database| *database >= 0)
@@ -154,9 +164,12 @@ impl RedisSettings {
         )
     }
 
-    /// Adds the certificates of these files, each of which may be absent: the
-    /// authorities', our own and its key. `read` reads a file's text or gives
-    /// up.
+    /// Adds the certificates of these optional files: the CA's, the client's and its key.
+    /// `read` returns a file's text, or `None` to give up.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
@@ -173,7 +186,7 @@ impl RedisSettings {
         Ok(self)
     }
 
-    /// The server and database as a person is shown them; no credentials.
+    /// Returns server and database for display, without credentials.
     #[must_use]
     pub fn address(&self) -> String {
         let master = self.sentinel.as_ref().map(|sentinel| format!("{}@", sentinel.master));
@@ -213,7 +226,7 @@ impl RedisSettings {
                 *tls = TlsSettings::from_pem(names, texts)?;
                 Ok(())
             }
-            // Whoever gave certificates believes the connection to be encrypted.
+            // A user who configures certificates expects the connection to be encrypted.
             None if has_any => Err(SettingsError::MissingKey { key: "tls", instead }),
             None => Ok(()),
         }
@@ -230,7 +243,7 @@ impl RedisSettings {
             "rediss-sentinel" => (true, true),
             _ => return Err(bad(expected)),
         };
-        // A URL has one host; the others are read apart.
+        // A URL has one host. Further ones are parsed separately.
         let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let first = hosts.split(',').next().unwrap_or_default();
@@ -240,9 +253,9 @@ impl RedisSettings {
             let url = Url::parse(&format!("redis://{text}")).map_err(|_| bad(expected))?;
             let host = url.host_str().filter(|host| !host.is_empty());
             let host = host.ok_or_else(|| bad("it names no host"))?;
-            // An IPv6 address is written in brackets in URLs only.
+            // An IPv6 address is in brackets only in URLs.
             let host = host.trim_start_matches('[').trim_end_matches(']');
-            Ok((host.to_owned(), url.port().unwrap_or(default_port)))
+            Ok((host.to_owned(), port_of_url(&url, default_port, key)?))
         };
         let url =
             Url::parse(&format!("redis://{login}{first}{path}")).map_err(|_| bad(expected))?;

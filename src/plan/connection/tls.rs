@@ -1,6 +1,5 @@
-//! What a TLS connection is checked by and presents: certificates as PEM texts.
-//! They are only looked at from outside here; whether they fit together shows
-//! when a connection is opened.
+//! The certificates of a TLS connection, as PEM texts. They are not parsed here: whether
+//! they match shows when a connection is opened.
 
 use std::fmt;
 
@@ -8,27 +7,27 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::SettingsError;
 
-/// How a server is recognised over TLS, and who we are to it. The host name is
-/// always checked.
+/// Certificates that authenticate the server and the client of a TLS connection. The host
+/// name is always verified.
 #[derive(Clone, Default)]
 pub struct TlsSettings {
-    /// The authorities, as PEM, that may have signed the server's certificate;
-    /// absent, those that the machine trusts.
+    /// CA certificates, as PEM, that may have signed the server's certificate. `None`:
+    /// the machine's trusted CAs.
     pub authorities: Option<String>,
-    /// What we present to a server that asks for a certificate.
+    /// The certificate for a server that requests one.
     pub client: Option<ClientCertificate>,
 }
 
-/// A client's certificate and its key.
+/// A client certificate and its key.
 #[derive(Clone)]
 pub struct ClientCertificate {
-    /// The certificate and what leads to its authority, as PEM.
+    /// The certificate and its chain to the CA, as PEM.
     pub chain: String,
     /// The private key, as PEM.
     pub key: SecretString,
 }
 
-// Says what there is, not what is in it.
+// Shows which certificates are set, without their content.
 impl fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsSettings")
@@ -44,8 +43,7 @@ impl fmt::Debug for ClientCertificate {
     }
 }
 
-/// How the three texts are called where they come from, for what is said about
-/// them.
+/// The names of the three texts in their source, for error messages.
 pub(super) struct Names {
     pub(super) authorities: &'static str,
     pub(super) chain: &'static str,
@@ -53,12 +51,11 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The keys of a Secret, as Kubernetes has them for TLS.
+    /// The keys of a Secret, as Kubernetes defines them for TLS.
     pub(super) const OF_A_SECRET: Self =
         Self { authorities: "ca.crt", chain: "tls.crt", key: "tls.key" };
 
-    /// The texts of these files, each of which may be absent. `read` reads a
-    /// file's text or gives up.
+    /// Reads these optional files. `read` returns a file's text, or `None` to give up.
     pub(super) fn read(
         &self,
         files: [Option<String>; 3],
@@ -74,8 +71,8 @@ impl Names {
 }
 
 impl TlsSettings {
-    /// From PEM texts, each of which may be absent; a certificate and its key
-    /// come together.
+    /// Creates settings from optional PEM texts. A certificate requires its key and vice
+    /// versa.
     pub(super) fn from_pem(
         names: &Names,
         [authorities, chain, key]: [Option<String>; 3],

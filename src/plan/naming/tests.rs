@@ -1,4 +1,4 @@
-//! Which names are refused, and that no two locks share a queue.
+//! Tests which names are rejected, and that no two locks share a queue.
 
 use super::*;
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ fn a_pressure_queue_name_that_ends_in_a_key_suffix_is_refused() {
         assert!(refused.to_string().contains(suffix));
     }
     assert_eq!(QueueName::new("p", "jobs").unwrap().data(), "p:jobs");
-    // Key of the queue "jobs" under the prefix "p" all the same.
+    // Still a key of the queue "jobs" under the prefix "p".
     assert!(QueueName::new("p:jobs", "closed").is_err());
     assert!(QueueName::new("p:jobs:stats", "produced_bytes").is_err());
     assert!(QueueName::new("p", "closed").is_ok());

@@ -1,43 +1,45 @@
-//! What is wrong with a queue and whether it may be mended: successive looks go
-//! in, a diagnosis comes out. Nothing is mended here (see `crate::pressure`),
-//! and what a healthy queue should become is not decided here either.
+//! Diagnoses a queue from successive observations, and decides whether it may be
+//! repaired. See `crate::pressure` for the repair, and `plan` for the changes to a
+//! healthy queue.
 //!
-//! Nothing in the protocol tells a dead holder of a role from one that waits: a
-//! producer may wait for room for hours. What tells is that a holder needs its
-//! connection. Whoever held the role when the queue was first seen as it is was
-//! connected then; once all of those connections are gone and nothing has moved,
-//! nobody is left who could give the role back.
+//! The protocol does not distinguish a dead holder of a role from a waiting one: a
+//! producer may wait for room for hours. But a holder needs its connection. Therefore the
+//! server watches the role's keys from some moment on (a *guard*), and notices every
+//! change. Only connections that were open after that moment can belong to the holder.
+//! Once all of them are closed while the guard stands, no client is left that could
+//! release the role.
 
 mod values;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use self::values::of_role;
 pub use self::values::{
-    Against, Connection, Connections, Evidence, Finding, Look, OWN_CONNECTIONS, Remedy, Repair,
+    Against, Connection, Effort, Evidence, Finding, Guarded, Look, OWN_CONNECTIONS, Remedy, Repair,
+    Subject,
 };
 use super::{QueueRole, QueueSeen, Remark};
 
-/// What a look and those before it tell.
+/// The result of the observations so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// What is wrong.
+    /// Damage.
     pub damage: Vec<Finding>,
-    /// Roles that are taken, half creations and half deletions that nothing shows
-    /// to be damage yet: their clients may be at work.
+    /// Taken roles, partial creations and partial deletions that are not proven to be
+    /// damage yet. Their clients may be active.
     pub at_work: Vec<Finding>,
-    /// Roles whose holders have reason to do nothing: they wait for room or data.
+    /// Roles whose holders have a reason to be inactive: they wait for room or data.
     pub waiting: Vec<Finding>,
-    /// Whether something was seen that is believed only when it is seen again.
+    /// Whether a finding must be confirmed by a second observation.
     pub unsure: bool,
 }
 
 impl Diagnosis {
-    /// The counters' drift; absent while somebody works on the queue, when they
-    /// may be ahead or behind by right.
+    /// The drift of the counters. `None` while a role is taken, because the counters may
+    /// then legitimately differ.
     #[must_use]
     pub fn drift(seen: &QueueSeen) -> Option<i64> {
         if !seen.is_idle() {
@@ -47,14 +49,6 @@ impl Diagnosis {
     }
 }
 
-/// What is watched until its holder shows to be dead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
-    Role(QueueRole),
-    Creation,
-    Deletion,
-}
-
 #[derive(Clone, Debug)]
 struct Watch {
     subject: Subject,
@@ -62,50 +56,66 @@ struct Watch {
     at: Duration,
     since: Timestamp,
     looks: u32,
-    /// The connections that were there when the queue was first seen so, and
-    /// still are; absent until they could be listed.
-    suspects: Option<BTreeMap<u64, Connection>>,
-    is_forbidden: bool,
+    guard: Option<Guard>,
+    obstacle: Option<Against>,
 }
 
-/// Remembers the looks at one queue.
+/// The server watches the keys.
+#[derive(Clone, Debug)]
+struct Guard {
+    number: u64,
+    at: Duration,
+    /// Connections that may belong to the holder: those that were open when they were
+    /// first listed under this guard, and still are. `None` until the first list.
+    suspects: Option<BTreeSet<u64>>,
+    /// The connections of the last list.
+    listed: Arc<[Connection]>,
+}
+
+/// Tracks the observations of one queue.
 #[derive(Clone, Debug)]
 pub struct Doctor {
     idle: Duration,
     database: i64,
-    run_id: Option<String>,
+    is_deletion_wanted: bool,
     last: QueueSeen,
     watches: Vec<Watch>,
 }
 
 impl Doctor {
-    /// A doctor for a queue in this database, who lets nothing be given back that
-    /// was not seen unchanged for `idle`.
+    /// Creates the state for a queue in this database. No role is released unless its
+    /// keys were watched for `idle`.
     #[must_use]
     pub fn new(idle: Duration, database: i64) -> Self {
         let last = QueueSeen::default();
-        Self { idle, database, run_id: None, last, watches: Vec::new() }
+        Self { idle, database, is_deletion_wanted: false, last, watches: Vec::new() }
     }
 
-    /// Whether a look at the queue as it is now needs the server's connections:
-    /// whether there is something that was so at the last look too.
+    /// Announces that the queue will be deleted with its elements. Keys without a
+    /// `:bound` then belong to that deletion.
+    pub fn expect_deletion(&mut self) {
+        self.is_deletion_wanted = true;
+    }
+
+    /// Returns the subjects to guard before the next observation, given the current
+    /// content of the keys.
     #[must_use]
-    pub fn needs_connections(&self, seen: &QueueSeen) -> bool {
-        subjects(seen).iter().any(|subject| {
-            let unchanged = evidence(*subject, seen);
-            self.watches.iter().any(|w| w.subject == *subject && w.unchanged == unchanged)
-        })
+    pub fn to_guard(&self, seen: &QueueSeen, effort: Effort) -> Vec<Subject> {
+        let was_so = |subject: Subject| {
+            let unchanged = subject.part_of(seen);
+            self.watches.iter().any(|w| w.subject == subject && w.unchanged == unchanged)
+        };
+        let is_due = |subject: &Subject| match (effort, subject) {
+            (_, Subject::Deletion) if !self.has_deletion_begun(seen) => false,
+            (Effort::Report, Subject::Role(role)) if is_waiting(*role, seen) => false,
+            (Effort::Report | Effort::Repair, subject) => was_so(*subject),
+            (Effort::Full, _) => true,
+        };
+        subjects(seen).into_iter().filter(is_due).collect()
     }
 
-    /// Takes a look into account.
+    /// Processes an observation.
     pub fn look(&mut self, look: Look) -> Diagnosis {
-        if look.run_id.is_some() && self.run_id != look.run_id {
-            // Another start, or another server: what was seen there shows nothing
-            // here, and numbers of connections are given again.
-            self.watches.clear();
-            self.last = QueueSeen::default();
-            self.run_id.clone_from(&look.run_id);
-        }
         self.watch(&look);
         let mut diagnosis = Diagnosis::default();
         for watch in &self.watches {
@@ -117,8 +127,8 @@ impl Doctor {
                 continue;
             }
             let is_seen_twice = before.iter().any(|b| is_same(b, &remark));
-            // In the middle of a put or a get there may be a token too many; but
-            // then the queue does not stay as it is.
+            // During a put or a get there may be a surplus token, but then the queue does
+            // not stay unchanged.
             let may_be_work = matches!(remark, Remark::SurplusToken { .. })
                 && !look.seen.is_idle()
                 && look.seen != self.last;
@@ -133,50 +143,47 @@ impl Doctor {
         diagnosis
     }
 
-    /// Begins, goes on with and ends what is watched.
+    /// Starts, continues and ends the watches.
     fn watch(&mut self, look: &Look) {
         let mut kept = Vec::new();
         for subject in subjects(&look.seen) {
-            let unchanged = evidence(subject, &look.seen);
-            let known =
-                self.watches.iter().find(|w| w.subject == subject && w.unchanged == unchanged);
+            let unchanged = subject.part_of(&look.seen);
+            let guarded = look.guarded.iter().find(|(of, _)| *of == subject).map(|(_, is)| is);
+            let is_touched = matches!(guarded, Some(Guarded::Touched));
+            let known = self
+                .watches
+                .iter()
+                .find(|w| !is_touched && w.subject == subject && w.unchanged == unchanged);
             let mut watch = known.cloned().unwrap_or(Watch {
                 subject,
                 unchanged,
                 at: look.at,
                 since: look.time,
                 looks: 0,
-                suspects: None,
-                is_forbidden: false,
+                guard: None,
+                obstacle: None,
             });
             watch.looks += 1;
-            match &look.connections {
-                Connections::NotAsked => {}
-                Connections::Forbidden => watch.is_forbidden = true,
-                Connections::Listed(all) => {
-                    watch.is_forbidden = look.run_id.is_none();
-                    let mut now: BTreeMap<u64, Connection> =
-                        all.iter().map(|c| (c.id, c.clone())).collect();
-                    match &watch.suspects {
-                        None => now.retain(|_, c| c.may_hold_roles(self.database)),
-                        Some(suspects) => now.retain(|id, _| suspects.contains_key(id)),
-                    }
-                    watch.suspects = Some(now);
-                }
-            }
+            watch.check(guarded, look.at, self.database);
             kept.push(watch);
         }
         self.watches = kept;
     }
 
+    /// Whether the keys without a `:bound` certainly belong to a deletion, or contain no
+    /// elements. Two elements in `:closed` remain after the deletion of an open queue and
+    /// also after a close. Only the deletion of a closed queue leaves more. Missing keys
+    /// prove nothing: a server at its memory limit may have evicted them.
+    fn has_deletion_begun(&self, seen: &QueueSeen) -> bool {
+        self.is_deletion_wanted || seen.closed_tokens > 2 || seen.length == 0
+    }
+
     fn judge(&self, watch: &Watch, look: &Look, diagnosis: &mut Diagnosis) {
         let seen = &look.seen;
         let idle_for = look.at.saturating_sub(watch.at);
-        let connected: Option<Vec<Connection>> =
-            watch.suspects.as_ref().map(|suspects| suspects.values().cloned().collect());
-        // One look shows nothing, however much time is wanted.
-        let is_proven =
-            watch.looks > 1 && !watch.is_forbidden && connected.as_ref().is_some_and(Vec::is_empty);
+        let connected = watch.guard.as_ref().and_then(Guard::connected);
+        // One observation proves nothing, however short `idle` is.
+        let proof = watch.guard.as_ref().filter(|guard| watch.looks > 1 && guard.has_no_suspects());
         let (remark, is_waiting) = match watch.subject {
             Subject::Role(role) => {
                 let who = seen.role(role).id.clone();
@@ -185,18 +192,19 @@ impl Doctor {
             Subject::Creation => (Remark::HalfCreated { missing: seen.never_written() }, false),
             Subject::Deletion => (Remark::Residue { keys: seen.leftovers.clone() }, false),
         };
-        let run_id = self.run_id.clone();
-        let remedy = if watch.subject == Subject::Deletion && !has_deletion_begun(seen) {
+        let remedy = if watch.subject == Subject::Deletion && !self.has_deletion_begun(seen) {
             Remedy::Leave(
-                "nothing shows that a deletion had begun, so its data is left alone: write its :bound again, or remove its keys",
+                "its elements are left alone, since they may be those of a queue that only lost its :bound: set its :bound again, or delete its keys",
             )
-        } else if watch.is_forbidden {
-            Remedy::Wait(Against::NotTold)
+        } else if let Some(obstacle) = &watch.obstacle {
+            Remedy::Wait(obstacle.clone())
         } else if let Some(connected) = connected.filter(|connected| !connected.is_empty()) {
             Remedy::Wait(Against::Connected(connected))
-        } else if let Some(run_id) = run_id.filter(|_| is_proven && idle_for >= self.idle) {
+        } else if let Some(guard) =
+            proof.filter(|guard| look.at.saturating_sub(guard.at) >= self.idle)
+        {
             let evidence =
-                Box::new(Evidence { unchanged: watch.unchanged.clone(), run_id, idle: self.idle });
+                Box::new(Evidence { unchanged: watch.unchanged.clone(), guard: guard.number });
             Remedy::Mend(match watch.subject {
                 Subject::Role(role) => Repair::GiveBack { role, evidence },
                 Subject::Creation => Repair::FinishCreation { evidence },
@@ -205,10 +213,10 @@ impl Doctor {
         } else {
             Remedy::Wait(Against::Moved(self.idle))
         };
-        // A role may be held for a while; a creation and a deletion have no reason
-        // to rest.
+        // A role may be held for some time. A creation and a deletion have no reason to
+        // pause.
         let is_damage = watch.looks > 1
-            && (is_proven
+            && (proof.is_some()
                 || !is_waiting && idle_for >= self.idle
                 || !matches!(watch.subject, Subject::Role(_)));
         diagnosis.unsure |= watch.looks == 1 && !matches!(watch.subject, Subject::Role(_));
@@ -223,8 +231,49 @@ impl Doctor {
     }
 }
 
-/// What the keys alone show to be wrong; some of it may be a client's work under
-/// way.
+impl Watch {
+    /// Processes the server's answer.
+    fn check(&mut self, guarded: Option<&Guarded>, at: Duration, database: i64) {
+        let last = self.guard.take();
+        self.obstacle = match guarded {
+            Some(Guarded::Forbidden) => Some(Against::NotTold),
+            Some(Guarded::NotYet) => Some(Against::NotWatched),
+            None | Some(Guarded::Touched | Guarded::Untouched { .. }) => None,
+        };
+        let Some(Guarded::Untouched { guard, connections }) = guarded else { return };
+        let mut now = last.filter(|last| last.number == *guard).unwrap_or_else(|| Guard {
+            number: *guard,
+            at,
+            suspects: None,
+            listed: Arc::default(),
+        });
+        if let Some(all) = connections {
+            let may_hold = |c: &&Connection| match &now.suspects {
+                None => c.may_hold_roles(database),
+                Some(suspects) => suspects.contains(&c.id),
+            };
+            now.suspects = Some(all.iter().filter(may_hold).map(|c| c.id).collect());
+            now.listed = Arc::clone(all);
+        }
+        self.guard = Some(now);
+    }
+}
+
+impl Guard {
+    /// Returns the connections that may belong to the holder. `None` while they are
+    /// unknown.
+    fn connected(&self) -> Option<Vec<Connection>> {
+        let suspects = self.suspects.as_ref()?;
+        Some(self.listed.iter().filter(|c| suspects.contains(&c.id)).cloned().collect())
+    }
+
+    fn has_no_suspects(&self) -> bool {
+        self.suspects.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+}
+
+/// Returns symptoms in the keys alone. Some of them may be a client's operation in
+/// progress.
 #[must_use]
 pub fn symptoms(seen: &QueueSeen) -> Vec<Remark> {
     if !seen.wrong_types.is_empty() {
@@ -244,7 +293,7 @@ pub fn symptoms(seen: &QueueSeen) -> Vec<Remark> {
         remarks.push(Remark::Overfilled { length: seen.length, bound });
     }
     let has_room = seen.has_room(bound);
-    // While somebody works on the queue the token may be in their hands.
+    // While a role is taken, its client may have the token.
     if is_whole && seen.is_idle() && seen.not_full == 0 && !seen.closed && has_room {
         remarks.push(Remark::LostToken);
     }
@@ -264,8 +313,8 @@ pub fn symptoms(seen: &QueueSeen) -> Vec<Remark> {
     remarks
 }
 
-/// Whether a remark may be true for an instant of every foreign client's work,
-/// and is believed only when it is seen twice.
+/// Whether a symptom may appear for an instant during any foreign client's operation, and
+/// must be confirmed by a second observation.
 #[must_use]
 pub fn needs_second_look(remark: &Remark) -> bool {
     match remark {
@@ -292,11 +341,11 @@ fn is_same(one: &Remark, other: &Remark) -> bool {
     }
 }
 
-/// What can be done about a symptom that needs no watching.
+/// Returns the remedy for a symptom that needs no guard.
 fn remedy(remark: &Remark, seen: &QueueSeen) -> Remedy {
     match remark {
         Remark::LostToken | Remark::SurplusToken { .. } => Remedy::Mend(Repair::SettleTokens),
-        // The elements stay; only who comes next must not put another one.
+        // The elements stay. Only the next producer must not put another one.
         Remark::Overfilled { .. } if seen.not_full > 0 && seen.is_idle() => {
             Remedy::Mend(Repair::SettleTokens)
         }
@@ -310,7 +359,7 @@ fn remedy(remark: &Remark, seen: &QueueSeen) -> Remedy {
     }
 }
 
-/// What of a queue must be watched.
+/// Returns the subjects of a queue that must be watched.
 fn subjects(seen: &QueueSeen) -> Vec<Subject> {
     if !seen.wrong_types.is_empty() {
         return Vec::new();
@@ -333,13 +382,6 @@ fn subjects(seen: &QueueSeen) -> Vec<Subject> {
     subjects
 }
 
-fn evidence(subject: Subject, seen: &QueueSeen) -> QueueSeen {
-    match subject {
-        Subject::Creation | Subject::Deletion => seen.clone(),
-        Subject::Role(role) => of_role(role, seen),
-    }
-}
-
 /// Whether the holder of a role has something to wait for: room, or data.
 fn is_waiting(role: QueueRole, seen: &QueueSeen) -> bool {
     match role {
@@ -348,14 +390,6 @@ fn is_waiting(role: QueueRole, seen: &QueueSeen) -> bool {
         }
         QueueRole::Consumer => seen.length == 0 && !seen.closed,
     }
-}
-
-/// Whether the keys without a `:bound` show a deletion, rather than a queue that
-/// lost it: only then is anything removed, unless there is no data to lose.
-fn has_deletion_begun(seen: &QueueSeen) -> bool {
-    const ROLES: [&str; 4] = [":producer", ":consumer", ":producer_free", ":consumer_free"];
-    let has_role = seen.leftovers.iter().any(|key| ROLES.contains(&key.as_str()));
-    seen.closed || !has_role || seen.length == 0
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What there is to say of a queue, and in which words. When it is said is decided
-//! elsewhere.
+//! Conditions of a queue and their texts. See `plan` and `doctor` for when they are
+//! reported.
 
 use std::fmt;
 
@@ -7,76 +7,76 @@ use jiff::Timestamp;
 
 use super::QueueRole;
 
-/// Something to report: none of these is an error of the operator's.
+/// A condition to report. None of them is an error of the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remark {
-    /// The queue was deleted while it was open: it is created again.
+    /// The queue was deleted while it was open, and is created again.
     Recreated,
     /// The queue was deleted after it was closed: it has served its purpose.
     Completed,
-    /// There are more elements than the bound allows. Nothing is removed.
+    /// The queue contains more elements than the bound allows. Nothing is removed.
     Overfilled {
         /// Elements in the queue.
         length: u64,
-        /// What the bound is, or is about to be.
+        /// The current bound, or the one about to be set.
         bound: u64,
     },
-    /// `:bound` is there, but a creation's other keys are not. True for
-    /// milliseconds of every creation by a client that sends command by
-    /// command: believe it when it is seen twice.
+    /// `:bound` exists, but other keys of a creation don't. This is the case for
+    /// milliseconds of every creation by a client that sends individual commands, so a
+    /// second observation must confirm it.
     HalfCreated {
         /// Suffixes of the missing keys.
         missing: Vec<String>,
     },
-    /// There is no `:bound`, but other keys are there: a deletion under way or
-    /// given up. Not created over: the next queue would be born closed.
+    /// There is no `:bound`, but other keys exist: a deletion in progress or an
+    /// interrupted one. The queue is not created over it, because it would be closed from
+    /// the start.
     Residue {
-        /// Suffixes of the keys.
+        /// Suffixes of the existing keys.
         keys: Vec<String>,
     },
     /// The queue can't be closed while a producer holds its role.
     WaitingForProducer {
-        /// Who holds the role, if it said so.
+        /// The holder of the role, if it set an id.
         who: Option<String>,
     },
-    /// A client closed the queue that is wanted open. Not drift: closing is the
-    /// producer's right and can't be taken back.
+    /// A client closed a queue whose desired state is open. Not drift: a producer may
+    /// close the queue, and closing is irreversible.
     ClosedByClient,
-    /// The queue was closed and is open again: it was deleted and created anew,
-    /// or more clients were woken by the close than the protocol allows.
+    /// The queue was closed and is open again. Either it was deleted and created again,
+    /// or the close woke more clients than the protocol allows.
     Reopened,
-    /// A role is taken, and its holder is dead or does nothing although it could.
+    /// A role is taken, and its holder is dead or inactive without a reason.
     RoleStuck {
         /// The role.
         role: QueueRole,
-        /// Who took it, if it said so.
+        /// The client that took it, if it set an id.
         who: Option<String>,
-        /// When the queue was first seen as it is: the role is taken since then or
-        /// longer.
+        /// When the queue was first observed in this state. The role has been taken since
+        /// then or longer.
         since: Timestamp,
     },
-    /// There is room and nobody works on the queue, but `:not_full` is empty:
-    /// the next producer would wait for ever.
+    /// There is room and both roles are free, but `:not_full` is empty: the next producer
+    /// would wait indefinitely.
     LostToken,
-    /// A key has more elements than it may have: more than one, or one in
-    /// `:not_full` while the queue is full. True for an instant of every put and
-    /// get by a client that sends command by command: believe it when it is seen
-    /// twice.
+    /// A key has surplus elements: more than one, or one in `:not_full` while the queue
+    /// is full. This is the case for an instant of every put and get by a client that
+    /// sends individual commands, so a second observation must confirm it.
     SurplusToken {
         /// The key's suffix.
         key: &'static str,
-        /// How many elements it has.
+        /// Its number of elements.
         count: u64,
     },
-    /// Nobody works on the queue, and yet the elements that were put, less those
-    /// that were got, are not those that are there. Never corrected: the data is
-    /// right, and the count is the clients'.
+    /// Both roles are free, but the elements put, less those read, don't match the
+    /// elements in the queue. Never corrected: the data is authoritative, and the
+    /// counters belong to the clients.
     CounterDrift {
-        /// What the counters tell less the length.
+        /// The difference of the counters less the length.
         by: i64,
     },
-    /// A key holds what pressure never writes there. Nothing is changed while
-    /// that is so.
+    /// A key has a value that pressure never writes there. Nothing is changed until that
+    /// is resolved.
     WrongType {
         /// The key's suffix, or [`DATA_LABEL`](super::DATA_LABEL).
         key: String,
@@ -84,7 +84,7 @@ pub enum Remark {
 }
 
 impl Remark {
-    /// The remark's name as a condition or an event shows it.
+    /// Returns the condition or event reason.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl fmt::Display for Remark {
             ),
             Self::Overfilled { length, bound } => write!(
                 f,
-                "the queue holds {length} elements, its bound is {bound}: nobody may put until it is drained"
+                "the queue holds {length} elements, its bound is {bound}: no client may put until it is drained"
             ),
             Self::HalfCreated { missing } => write!(
                 f,
@@ -136,22 +136,22 @@ impl fmt::Display for Remark {
                 f.write_str("a client closed the queue; a closed queue can't be opened again")
             }
             Self::Reopened => f.write_str(
-                "the queue was closed and is open now: a client created it anew, or lost what marked it as closed",
+                "the queue was closed and is open now: a client created it again, or lost its closed marker",
             ),
             Self::LostToken => f.write_str(
-                "the queue has room, but the token that says so is lost: producers would wait for ever",
+                "the queue has room, but the token that says so is lost: producers would wait without end",
             ),
             Self::RoleStuck { role, who, since } => {
-                let who = who.as_deref().unwrap_or("somebody who gave no name");
+                let who = who.as_deref().unwrap_or("a client without a name");
                 write!(
                     f,
                     "the {role} role is taken by {who}, and nothing has moved since {since:.0}: no other {role} gets in"
                 )
             }
-            // Without the number, which changes with every element of a client that
-            // does not count: a status must not.
+            // Without the number, which changes with every element of a client that does
+            // not count. A status must not change that often.
             Self::CounterDrift { .. } => f.write_str(
-                "the counters of what was put and got don't add up to what is there: a client died at work, or does not count as the protocol says",
+                "the counters of elements put and got don't add up to the queue's length: a client died at work, or does not count as the protocol says",
             ),
             Self::SurplusToken { key, count: 1 } => {
                 write!(f, "{key} has an element although the queue is full: the next put would exceed the bound")

@@ -10,7 +10,7 @@ const NEW: Past = Past { existed: false, closed: false };
 const WAS_OPEN: Past = Past { existed: true, closed: false };
 const WAS_CLOSED: Past = Past { existed: true, closed: true };
 
-/// A queue at rest that has been used.
+/// A used queue whose roles are free.
 pub(super) fn used(bound: u64, length: u64) -> QueueSeen {
     let role = |id: &str| Role { id: Some(id.to_owned()), busy: false };
     QueueSeen {
@@ -38,13 +38,13 @@ pub(super) fn fresh(bound: u64) -> QueueSeen {
 }
 
 fn expect(
-    (wish, seen, past): (&QueueWish, &QueueSeen, Past),
+    (desired, seen, past): (&QueueWish, &QueueSeen, Past),
     effects: &[QueueEffect],
     remarks: &[Remark],
 ) {
-    let plan = plan(wish, seen, &past);
-    assert_eq!(plan.effects, effects, "{wish:?} {seen:?} {past:?}");
-    assert_eq!(plan.remarks, remarks, "{wish:?} {seen:?} {past:?}");
+    let plan = plan(desired, seen, &past);
+    assert_eq!(plan.effects, effects, "{desired:?} {seen:?} {past:?}");
+    assert_eq!(plan.remarks, remarks, "{desired:?} {seen:?} {past:?}");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_queue_that_never_existed_is_created() {
 }
 
 #[test]
-fn a_queue_deleted_while_open_is_created_again_and_that_is_said() {
+fn a_queue_deleted_while_open_is_created_again_and_that_is_reported() {
     let effects = [QueueEffect::Create { bound: 10 }];
     expect((&OPEN, &QueueSeen::default(), WAS_OPEN), &effects, &[Remark::Recreated]);
 }
@@ -66,12 +66,12 @@ fn a_queue_deleted_after_it_was_closed_is_complete() {
     let absent = QueueSeen::default();
     expect((&OPEN, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
     expect((&CLOSED, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
-    // Nor is one made again only to be closed.
+    // Nor is one created again just to be closed.
     expect((&CLOSED, &absent, WAS_OPEN), &[], &[Remark::Completed]);
 }
 
 #[test]
-fn what_a_deletion_left_is_reported_whatever_was_before() {
+fn leftovers_of_a_deletion_are_reported_whatever_the_past_was() {
     let keys = vec![":closed".to_owned(), DATA_LABEL.to_owned()];
     let seen = QueueSeen { leftovers: keys.clone(), closed: true, ..QueueSeen::default() };
     for past in [NEW, WAS_OPEN, WAS_CLOSED] {
@@ -101,7 +101,7 @@ fn a_queue_closed_by_a_client_is_no_drift() {
 }
 
 #[test]
-fn a_queue_wanted_closed_is_closed_after_its_bound_is_set() {
+fn the_bound_is_set_before_a_queue_is_closed() {
     let effects = [QueueEffect::SetBound { bound: 10 }, QueueEffect::Close];
     expect((&CLOSED, &used(3, 3), WAS_OPEN), &effects, &[]);
 }
@@ -121,7 +121,7 @@ fn more_elements_than_the_bound_allows_are_reported_and_kept() {
     let remarks = [Remark::Overfilled { length: 11, bound: 10 }];
     expect((&OPEN, &used(10, 11), WAS_OPEN), &[], &remarks);
     expect((&OPEN, &used(10, 10), WAS_OPEN), &[], &[]);
-    // A lowered bound overfills at once.
+    // A lowered bound overfills the queue immediately.
     let effects = [QueueEffect::SetBound { bound: 10 }];
     expect((&OPEN, &used(20, 11), WAS_OPEN), &effects, &remarks);
     let unbounded = QueueWish { bound: 0, state: WantedState::Open };
@@ -165,7 +165,7 @@ fn nothing_is_changed_where_a_key_is_not_pressure_s() {
     }
 }
 
-/// What the scripts make of a queue, in short.
+/// The effect of the scripts on a queue, simplified.
 fn applied(mut seen: QueueSeen, effect: &QueueEffect) -> QueueSeen {
     match effect {
         QueueEffect::Create { bound } => return fresh(*bound),
@@ -216,7 +216,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn only_what_is_wholly_absent_is_created(
+    fn only_a_queue_without_any_key_is_created(
         wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
     ) {
         let plan = plan(&wish, &seen, &Past { existed, closed });
@@ -227,7 +227,7 @@ proptest! {
             prop_assert!(!(existed && closed));
             prop_assert_eq!(existed, plan.remarks.contains(&Remark::Recreated));
         } else if seen.bound.is_none() {
-            // Then nothing at all is done, and it is said why.
+            // In this case nothing is changed, and the reason is reported.
             prop_assert!(plan.effects.is_empty());
             prop_assert!(!plan.remarks.is_empty());
         }

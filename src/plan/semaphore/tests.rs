@@ -1,4 +1,4 @@
-//! What is planned for slots, as values.
+//! Tests of the plan for slots.
 
 use super::*;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn holes_are_filled_and_everything_above_is_deleted_descending() {
 }
 
 #[test]
-fn no_wish_deletes_everything_in_the_wished_order() {
+fn zero_slots_deletes_everything_in_the_requested_order() {
     let three = seen([1, 2, 3], []);
     assert_eq!(plan(wish(0), &three, Some(3)).delete, [3, 2, 1]);
     let upwards = SlotWish { order: DeletionOrder::Ascending, ..wish(0) };
@@ -65,7 +65,7 @@ fn holders_above_the_count_are_draining_and_take_no_room() {
 }
 
 #[test]
-fn a_set_with_a_hole_or_an_extra_slot_is_not_as_wished() {
+fn a_set_with_a_gap_or_an_extra_slot_is_not_as_desired() {
     assert!(seen([1, 2, 3], []).is_as_wished(3));
     assert!(!seen([1, 3], []).is_as_wished(3));
     assert!(!seen([1, 2, 4], []).is_as_wished(3));
@@ -120,8 +120,8 @@ proptest! {
         prop_assert_eq!(distinct.len(), held.len());
     }
 
-    /// Whatever was there, and wherever applying the plan was cut short,
-    /// the next sweep with the mark as it was written ends as wished.
+    /// From any initial state, and wherever the plan is interrupted, the next sweep with
+    /// the persisted mark reaches the desired state.
     #[test]
     fn a_plan_cut_short_anywhere_is_finished_by_the_next_sweep(
         before in proptest::collection::btree_set(1u32..40, 0..20),

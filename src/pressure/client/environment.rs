@@ -1,31 +1,33 @@
-//! A client's settings as the source document names them, from the environment,
-//! and the client's name for itself.
+//! Reads a client's settings from the environment variables of the source document.
 
 use crate::plan::connection::{RedisSettings, SettingsError};
 use crate::plan::naming::{DEFAULT_PREFIX, NameError, QueueName};
 
-use super::{Queue, QueueOptions};
+use super::options::QueueOptions;
+use super::queue::Queue;
 
-/// What is wrong with the environment. Never contains a value that could be a
-/// secret.
+/// Why the environment is invalid. Never contains a value that could be a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// Where the server is, or how it is reached over TLS.
+    /// The server's address or its TLS settings are invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The queue's name, or `PRESSURE_PREFIX`, can't be used.
+    /// The queue's name or `PRESSURE_PREFIX` is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
 }
 
 impl Queue {
-    /// The queue of this name as the environment has it: `REDIS_SERVER`
+    /// Creates the queue of this name from environment variables: `REDIS_SERVER`
     /// (127.0.0.1), `REDIS_PORT` (6379), `REDIS_DB` (0) and `PRESSURE_PREFIX`
-    /// (`__pressure__`), with the defaults of the source document. `REDIS_URL`
-    /// replaces the first three, and can name a user and a password, TLS or
-    /// sentinels: see [`RedisSettings::from_url`]. For TLS, files as PEM:
-    /// `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An empty
-    /// variable is as good as none.
+    /// (`__pressure__`), with the defaults of the source document. `REDIS_URL` replaces
+    /// the first three, and can include a user, a password, TLS or sentinels: see
+    /// [`RedisSettings::from_url`]. TLS uses PEM files: `REDIS_TLS_CA_FILE`,
+    /// `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An empty variable counts as unset.
+    ///
+    /// # Errors
+    ///
+    /// [`EnvironmentError`]: a variable or the name is invalid.
     pub fn from_env(name: &str) -> Result<Self, EnvironmentError> {
         Self::from_variables(name, |key| std::env::var(key).ok())
     }
@@ -40,15 +42,6 @@ impl Queue {
         let prefix = get("PRESSURE_PREFIX").unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         Ok(Self::new(settings, QueueName::new(prefix, name)?, QueueOptions::default()))
     }
-}
-
-/// The source document, "Clients": machine, process and thread. The same through
-/// the life of a [`Queue`], whichever threads its tasks run on.
-pub(super) fn client_id() -> String {
-    let host = nix::unistd::gethostname().unwrap_or_default();
-    let host = host.to_string_lossy();
-    let host = if host.is_empty() { "localhost".into() } else { host };
-    format!("{host}/{}/{}", std::process::id(), nix::unistd::gettid())
 }
 
 #[cfg(test)]
@@ -84,21 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_understood_is_named() {
+    fn an_invalid_variable_is_named_in_the_error() {
         let error = |name, value| settings(&[(name, value)]).unwrap_err().to_string();
         assert!(error("REDIS_PORT", "0").contains("REDIS_PORT is not valid: a port is"));
         assert!(error("REDIS_DB", "-1").contains("REDIS_DB is not valid: a database is"));
         assert!(error("REDIS_URL", "hush").contains("REDIS_URL is not valid: "));
         assert!(!error("REDIS_URL", "hush").contains("hush"));
-    }
-
-    #[test]
-    fn a_client_is_named_by_host_process_and_thread() {
-        let id = client_id();
-        let parts: Vec<&str> = id.rsplitn(3, '/').collect();
-        assert_eq!(parts[1], std::process::id().to_string());
-        assert!(parts[0].parse::<u32>().is_ok() && !parts[2].is_empty(), "{id}");
-        let other = std::thread::spawn(client_id).join().unwrap();
-        assert_ne!(other, id);
     }
 }

@@ -1,5 +1,5 @@
-//! What can come of an operation on a queue, in the protocol's words; what can go
-//! wrong with the server below it is [`StoreError`].
+//! Errors of operations on a queue, in the protocol's terms. See [`StoreError`] for
+//! errors of the server.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::plan::pressure_queue::QueueRole;
 use crate::pressure::StoreError;
 
-/// What an operation was waiting for when its time was over.
+/// The condition for which an operation waited when its time limit passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// Room in a full queue.
@@ -16,9 +16,9 @@ pub enum Awaited {
     Element,
     /// A role that another client holds.
     Role {
-        /// Which.
+        /// The role.
         role: QueueRole,
-        /// The other client, if it said who it is.
+        /// The other client's id, if it set one.
         who: Option<String>,
     },
 }
@@ -34,64 +34,74 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Why an operation on a queue did not do its work. The errors are those of the
-/// source document "pressure 0.15" (`QueueDoesNotExistError` and so on); none of
-/// them contains an element.
+/// Why an operation on a queue failed. The errors are those of the source document
+/// "pressure 0.15" (`QueueDoesNotExistError` and so on). None of them contains an
+/// element.
 ///
-/// After all but [`Self::Store`] nothing has happened. After that one, what its
-/// own text says.
+/// After every error except [`Self::Store`], the operation had no effect, unless its
+/// method states otherwise. For that one, see [`Self::ends_unknown`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// Nobody created the queue, or somebody deleted it.
+    /// The queue was never created, or was deleted.
     #[error("the queue does not exist: create it first")]
     DoesNotExist,
-    /// There is a queue of this name.
+    /// A queue of this name exists.
     #[error("the queue exists already: use it as it is, or delete it first")]
     AlreadyExists,
-    /// There is no queue of this name, but keys of one whose deletion was given up
-    /// or still goes on: a queue created over them would be born closed.
+    /// No queue of this name exists, but keys of one whose deletion was abandoned or is
+    /// in progress. A queue created over them would be closed from the start.
     #[error("the queue's last deletion has left {} behind: delete it again", .keys.join(" "))]
     Residue {
-        /// Suffixes of the keys.
+        /// Suffixes of the existing keys.
         keys: Vec<String>,
     },
-    /// The queue is closed: nothing more can be put, or nothing is left to get.
+    /// The queue is closed: no element can be put, or no element is left to get.
     #[error("the queue is closed: delete it and create another to go on")]
     Closed,
-    /// The queue holds as many elements as its bound allows.
+    /// The queue contains as many elements as its bound allows.
     #[error("the queue is full: wait for room, or raise its bound")]
     Full,
-    /// There is no element.
+    /// The queue is empty.
     #[error("the queue is empty: wait for an element")]
     Empty,
-    /// Another client holds the role that the operation needs.
+    /// Another client holds the role that the operation requires.
     #[error("{} is the queue's {role} now: wait, or see whether it still lives", Somebody(.who))]
     InUse {
         /// The role.
         role: QueueRole,
-        /// The other client, if it said who it is.
+        /// The other client's id, if it set one.
         who: Option<String>,
     },
-    /// The time was over before the operation could begin.
+    /// The time limit passed before the operation could start.
     #[error("it took too long: {awaited}")]
     TimedOut {
-        /// What it waited for.
+        /// The condition for which it waited.
         awaited: Awaited,
     },
-    /// An element is larger than Redis takes, which is 512 MiB. None of its batch
-    /// was put.
+    /// An element exceeds the maximum size of Redis, 512 MiB. No element of its batch was
+    /// put.
     #[error("an element has {bytes} bytes, and Redis takes 512 MiB at most: split it")]
     TooLarge {
-        /// Its size.
+        /// Size of the element.
         bytes: usize,
     },
-    /// Elements can't be given back, because another client got some since: in
+    /// Elements can't be given back, because another client has read some since. At the
     /// front of the queue they would be out of order.
     #[error("another client has got elements since: these can't go back to their place")]
     Overtaken,
-    /// The server could not be reached or refused.
+    /// The server was not reachable, or refused.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl QueueError {
+    /// Whether the operation may have succeeded although it failed. This is the case if
+    /// the command was sent, and its answer never arrived or was not understood. This
+    /// crate never retries such an operation.
+    #[must_use]
+    pub fn ends_unknown(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Unanswered { .. } | StoreError::Protocol { .. }))
+    }
 }
 
 struct Somebody<'a>(&'a Option<String>);
@@ -102,14 +112,15 @@ impl fmt::Display for Somebody<'_> {
     }
 }
 
-/// A batch of which not all was put.
+/// A batch that was not put completely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{put} elements were put, then: {error}")]
 pub struct PutBatchError {
-    /// So many of the elements, from the first on, are in the queue for certain.
-    /// After a [`QueueError::Store`] some of the next ones may be there too.
+    /// Number of elements, from the first on, that are in the queue for certain.
     pub put: usize,
-    /// Why not the others.
+    /// Number of following elements that may be in the queue too. The rest is not.
+    pub uncertain: usize,
+    /// Why the remaining elements were not put.
     #[source]
     pub error: QueueError,
 }
@@ -118,10 +129,10 @@ pub struct PutBatchError {
 #[derive(Debug, thiserror::Error)]
 #[error("{} elements could not be given back: {error}", .taken.len())]
 pub struct GiveBackError {
-    /// The elements: they are nowhere but here (or, after a
-    /// [`QueueError::Store`] of a broken connection, perhaps in the queue).
+    /// The elements. They exist only here, or perhaps in the queue if
+    /// [`QueueError::ends_unknown`].
     pub taken: super::Taken,
-    /// Why not.
+    /// The cause.
     #[source]
     pub error: QueueError,
 }
@@ -129,11 +140,11 @@ pub struct GiveBackError {
 /// How long an operation may wait for room, an element or a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all: [`QueueError::Full`], [`QueueError::Empty`] and
-    /// [`QueueError::InUse`] come at once.
+    /// Do not wait: [`QueueError::Full`], [`QueueError::Empty`] and [`QueueError::InUse`]
+    /// are returned immediately.
     No,
-    /// So long, then [`QueueError::TimedOut`].
+    /// Wait for this time, then return [`QueueError::TimedOut`].
     For(Duration),
-    /// As long as it takes.
+    /// Wait without a limit.
     Forever,
 }

@@ -8,14 +8,15 @@ use futures::{FutureExt, Sink, Stream};
 
 use super::{PutBatchError, Queue, QueueError, Wait};
 
-/// Elements that a sink gathers before it puts them.
+/// Number of elements that a sink buffers before it puts them.
 const GATHERED: usize = 256;
-/// Bytes after which it gathers no more.
+/// Number of bytes after which it stops buffering.
 const GATHERED_BYTES: usize = 256 * 1024;
 
 impl Queue {
-    /// The elements as they come, each taken when it is asked for; ends when the
-    /// queue is closed and empty. Another error is the stream's last item.
+    /// Returns the elements as a stream, each taken when the stream is polled. The stream
+    /// ends when the queue is closed and empty. Any other error is the stream's last
+    /// item.
     ///
     /// Cancel safe: see [`Queue`].
     pub fn stream(&self) -> impl Stream<Item = Result<Vec<u8>, QueueError>> + Send + use<> {
@@ -29,10 +30,10 @@ impl Queue {
         })
     }
 
-    /// Puts what is sent into it, in batches: an element is in the queue for
-    /// certain once a flush has ended well. Closing the sink puts what is left and
-    /// closes the queue, so that its consumer's stream ends; `forward` does that
-    /// too. To leave the queue open, flush and drop it.
+    /// Returns a sink that puts elements in batches. An element is in the queue for
+    /// certain after a successful flush. Closing the sink puts the remaining elements and
+    /// closes the queue, so that its consumer's stream ends; `forward` does the same. To
+    /// leave the queue open, flush and drop the sink.
     pub fn sink(&self) -> QueueSink {
         QueueSink {
             queue: self.clone(),
@@ -46,20 +47,20 @@ impl Queue {
 
 type Work = BoxFuture<'static, (Vec<Vec<u8>>, Result<(), QueueError>)>;
 
-/// See [`Queue::sink`]. Dropped, it forgets what was not flushed.
+/// See [`Queue::sink`]. Dropping it discards unflushed elements.
 pub struct QueueSink {
     queue: Queue,
     gathered: Vec<Vec<u8>>,
     bytes: usize,
-    /// A put or a close under way; yields what was not put.
+    /// A put or a close in progress. Its result contains the elements that were not put.
     work: Option<Work>,
     is_closing: bool,
 }
 
 impl QueueSink {
-    /// The elements that are not in the queue yet: all, while none is being put.
-    /// After an error these can be sent elsewhere. (After a
-    /// [`QueueError::Store`] the first of them may be in the queue.)
+    /// Returns the elements that are not in the queue yet. While no put is in progress,
+    /// these are all of them. After an error they can be sent elsewhere. (If
+    /// [`QueueError::ends_unknown`], the first of them may be in the queue.)
     pub fn into_unsent(self) -> Vec<Vec<u8>> {
         self.gathered
     }
@@ -74,7 +75,7 @@ impl QueueSink {
             async move {
                 match queue.put_batch(&elements, Wait::Forever).await {
                     Ok(()) => (Vec::new(), Ok(())),
-                    Err(PutBatchError { put, error }) => (elements.split_off(put), Err(error)),
+                    Err(PutBatchError { put, error, .. }) => (elements.split_off(put), Err(error)),
                 }
             }
             .boxed(),

@@ -1,74 +1,61 @@
-//! Getting: one element or many, with or without waiting, and giving back what
-//! could not be used.
+//! Get: takes one element or many, with or without waiting, and gives back unused ones.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
-use super::waiting::Attempt;
-use super::{Awaited, GiveBackError, Inner, Queue, QueueError, QueueRole, Taken, Wait, Work};
+use super::pace::Attempt;
+use super::queue::{Inner, Queue, Work};
+use super::taken::{Limit, Taken};
+use super::{Awaited, GiveBackError, QueueError, QueueRole, Wait};
 use crate::pressure::reply::Verdict;
 use crate::pressure::{StoreError, scripts};
 
-/// From this version on a script may run at the memory limit.
-const REDIS_7: u64 = 0x0007_0000;
+/// Silence of the server after which a get with no or limited waiting stops waiting for
+/// an answer. The elements of a later answer are kept.
+const SILENCE: Duration = Duration::from_mins(1);
 
-/// How long giving back waits for another consumer when the last clone of a queue
-/// is dropped.
+/// How long giving back waits for another consumer when the last clone of a queue is
+/// dropped.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// How much one get may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// Elements at most; 0 counts as 1.
-    pub elements: usize,
-    /// No further element is taken once there are so many bytes.
-    pub bytes: usize,
-}
-
-impl Limit {
-    /// One element.
-    pub const ONE: Self = Self { elements: 1, bytes: 1 };
-}
-
-/// The consumer's side of a [`Queue`].
-#[derive(Default)]
-pub(super) struct Taking {
-    /// What a get took whose caller was gone. Locked while a get's script runs, so
-    /// that the next one yields these elements before younger ones.
-    kept: Arc<Mutex<Taken>>,
-    /// The last get emptied the queue: the next one waits first.
-    is_empty: AtomicBool,
-}
-
 impl Queue {
-    /// Takes the oldest element; waits for one, and for another consumer.
+    /// Takes the oldest element. Waits for an element, and for another consumer.
     ///
-    /// The element is gone from the queue: a process that dies with it in hand
-    /// takes it along.
-    ///
-    /// Errors: [`QueueError::DoesNotExist`], [`QueueError::Closed`] when the queue
-    /// is closed and empty, also when that happens while it waits.
+    /// The element is removed from the queue. If the process dies before using it, it is
+    /// lost.
     ///
     /// Cancel safe: see [`Queue`].
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::DoesNotExist`]; [`QueueError::Closed`] if the queue is closed and
+    /// empty, also if that happens during the wait.
     pub async fn get(&self) -> Result<Vec<u8>, QueueError> {
         self.get_one(Wait::Forever).await
     }
 
-    /// Takes the oldest element if there is one. Errors: as [`Self::get`],
-    /// [`QueueError::Empty`] and [`QueueError::InUse`].
+    /// Takes the oldest element if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`], [`QueueError::Empty`] and [`QueueError::InUse`].
     pub async fn try_get(&self) -> Result<Vec<u8>, QueueError> {
         self.get_one(Wait::No).await
     }
 
-    /// Takes the oldest element; waits at most so long. Errors: as [`Self::get`],
-    /// and [`QueueError::TimedOut`].
+    /// Takes the oldest element, waiting at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`], and [`QueueError::TimedOut`].
     pub async fn get_timeout(&self, timeout: Duration) -> Result<Vec<u8>, QueueError> {
         self.get_one(Wait::For(timeout)).await
     }
@@ -78,10 +65,15 @@ impl Queue {
         taken.pop().ok_or(QueueError::Empty)
     }
 
-    /// Takes the oldest elements, at least one: what is there up to the limit,
-    /// without waiting for more. Errors: as [`Self::get`] and [`Self::try_get`].
+    /// Takes the oldest elements, at least one. Returns the available ones up to the
+    /// limit without waiting for more, and at most as many as the network carries in
+    /// about half a second.
     ///
     /// Cancel safe: see [`Queue`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`] and [`Self::try_get`].
     pub async fn get_batch(&self, limit: Limit, wait: Wait) -> Result<Taken, QueueError> {
         let is_empty = self.0.taking.is_empty.load(Ordering::Relaxed);
         let first = is_empty.then_some(Awaited::Element);
@@ -89,9 +81,22 @@ impl Queue {
         let mut pace = self.0.waiting.pace(wait, first);
         loop {
             pace.before().await?;
-            match self.try_take(limit).await? {
-                Attempt::Done(taken) => return Ok(taken),
-                Attempt::NotYet { awaited, is_closed } => pace.until(awaited, is_closed).await?,
+            let tried = match wait {
+                Wait::Forever => self.try_take(limit).await,
+                Wait::No | Wait::For(_) => self.try_take_or_silence(limit).await,
+            };
+            if let Some(taken) = pace.after(tried).await? {
+                return Ok(taken);
+            }
+        }
+    }
+
+    async fn try_take_or_silence(&self, limit: Limit) -> Result<Attempt<Taken>, QueueError> {
+        tokio::select! {
+            biased;
+            tried = self.try_take(limit) => tried,
+            () = self.silence(SILENCE) => {
+                Err(StoreError::Unanswered { why: Box::new(StoreError::Timeout) }.into())
             }
         }
     }
@@ -109,15 +114,19 @@ impl Queue {
             queue: self.clone(),
             is_sent: false,
         };
+        let began = Instant::now();
         let verdict = match taking.await {
             Ok(verdict) => verdict,
             Err(error) => return Err(self.explain(error, Work::Get).await),
         };
+        let took = began.elapsed();
         let is_empty = |is| self.0.taking.is_empty.store(is, Ordering::Relaxed);
         match verdict.word.as_str() {
             "got" => {
                 is_empty(verdict.number(1) == Some(0));
-                Ok(Attempt::Done(taken(verdict)))
+                let taken = taken(verdict);
+                self.0.taking.batch.learn(taken.iter().map(<[u8]>::len).sum(), took);
+                Ok(Attempt::Done(taken))
             }
             "empty" => {
                 is_empty(true);
@@ -131,20 +140,20 @@ impl Queue {
     }
 
     async fn take(self, limit: Limit) -> Result<Verdict, StoreError> {
-        let is_new = self.0.version.load(Ordering::Relaxed) >= REDIS_7;
-        let script = if is_new { &scripts::GET_AT_MEMORY_LIMIT } else { &scripts::GET };
-        let mut call = self.call(script);
-        call.arg(&self.0.options.client_id).arg(limit.elements.max(1)).arg(limit.bytes);
-        self.0.store.ask(&self.0.name, &call).await
+        let bytes = limit.bytes.min(self.0.taking.batch.bytes());
+        let mut call = self.call(&scripts::GET);
+        call.arg(&self.0.options.client_id).arg(limit.elements.max(1)).arg(bytes);
+        self.0.store.take(&self.0.name, &call).await
     }
 
-    /// Puts elements that a get took back to where they were, if no client got
-    /// any since; waits for another consumer's role as it is told. The queue may
-    /// be longer than its bound afterwards: producers used the room.
+    /// Returns taken elements to their place in the queue, if no client has read any
+    /// since. Waits for another consumer's role according to `wait`. The queue may exceed
+    /// its bound afterwards, because producers have used the room.
     ///
-    /// Errors: [`QueueError::Overtaken`], [`QueueError::DoesNotExist`],
-    /// [`QueueError::InUse`], [`QueueError::TimedOut`] and
-    /// [`QueueError::Store`], each with the elements.
+    /// # Errors
+    ///
+    /// [`QueueError::Overtaken`], [`QueueError::DoesNotExist`], [`QueueError::InUse`],
+    /// [`QueueError::TimedOut`] and [`QueueError::Store`], each with the elements.
     pub async fn give_back(&self, taken: Taken, wait: Wait) -> Result<(), GiveBackError> {
         if taken.is_empty() {
             return Ok(());
@@ -159,9 +168,8 @@ impl Queue {
         let counted = taken.counted().ok_or(QueueError::Overtaken)?;
         let mut pace = self.0.waiting.pace(wait, None);
         loop {
-            match self.try_give_back(taken, counted).await? {
-                Attempt::Done(()) => return Ok(()),
-                Attempt::NotYet { awaited, is_closed } => pace.until(awaited, is_closed).await?,
+            if pace.after(self.try_give_back(taken, counted).await).await?.is_some() {
+                return Ok(());
             }
         }
     }
@@ -190,14 +198,14 @@ fn busy<T>(verdict: &Verdict) -> Attempt<T> {
     }
 }
 
-/// What the reply `got` brought.
+/// Converts the reply `got`.
 fn taken(verdict: Verdict) -> Taken {
     let counted = verdict.number(0);
     Taken::new(verdict.elements(2), counted)
 }
 
-/// A get's script on its way. Dropped before the answer is there, it is awaited by
-/// a task of its own, which keeps the elements for the next get.
+/// A get's script in progress. If it is dropped before the answer, a task of its own
+/// awaits it, and keeps the elements for the next get.
 struct TakingScript {
     script: Option<BoxFuture<'static, Result<Verdict, StoreError>>>,
     kept: Option<OwnedMutexGuard<Taken>>,
@@ -224,7 +232,7 @@ impl Drop for TakingScript {
         else {
             return;
         };
-        // Without a runtime the program is at its end.
+        // Without a runtime the program is ending.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let queue = self.queue.clone();
         runtime.spawn(async move {
@@ -235,7 +243,7 @@ impl Drop for TakingScript {
                     tracing::warn!(%error, "the answer to an abandoned get never came: an element may be lost");
                 }
             }
-            // In this order: the last clone gives back what is kept.
+            // In this order: dropping the last clone gives back the kept elements.
             drop(kept);
             drop(queue);
         });
@@ -254,7 +262,7 @@ impl Drop for Inner {
         let queue = Queue::over(self.store.clone(), self.name.clone(), self.options.clone());
         runtime.spawn(async move {
             if let Err(error) = queue.give_back(taken, Wait::For(LAST_WAIT)).await {
-                tracing::warn!(queue = %queue.name(), %error, "elements that nobody waited for any more are lost");
+                tracing::warn!(queue = %queue.name(), %error, "elements of a dropped get could not be returned and are lost");
             }
         });
     }

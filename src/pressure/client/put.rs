@@ -1,51 +1,54 @@
-//! Putting: one element or many, with or without waiting for room.
+//! Put: adds one element or many, with or without waiting for room.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::waiting::Attempt;
-use super::{Awaited, PutBatchError, Queue, QueueError, QueueRole, Wait, Work};
+use tokio::time::Instant;
+
+use super::pace::Attempt;
+use super::queue::{Queue, Work};
+use super::{Awaited, PutBatchError, QueueError, QueueRole, Wait};
 use crate::pressure::reply::Verdict;
 use crate::pressure::{StoreError, scripts};
 
-/// The largest element, in bytes, that Redis takes unless its administrator allows
-/// more: 512 MiB.
+/// Maximum size of an element, in bytes, unless the Redis administrator allows more: 512
+/// MiB.
 pub const MAX_ELEMENT_BYTES: usize = 512 * 1024 * 1024;
 
-/// Elements and bytes of one script at most, so that none stops the server for
-/// long: a script of this size takes well under a millisecond.
+/// Maximum number of elements per script, so that none blocks the server for long.
 const CHUNK_ELEMENTS: usize = 1000;
-const CHUNK_BYTES: usize = 1024 * 1024;
 
-/// From so many bytes on an element is put by a transaction, because a script copies
+/// Size in bytes from which an element is put by a transaction, because a script copies
 /// it (measured: half the speed at 100 kB).
 const LARGE_BYTES: usize = 8 * 1024;
 
-/// What the last put learnt.
-#[derive(Default)]
-pub(super) struct Putting {
-    /// It filled the queue: the next one waits first.
-    is_full: AtomicBool,
-}
-
 impl Queue {
-    /// Puts an element; waits for room, and for another producer.
+    /// Puts an element. Waits for room, and for another producer.
     ///
-    /// Errors: [`QueueError::DoesNotExist`], [`QueueError::Closed`], also when
-    /// that happens while it waits; [`QueueError::TooLarge`].
+    /// Cancel safety: the element was either put or not.
     ///
-    /// Cancel safety: the element was put or it was not.
+    /// # Errors
+    ///
+    /// [`QueueError::DoesNotExist`]; [`QueueError::Closed`], also if the queue is
+    /// closed during the wait; [`QueueError::TooLarge`].
     pub async fn put(&self, element: impl AsRef<[u8]>) -> Result<(), QueueError> {
         self.put_one(element.as_ref(), Wait::Forever).await
     }
 
-    /// Puts an element if that can be done at once. Errors: as [`Self::put`],
-    /// [`QueueError::Full`] and [`QueueError::InUse`].
+    /// Puts an element if that is possible without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::put`], [`QueueError::Full`] and [`QueueError::InUse`].
     pub async fn try_put(&self, element: impl AsRef<[u8]>) -> Result<(), QueueError> {
         self.put_one(element.as_ref(), Wait::No).await
     }
 
-    /// Puts an element; waits at most so long. Errors: as [`Self::put`], and
-    /// [`QueueError::TimedOut`]: it was not put, for certain.
+    /// Puts an element, waiting at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::put`], and [`QueueError::TimedOut`], after which it was certainly
+    /// not put.
     pub async fn put_timeout(
         &self,
         element: impl AsRef<[u8]>,
@@ -58,11 +61,14 @@ impl Queue {
         self.put_batch(&[element], wait).await.map_err(|failed| failed.error)
     }
 
-    /// Puts elements in this order, as many at once as there is room for; other
-    /// producers may put theirs between them. With [`Wait::For`], that is how
-    /// long no element could be put at all.
+    /// Puts elements in this order, as many at a time as there is room for. Other
+    /// producers may put theirs in between. [`Wait::For`] limits the time during which no
+    /// element can be put at all.
     ///
-    /// Errors: as [`Self::put`] and [`Self::try_put`], with how many were put.
+    /// # Errors
+    ///
+    /// As [`Self::put`] and [`Self::try_put`], with the number of elements that were
+    /// put and of those that may have been.
     pub async fn put_batch(
         &self,
         elements: &[impl AsRef<[u8]>],
@@ -71,12 +77,14 @@ impl Queue {
         self.put_all(elements, wait, "room").await
     }
 
-    /// Puts elements whether there is room or not: the protocol's escape "for
-    /// extraordinary situations, such as a failing client that is pushing all of
-    /// its data to the queue before terminating". Waits for the producer role
-    /// alone. Nobody else can put until the queue is drained below its bound.
+    /// Puts elements regardless of the bound. This is the protocol's escape "for
+    /// extraordinary situations, such as a failing client that is pushing all of its data
+    /// to the queue before terminating". Waits only for the producer role. No other
+    /// element can be put until the queue is drained below its bound.
     ///
-    /// Errors: as [`Self::put_batch`], without [`QueueError::Full`].
+    /// # Errors
+    ///
+    /// As [`Self::put_batch`], without [`QueueError::Full`].
     pub async fn put_overfill(
         &self,
         elements: &[impl AsRef<[u8]>],
@@ -85,26 +93,35 @@ impl Queue {
         self.put_all(elements, wait, "overfill").await
     }
 
+    /// Returns how many bytes of elements a put now sends in one batch, if no element is
+    /// larger.
+    pub(crate) fn put_bytes(&self) -> usize {
+        self.0.putting.batch.bytes()
+    }
+
     async fn put_all(
         &self,
         elements: &[impl AsRef<[u8]>],
         wait: Wait,
         mode: &str,
     ) -> Result<(), PutBatchError> {
-        let failed = |put, error| PutBatchError { put, error };
+        let failed = |put, uncertain, error| PutBatchError { put, uncertain, error };
         if let Some(bytes) =
             elements.iter().map(|e| e.as_ref().len()).find(|bytes| *bytes > MAX_ELEMENT_BYTES)
         {
-            return Err(failed(0, QueueError::TooLarge { bytes }));
+            return Err(failed(0, 0, QueueError::TooLarge { bytes }));
         }
         let mut put = 0;
         while put < elements.len() {
             let rest = &elements[put..];
-            let chunk = &rest[..chunk_length(rest)];
+            let chunk = &rest[..chunk_length(rest, self.put_bytes())];
             let is_full = self.0.putting.is_full.load(Ordering::Relaxed) && mode == "room";
             let first = is_full.then_some(Awaited::Room);
             let some = self.put_some(chunk, wait, first, mode).await;
-            put += some.map_err(|error| failed(put, error))?;
+            put += some.map_err(|error| {
+                let uncertain = if error.ends_unknown() { chunk.len() } else { 0 };
+                failed(put, uncertain, error)
+            })?;
         }
         Ok(())
     }
@@ -120,9 +137,8 @@ impl Queue {
         let mut pace = self.0.waiting.pace(wait, first);
         loop {
             pace.before().await?;
-            match self.try_chunk(chunk, mode).await? {
-                Attempt::Done(count) => return Ok(count),
-                Attempt::NotYet { awaited, is_closed } => pace.until(awaited, is_closed).await?,
+            if let Some(count) = pace.after(self.try_chunk(chunk, mode).await).await? {
+                return Ok(count);
             }
         }
     }
@@ -134,6 +150,7 @@ impl Queue {
         mode: &str,
     ) -> Result<Attempt<usize>, QueueError> {
         self.check(Work::Put).await?;
+        let began = Instant::now();
         let asked = match chunk {
             [large] if large.as_ref().len() >= LARGE_BYTES => {
                 self.put_large(large.as_ref(), mode).await
@@ -148,6 +165,8 @@ impl Queue {
         match verdict.word.as_str() {
             "put" => {
                 is_full(verdict.number(1) == Some(0));
+                let bytes = chunk.iter().map(|element| element.as_ref().len()).sum();
+                self.0.putting.batch.learn(bytes, began.elapsed());
                 let count = verdict.number(0).and_then(|count| usize::try_from(count).ok());
                 Ok(Attempt::Done(count.unwrap_or(chunk.len())))
             }
@@ -178,8 +197,8 @@ impl Queue {
         self.0.store.ask(&self.0.name, &call).await
     }
 
-    /// Pushes the element and has the script take it back if it may not be there,
-    /// in one transaction: so it is not copied into the script.
+    /// Pushes the element, and lets the script remove it if it is not allowed, in one
+    /// transaction. The element is thus not copied into the script.
     async fn put_large(&self, element: &[u8], mode: &str) -> Result<Verdict, StoreError> {
         let mut transaction = redis::pipe();
         transaction.atomic().lpush(&self.0.keys[0], element).ignore();
@@ -193,14 +212,14 @@ impl Queue {
     }
 }
 
-/// How many of these elements, at least one, go into one script. A large one goes
-/// alone.
-fn chunk_length(elements: &[impl AsRef<[u8]>]) -> usize {
+/// Returns how many of these elements, at least one, go into one script of at most this
+/// number of bytes. A large one is sent alone.
+fn chunk_length(elements: &[impl AsRef<[u8]>], most_bytes: usize) -> usize {
     let mut bytes = 0;
     let fit = elements.iter().take(CHUNK_ELEMENTS).take_while(|element| {
         let length = element.as_ref().len();
         bytes += length;
-        bytes <= CHUNK_BYTES && length < LARGE_BYTES
+        bytes <= most_bytes && length < LARGE_BYTES
     });
     fit.count().max(1)
 }
@@ -208,12 +227,15 @@ fn chunk_length(elements: &[impl AsRef<[u8]>]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pressure::client::batch;
 
     #[test]
     fn a_chunk_has_at_least_one_element_and_is_bounded_in_number_and_bytes() {
-        assert_eq!(chunk_length(&[vec![0; 5 * CHUNK_BYTES], vec![0]]), 1);
-        assert_eq!(chunk_length(&vec![[0u8; 1]; 5000]), CHUNK_ELEMENTS);
-        assert_eq!(chunk_length(&vec![vec![0; LARGE_BYTES - 1]; 200]), 128);
-        assert_eq!(chunk_length(&[vec![0], vec![0; LARGE_BYTES], vec![0]]), 1);
+        let most = batch::MOST;
+        assert_eq!(chunk_length(&[vec![0; 5 * most], vec![0]], most), 1);
+        assert_eq!(chunk_length(&vec![[0u8; 1]; 5000], most), CHUNK_ELEMENTS);
+        assert_eq!(chunk_length(&vec![vec![0; LARGE_BYTES - 1]; 200], most), 128);
+        assert_eq!(chunk_length(&vec![vec![0; LARGE_BYTES - 1]; 200], 20_000), 2);
+        assert_eq!(chunk_length(&[vec![0], vec![0; LARGE_BYTES], vec![0]], most), 1);
     }
 }

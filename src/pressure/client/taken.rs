@@ -1,15 +1,28 @@
-//! Elements that were taken from a queue, with what it takes to give them back.
+//! Elements that were taken from a queue, with the information for giving them back.
 
 use std::collections::VecDeque;
 
-/// Elements that a get took, the oldest first. They are nowhere else any more:
-/// what is not used can be given back with
-/// [`Queue::give_back`](super::Queue::give_back).
+/// Limits of one get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Maximum number of elements. 0 counts as 1.
+    pub elements: usize,
+    /// No further element is taken once this number of bytes is reached.
+    pub bytes: usize,
+}
+
+impl Limit {
+    /// One element.
+    pub const ONE: Self = Self { elements: 1, bytes: 1 };
+}
+
+/// Elements that a get took, the oldest first. They are no longer in the queue. Unused
+/// ones can be given back with [`Queue::give_back`](crate::pressure::Queue::give_back).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     elements: VecDeque<Vec<u8>>,
-    /// What the queue's counter of elements ever got was after the last of these;
-    /// absent if it does not count.
+    /// The queue's counter of elements ever read, after the last of these. `None` if it
+    /// does not count.
     counted: Option<u64>,
 }
 
@@ -22,9 +35,9 @@ impl Taken {
         self.counted
     }
 
-    /// Takes elements out of here, the oldest first, at least one if there is one.
-    /// While younger ones stay behind, those taken can't be given back.
-    pub(super) fn take(&mut self, limit: super::Limit) -> Self {
+    /// Splits off elements, the oldest first, at least one if there is one. While younger
+    /// ones stay behind, those split off can't be given back.
+    pub(super) fn take(&mut self, limit: Limit) -> Self {
         let (mut count, mut bytes) = (0, 0);
         for element in &self.elements {
             if count > 0 && (count >= limit.elements || bytes >= limit.bytes) {
@@ -38,32 +51,32 @@ impl Taken {
         Self { elements: std::mem::replace(&mut self.elements, rest), counted }
     }
 
-    /// How many elements are left in here.
+    /// Returns the number of remaining elements.
     pub fn len(&self) -> usize {
         self.elements.len()
     }
 
-    /// Whether none is left.
+    /// Whether no element remains.
     pub fn is_empty(&self) -> bool {
         self.elements.is_empty()
     }
 
-    /// The oldest element that is left, without removing it.
+    /// Returns the oldest remaining element without removing it.
     pub fn first(&self) -> Option<&[u8]> {
         self.elements.front().map(Vec::as_slice)
     }
 
-    /// Removes the oldest element that is left: it was used, or is about to be.
+    /// Removes the oldest remaining element, which was used or is about to be.
     pub fn pop(&mut self) -> Option<Vec<u8>> {
         self.elements.pop_front()
     }
 
-    /// The elements that are left, the oldest first.
+    /// Iterates over the remaining elements, the oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.elements.iter().map(Vec::as_slice)
     }
 
-    /// The elements that are left, the oldest first.
+    /// Returns the remaining elements, the oldest first.
     pub fn into_elements(self) -> Vec<Vec<u8>> {
         self.elements.into()
     }

@@ -1,54 +1,38 @@
-//! Waiting for something to change in a queue, without asking again and again:
-//! `BLMOVE list list RIGHT RIGHT`, which Redis answers as soon as the list has an
-//! element, and which leaves list and order as they were. It wakes everyone who
-//! waits so, and those who wait with BRPOP as other clients do. Whether what was
-//! waited for can then be had is for the operation's script to find out.
+//! Waits for changes of a queue without polling, by `BLMOVE list list RIGHT RIGHT`. Redis
+//! answers it as soon as the list has an element, and the list stays unchanged. It wakes
+//! all clients that wait in this way, and also those that wait with BRPOP. The
+//! operation's script then finds out whether it can proceed.
 //!
-//! Each list has a connection of its own and at most one BLMOVE under way, which
-//! all who wait for it share. Nobody takes a BLMOVE back: it may stand for ever,
-//! and the next who waits joins it.
+//! Each list has a connection of its own and at most one BLMOVE in progress, which all
+//! its waiters share. A BLMOVE is never cancelled: it may stay pending indefinitely, and
+//! the next waiter joins it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Awaited, QueueError, QueueOptions, QueueRole, Wait};
+use super::{Awaited, QueueOptions, QueueRole};
 use crate::plan::naming::QueueName;
-use crate::pressure::connection::is_elsewhere;
+use crate::pressure::connection::{Connection, is_elsewhere};
 use crate::pressure::{Store, StoreError};
 
-/// A BLMOVE on `:closed` that has stood so long is known to the server, if a PING
-/// that was sent right before it has been answered: a machine under load may keep
-/// what is sent for longer than this. Before that, a queue might be deleted between
-/// an operation's look at it and the server's receipt of the BLMOVE, and that would
-/// wake nobody: so a wait ends after this long, for another look.
+/// Time after which the server has certainly received a BLMOVE on `:closed`, if it has
+/// answered a PING that was sent right before it. (A machine under load may delay sending
+/// for longer.)
+///
+/// Earlier, a queue might be deleted after an operation has checked it and before the
+/// server receives the BLMOVE. That would wake no waiter. Therefore, a wait ends after
+/// this time and the operation checks again.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// How often to look where a closed queue's role is awaited: `:closed` can't tell
-/// of a deletion then. Nobody waits with a role of a closed queue, so this passes
-/// soon unless its holder is dead.
+/// Interval of checks for the role of a closed queue, because `:closed` can't signal a
+/// deletion then. No client waits while holding a role of a closed queue, so this state
+/// ends soon unless its holder is dead.
 const CLOSED_LOOK: Duration = Duration::from_secs(1);
-
-/// Broken connections in a row while the server answers otherwise, after which a
-/// wait is given up. An outage breaks the two of one wait.
-const MAX_FAILURES: u8 = 4;
-
-/// What one try of an operation came to.
-pub(super) enum Attempt<T> {
-    /// It was done.
-    Done(T),
-    /// It has to wait.
-    NotYet {
-        awaited: Awaited,
-        /// Whether the queue is closed already.
-        is_closed: bool,
-    },
-}
 
 /// The lists of one queue that can be waited for.
 pub(super) struct Waiting {
@@ -57,7 +41,7 @@ pub(super) struct Waiting {
     not_full: Lane,
     data: Lane,
     closed: Lane,
-    /// Nobody waits any more.
+    /// Cancelled when all waiting ends.
     over: CancellationToken,
 }
 
@@ -83,28 +67,36 @@ impl Waiting {
         }
     }
 
-    /// Ends all waiting, now and from now on.
+    /// Ends all current and future waits.
     pub(super) fn stop(&self) {
         self.over.cancel();
     }
 
-    /// How one operation waits between its tries. `first` is what it waits for even
-    /// before its first try, because that is likely to fail; that is safe only
-    /// while a BLMOVE on `:closed` stands, so else it does not.
-    pub(super) fn pace(&self, wait: Wait, first: Option<Awaited>) -> Pace<'_> {
-        let deadline = match wait {
-            Wait::For(duration) => Instant::now().checked_add(duration),
-            Wait::No | Wait::Forever => None,
-        };
-        let first = first.filter(|_| wait != Wait::No && self.closed.is_settled());
-        Pace { waiting: self, wait, deadline, first, failures: 0 }
+    /// Whether all waiting has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.is_cancelled()
     }
 
-    /// Returns when it is worthwhile to try again: the awaited list has an
-    /// element, the queue was closed or deleted, or enough time has passed.
+    /// Returns when all waiting ends. Cancel safe.
+    pub(super) async fn over(&self) {
+        self.over.cancelled().await;
+    }
+
+    /// Whether a BLMOVE on `:closed` is pending. Otherwise it is not safe to wait before
+    /// the first attempt.
+    pub(super) fn is_settled(&self) -> bool {
+        self.closed.is_settled()
+    }
+
+    /// Returns when another attempt is due: the awaited list has an element, the queue
+    /// was closed or deleted, or enough time has passed.
     ///
     /// Cancel safe.
-    async fn change(&self, awaited: &Awaited, is_closed: bool) -> Result<(), StoreError> {
+    pub(super) async fn change(
+        &self,
+        awaited: &Awaited,
+        is_closed: bool,
+    ) -> Result<(), StoreError> {
         let lane = match awaited {
             Awaited::Room => &self.not_full,
             Awaited::Element => &self.data,
@@ -128,95 +120,32 @@ impl Waiting {
     }
 }
 
-/// How one operation waits between its tries.
-pub(super) struct Pace<'a> {
-    waiting: &'a Waiting,
-    wait: Wait,
-    deadline: Option<Instant>,
-    first: Option<Awaited>,
-    /// So many waits in a row ended with a broken connection.
-    failures: u8,
-}
-
-impl Pace<'_> {
-    /// Before each try.
-    pub(super) async fn before(&mut self) -> Result<(), QueueError> {
-        let Some(awaited) = self.first.take() else { return Ok(()) };
-        match self.until(awaited, false).await {
-            // What was really missing, a try tells.
-            Err(QueueError::TimedOut { .. }) => Ok(()),
-            other => other,
-        }
-    }
-
-    /// After a try that could not be done yet: waits, or says why not.
-    pub(super) async fn until(
-        &mut self,
-        awaited: Awaited,
-        is_closed: bool,
-    ) -> Result<(), QueueError> {
-        if self.wait == Wait::No || self.waiting.over.is_cancelled() {
-            return Err(at_once(awaited));
-        }
-        let change = async {
-            tokio::select! {
-                change = self.waiting.change(&awaited, is_closed) => change,
-                () = self.waiting.over.cancelled() => Ok(()),
-            }
-        };
-        let woken = match self.deadline {
-            None => change.await,
-            Some(deadline) => match tokio::time::timeout_at(deadline, change).await {
-                Ok(woken) => woken,
-                Err(_) => return Err(QueueError::TimedOut { awaited }),
-            },
-        };
-        match woken {
-            Ok(()) => self.failures = 0,
-            // The next try tells whether the server is there.
-            Err(error) if error.spoils_connection() && self.failures < MAX_FAILURES => {
-                self.failures += 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-}
-
-fn at_once(awaited: Awaited) -> QueueError {
-    match awaited {
-        Awaited::Room => QueueError::Full,
-        Awaited::Element => QueueError::Empty,
-        Awaited::Role { role, who } => QueueError::InUse { role, who },
-    }
-}
-
-/// A BLMOVE under way. Yields the connection too, if it can be used again.
-type Pending = Shared<BoxFuture<'static, (Result<(), StoreError>, Option<MultiplexedConnection>)>>;
+/// A BLMOVE in progress. Returns the connection too, if it can be reused.
+type Pending = Shared<BoxFuture<'static, (Result<(), StoreError>, Option<Connection>)>>;
 
 /// One list that can be waited for.
 struct Lane {
     key: String,
     queue: QueueName,
     store: Store,
-    /// After this long the server answers in any case.
+    /// Time after which the server answers in any case.
     longest: Duration,
-    /// After this long the server is taken for dead.
+    /// Time after which the server is considered dead.
     patience: Duration,
-    /// Whether to find out when the server knows of the BLMOVE.
+    /// Whether to determine when the server has received the BLMOVE.
     confirms: bool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// With the time when the server had it, once that is known.
+    /// With the time when the server had received it, once known.
     pending: Option<(Pending, Arc<OnceLock<Instant>>)>,
-    connection: Option<MultiplexedConnection>,
+    connection: Option<Connection>,
 }
 
 impl Lane {
-    /// Whether a BLMOVE stands, and the server must know of it by now.
+    /// Whether a BLMOVE is pending, and the server must have received it.
     fn is_settled(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.pending.as_ref().is_some_and(|(pending, known)| {
@@ -226,7 +155,7 @@ impl Lane {
 
     /// Returns when the list has an element, or after the longest time.
     ///
-    /// Cancel safe: the BLMOVE stands on for the next who waits.
+    /// Cancel safe: the BLMOVE stays pending for the next waiter.
     async fn wait(&self) -> Result<(), StoreError> {
         let pending = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,11 +178,7 @@ impl Lane {
         woken
     }
 
-    fn start(
-        &self,
-        connection: Option<MultiplexedConnection>,
-        known: Arc<OnceLock<Instant>>,
-    ) -> Pending {
+    fn start(&self, connection: Option<Connection>, known: Arc<OnceLock<Instant>>) -> Pending {
         let (store, queue, key) = (self.store.clone(), self.queue.clone(), self.key.clone());
         let (longest, patience, confirms) = (self.longest, self.patience, self.confirms);
         async move {
@@ -276,12 +201,12 @@ impl Lane {
                     }
                 }
             };
-            // In this order, without a pause between the two.
+            // In this order, without a pause in between.
             let ((), moved) =
                 futures::join!(confirm, blmove.query_async::<redis::Value>(&mut connection));
             match moved {
                 Ok(_) => (Ok(()), Some(connection)),
-                // The next try finds out where the queue is now.
+                // The next attempt finds the queue's new location.
                 Err(error) if is_elsewhere(&error) => (Ok(()), None),
                 Err(error) => (Err(error.into()), None),
             }

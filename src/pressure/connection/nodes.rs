@@ -1,45 +1,44 @@
-//! The servers that connections lead to: the one of the settings and, where that
-//! is a cluster's, those nodes that it sent us to. Each shares one connection.
-//! Which one to use for a queue is decided here; opening is not done here.
+//! The servers of a store: the configured one and, in a cluster, the nodes to which it
+//! redirected. Each shares one connection. This module chooses the server for a queue.
+//! See `opening.rs` for opening connections.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::RedisError;
-use redis::aio::MultiplexedConnection;
 use tokio::time::Instant;
 
+use super::flow::Connection;
 use crate::plan::naming::QueueName;
 use crate::pressure::StoreError;
 
-/// A node's host and port as the cluster names it.
+/// A node's host and port, as named by the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// One server, and the connection that is shared to it.
+/// One server, and the shared connection to it.
 #[derive(Default)]
 pub(super) struct Node {
-    /// Absent: where the settings lead.
+    /// `None`: the address in the settings.
     address: Option<Address>,
     shared: Mutex<Shared>,
-    /// Held while connecting: a hundred queues that find the server gone make
-    /// one attempt, not a hundred.
+    /// Held while connecting, so that a hundred queues that lose the server make one
+    /// attempt.
     flight: tokio::sync::Mutex<()>,
 }
 
-/// The number of the last attempt that made a shared connection.
+/// The number of the last attempt that opened a shared connection.
 static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
-/// The connection, if there is one, and the number of the attempt that made it,
-/// from 1.
+/// The connection, if there is one, and the number of the attempt that opened it, from 1.
 #[derive(Default)]
 struct Shared {
     attempt: u64,
-    open: Option<MultiplexedConnection>,
+    open: Option<Connection>,
     failed: Option<(Instant, StoreError)>,
 }
 
@@ -48,14 +47,14 @@ impl Node {
         self.address.as_ref()
     }
 
-    /// The shared connection with its attempt's number and whether it is new.
-    /// Whoever waits for another's attempt shares its outcome.
+    /// Returns the shared connection with its attempt's number and whether it is new. A
+    /// caller that waits for another's attempt shares its outcome.
     pub(super) async fn share<F>(
         &self,
         open: impl FnOnce() -> F,
-    ) -> Result<(MultiplexedConnection, u64, bool), StoreError>
+    ) -> Result<(Connection, u64, bool), StoreError>
     where
-        F: Future<Output = Result<MultiplexedConnection, StoreError>>,
+        F: Future<Output = Result<Connection, StoreError>>,
     {
         if let Some((connection, attempt)) = self.present() {
             return Ok((connection, attempt, false));
@@ -86,14 +85,19 @@ impl Node {
         }
     }
 
-    /// The number of the attempt that made the open connection, if there is one.
+    /// Returns the number of the attempt that opened the current connection, if there is
+    /// one.
     pub(super) fn attempt(&self) -> Option<u64> {
         let shared = self.shared();
         shared.open.as_ref().map(|_| shared.attempt)
     }
 
-    /// Gives the connection of this attempt up, unless another has taken its
-    /// place already.
+    /// Returns when bytes last flowed over the open connection, if there is one.
+    pub(super) fn last_flow(&self) -> Option<Instant> {
+        self.shared().open.as_ref().map(Connection::last_flow)
+    }
+
+    /// Retires the connection of this attempt, unless another one has replaced it.
     pub(super) fn retire(&self, attempt: u64) {
         let mut shared = self.shared();
         if shared.attempt == attempt {
@@ -101,25 +105,25 @@ impl Node {
         }
     }
 
-    fn present(&self) -> Option<(MultiplexedConnection, u64)> {
+    fn present(&self) -> Option<(Connection, u64)> {
         let shared = self.shared();
         Some((shared.open.clone()?, shared.attempt))
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // Nothing in here is left half-changed by a panic.
+        // A panic leaves no partial change here.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All servers that we know.
+/// All known servers.
 #[derive(Default)]
 pub(super) struct Nodes {
     home: Arc<Node>,
     cluster: Mutex<Cluster>,
 }
 
-/// What the nodes of a cluster told us; empty while none did.
+/// The redirections reported by the nodes of a cluster. Empty outside a cluster.
 #[derive(Default)]
 struct Cluster {
     nodes: HashMap<Address, Arc<Node>>,
@@ -127,7 +131,7 @@ struct Cluster {
 }
 
 impl Nodes {
-    /// The server that has the queue, as far as we know.
+    /// Returns the server of the queue, as far as known.
     pub(super) fn of(&self, queue: Option<&QueueName>) -> Result<Arc<Node>, StoreError> {
         let cluster = self.cluster();
         let (Some(queue), false) = (queue, cluster.nodes.is_empty()) else {
@@ -141,8 +145,8 @@ impl Nodes {
         Ok(Arc::clone(node.unwrap_or(&self.home)))
     }
 
-    /// The other servers, which may be asked when this one is gone; what it was
-    /// known to have is forgotten. None outside a cluster.
+    /// Returns the other servers, which may be asked after this one is lost, and forgets
+    /// its assignments. Empty outside a cluster.
     pub(super) fn others_than(&self, gone: &Arc<Node>) -> Vec<Arc<Node>> {
         let mut cluster = self.cluster();
         cluster.slots.retain(|_, address| Some(&*address) != gone.address());
@@ -151,8 +155,8 @@ impl Nodes {
         all.filter(|node| !Arc::ptr_eq(node, gone)).cloned().collect()
     }
 
-    /// Remembers where `from` sent us; false if it did not say where. `home_host`
-    /// is the host that the settings name.
+    /// Records a redirection by `from`. Returns false if it contained no address.
+    /// `home_host` is the host in the settings.
     pub(super) fn learn(&self, from: &Node, home_host: &str, moved: &RedisError) -> bool {
         let Some((address, slot)) = moved.redirect_node() else { return false };
         let from_host = from.address().map_or(home_host, |address| &address.host);
@@ -169,8 +173,8 @@ impl Nodes {
     }
 }
 
-/// An empty host is that of the node which answered; a node that does not know
-/// its own name says `?`.
+/// Parses an address. An empty host is that of the node which answered. A node that does
+/// not know its own name sends `?`.
 fn address_of(text: &str, from_host: &str) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     let host = if host.is_empty() { from_host } else { host };

@@ -1,53 +1,64 @@
-//! How one connection is opened: encrypted or not, to the server itself or to
-//! the one that sentinels name, with login, database and name. Which connections
-//! there are is not decided here.
+//! Opens one connection: encrypted or not, to the server itself or to the master named by
+//! sentinels, with login, database and name. See `nodes.rs` for the set of connections.
 
+use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, ServerErrorKind, TlsCertificates,
-};
-use rustls::crypto::CryptoProvider;
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 use super::StoreOptions;
+use super::flow::Connection;
 use super::nodes::Address;
 use crate::plan::clean_text;
 use crate::plan::connection::{RedisSettings, SentinelSettings, TlsSettings};
 use crate::plan::pressure_queue::doctor::OWN_CONNECTIONS;
 use crate::pressure::StoreError;
+use crate::tls::client_config;
 
-/// How long a silent connection waits before it asks whether the server is
-/// there, how long between questions, and how many go unanswered.
-const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
+/// Time without traffic after which the kernel probes the server's machine, and the
+/// interval of the probes.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
-/// What a connection is for.
+/// Time without any acknowledgement of data or probes by the server's machine, after
+/// which a connection ends.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Commands of everybody, which are answered at once.
+    /// Commands of all callers, which are answered immediately.
     Shared,
-    /// Commands of one caller, which waits for answers so long.
+    /// Commands of one caller, which waits this long for answers.
     Own(Duration),
 }
 
-/// Opens connections as the settings say.
+/// Opens connections according to the settings.
 pub(super) struct Opener {
     pub(super) settings: RedisSettings,
     pub(super) options: StoreOptions,
+    /// The TLS configuration, or why it could not be created.
+    tls: OnceLock<Result<Arc<ClientConfig>, String>>,
 }
 
 impl Opener {
-    /// A connection to this node, or to the server of the settings, logged in.
+    pub(super) fn new(settings: RedisSettings, options: StoreOptions) -> Self {
+        Self { settings, options, tls: OnceLock::new() }
+    }
+
+    /// Opens a connection to this node, or to the server of the settings, and logs in.
     pub(super) async fn open(
         &self,
         node: Option<&Address>,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         let connection = match (node, &self.settings.sentinel) {
             (Some(node), _) => self.open_at(&node.host, node.port, purpose).await?,
             (None, Some(sentinel)) => self.open_master(sentinel, purpose).await?,
@@ -62,10 +73,10 @@ impl Opener {
         host: &str,
         port: u16,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         match self.dial_and_greet(host, port, purpose).await {
-            // A server refuses our certificate only after the handshake. Whether
-            // its reason arrives, or the connection is found broken, is chance.
+            // A server rejects the client certificate only after the handshake. Whether
+            // its reason arrives or the connection just breaks is a race.
             Err(StoreError::Unreachable { .. }) if self.settings.tls.is_some() => {}
             other => return other,
         }
@@ -83,7 +94,7 @@ impl Opener {
         host: &str,
         port: u16,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         let mut connection = self.dial(host, port, purpose).await?;
         self.log_in(&mut connection).await?;
         self.select(&mut connection).await?;
@@ -91,15 +102,14 @@ impl Opener {
         Ok(connection)
     }
 
-    /// Asks one sentinel after the other, and connects to the first server named
-    /// that says itself that it is the master: after a failover a sentinel may
-    /// still name the old one.
+    /// Asks one sentinel after the other. Connects to the first named server that reports
+    /// itself as master: after a failover a sentinel may still name the old one.
     async fn open_master(
         &self,
         sentinel: &SentinelSettings,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
-        // One that does not answer leaves time for the others and the master.
+    ) -> Result<Connection, StoreError> {
+        // A sentinel that does not answer leaves time for the others and the master.
         let parts = u32::try_from(sentinel.addresses.len()).unwrap_or(u32::MAX).saturating_add(1);
         let patience = self.options.connect_timeout / parts;
         let mut failure = StoreError::Timeout;
@@ -129,14 +139,14 @@ impl Opener {
         let mut connection = self.dial(host, port, Purpose::Shared).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-        let ask = async |connection: &mut MultiplexedConnection| {
+        let ask = async |connection: &mut Connection| {
             question
                 .query_async::<Option<(String, u16)>>(connection)
                 .await
                 .map_err(StoreError::from)
         };
         let answer = match ask(&mut connection).await {
-            // Most sentinels want no login, and refuse one that they do not know.
+            // Most sentinels require no login, and refuse an unknown one.
             Err(StoreError::AuthenticationFailed { .. }) => {
                 self.log_in(&mut connection).await?;
                 ask(&mut connection).await?
@@ -153,7 +163,7 @@ impl Opener {
         &self,
         address: &Address,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
+    ) -> Result<Connection, StoreError> {
         let mut connection = self.open_at(&address.host, address.port, purpose).await?;
         let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
         match role.into_iter().next().map(redis::from_redis_value::<String>) {
@@ -165,55 +175,45 @@ impl Opener {
         }
     }
 
-    /// An open connection on which nothing was said yet.
+    /// Opens a connection without sending anything.
     async fn dial(
         &self,
         host: &str,
         port: u16,
         purpose: Purpose,
-    ) -> Result<MultiplexedConnection, StoreError> {
-        let (idle, interval, retries) = KEEPALIVE;
-        let keepalive =
-            TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(retries);
-        let address = match &self.settings.tls {
-            None => ConnectionAddr::Tcp(host.to_owned(), port),
-            Some(_) => ConnectionAddr::TcpTls {
-                host: host.to_owned(),
-                port,
-                insecure: false,
-                tls_params: None,
-            },
-        };
-        // Login and database are sent by ourselves, to see the server's own
-        // refusals; CLIENT SETINFO is unknown to Redis before 7.2.
-        let info = address
-            .into_connection_info()?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true).set_keepalive(keepalive))
-            .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-        let response_timeout = match purpose {
+    ) -> Result<Connection, StoreError> {
+        let limit = match purpose {
             Purpose::Shared => self.options.response_timeout,
             Purpose::Own(patience) => patience,
         };
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(Some(response_timeout));
-        let client = match &self.settings.tls {
-            None => Client::open(info)?,
+        let stream = TcpStream::connect((host, port)).await.map_err(RedisError::from)?;
+        tune(&stream).map_err(RedisError::from)?;
+        let connection = match &self.settings.tls {
+            None => Connection::over(stream, limit).await,
             Some(tls) => {
-                choose_provider();
-                Client::build_with_tls(info, certificates(tls))?
+                let connector = TlsConnector::from(self.tls(tls)?);
+                let name = ServerName::try_from(host.to_owned()).map_err(|error| {
+                    StoreError::CertificateRefused { detail: clean_text(&error.to_string(), 256) }
+                })?;
+                let stream = connector.connect(name, stream).await.map_err(RedisError::from)?;
+                Connection::over(stream, limit).await
             }
         };
-        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+        Ok(connection?)
     }
 
-    /// A name is a kindness to whoever reads CLIENT LIST, and an ACL may forbid
-    /// it; but a server that wants a login, or has no place for one more client,
-    /// says so here first.
-    async fn name(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
+    fn tls(&self, settings: &TlsSettings) -> Result<Arc<ClientConfig>, StoreError> {
+        let made = self.tls.get_or_init(|| client_config(Some(settings)));
+        made.clone().map_err(|detail| StoreError::CertificateRefused { detail })
+    }
+
+    /// Sets the connection's name, which helps readers of CLIENT LIST. An ACL may forbid
+    /// this. A server that requires a login or has reached its client limit reports it
+    /// here first.
+    async fn name(&self, connection: &mut Connection) -> Result<(), StoreError> {
         let name: String = clean_text(&self.options.client_id, 200)
             .chars()
-            // All that CLIENT SETNAME takes.
+            // The only characters that CLIENT SETNAME accepts.
             .map(|c| if c.is_ascii_graphic() { c } else { '-' })
             .collect();
         let mut command = redis::cmd("CLIENT");
@@ -231,18 +231,18 @@ impl Opener {
         }
     }
 
-    async fn log_in(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
+    async fn log_in(&self, connection: &mut Connection) -> Result<(), StoreError> {
         let password = self.settings.password.as_ref().map(ExposeSecret::expose_secret);
         let mut auth = redis::cmd("AUTH");
         match (&self.settings.username, password) {
             (None, None) => return Ok(()),
             (None, Some(password)) => auth.arg(password),
-            // A user with `nopass` is logged in by any password.
+            // A user with `nopass` can log in with any password.
             (Some(username), password) => auth.arg(username).arg(password.unwrap_or_default()),
         };
         let answer: Result<(), RedisError> = auth.query_async(connection).await;
         answer.map_err(|err| match err.kind() {
-            // "AUTH called without any password configured" and its like.
+            // "AUTH called without any password configured" and similar errors.
             ErrorKind::Server(ServerErrorKind::ResponseError)
                 if !err.detail().unwrap_or_default().contains("max number of clients") =>
             {
@@ -253,7 +253,7 @@ impl Opener {
         })
     }
 
-    async fn select(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
+    async fn select(&self, connection: &mut Connection) -> Result<(), StoreError> {
         let database = self.settings.database;
         if database == 0 {
             return Ok(());
@@ -268,21 +268,14 @@ impl Opener {
     }
 }
 
-fn certificates(tls: &TlsSettings) -> TlsCertificates {
-    TlsCertificates {
-        client_tls: tls.client.as_ref().map(|client| ClientTlsConfig {
-            client_cert: client.chain.clone().into_bytes(),
-            client_key: client.key.expose_secret().as_bytes().to_vec(),
-        }),
-        root_cert: tls.authorities.clone().map(String::into_bytes),
-    }
-}
-
-/// In a program that has a second TLS provider and chose none, the first TLS
-/// configuration panics.
-fn choose_provider() {
-    if CryptoProvider::get_default().is_none() {
-        // Whoever was faster chose.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+/// Configures the socket to send without delay, and to end when the server's machine is
+/// gone.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    let (idle, interval) = KEEPALIVE;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    Ok(())
 }

@@ -1,9 +1,8 @@
--- Whether the user may do all that a client's scripts do: asked once for each
--- connection, since a script that is stopped half way leaves half of its work.
+-- Checks whether the user may run all commands of a client's scripts. A client asks
+-- once per connection, because an interrupted script leaves half of its work.
 -- Changes nothing.
 -- Keys: see shared.lua. Arguments: 'put' or 'get'.
--- Reply: {'allowed', the server's version as one number, 0 before 7} | {'wrong',
---   numbers} | an error.
+-- Reply: {'allowed'} | {'wrong', numbers} | an error.
 
 local _, wrong = survey()
 if #wrong > 0 then
@@ -29,4 +28,4 @@ local refusal = forbidden(commands)
 if refusal then
   return refusal
 end
-return {'allowed', redis.REDIS_VERSION_NUM or 0}
+return {'allowed'}

@@ -1,8 +1,8 @@
--- Closes a queue: takes the producer role, writes who did, pushes two elements
--- to :closed, gives the role back. A repeat finds the queue closed and changes
+-- Closes a queue: takes the producer role, writes the client id, pushes two elements
+-- to :closed, releases the role. A repeat finds the queue closed and changes
 -- nothing.
--- Keys: see shared.lua. Arguments: our client id.
--- Reply: {'done'} | {'already'} | {'absent'} | {'busy', who or nil}: a producer
+-- Keys: see shared.lua. Arguments: the client id.
+-- Reply: {'done'} | {'already'} | {'absent'} | {'busy', holder or nil}: a producer
 --   holds its role, nothing was changed | {'wrong', numbers}.
 
 local _, wrong = survey()

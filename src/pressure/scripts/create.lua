@@ -1,5 +1,5 @@
--- Makes a queue, only where none of its keys exists. A repeat finds the queue
--- and changes nothing.
+-- Creates a queue, only if none of its keys exists. A repeat finds the queue and
+-- changes nothing.
 -- Keys: see shared.lua. Arguments: the bound.
 -- Reply: {'done'} | {'already'}: there is a :bound | {'residue', numbers of the
 --   keys that exist although there is no :bound} | {'wrong', numbers}.
@@ -11,7 +11,7 @@ end
 if redis.call('EXISTS', BOUND) == 1 then
   return {'already'}
 end
--- What a deletion left: a queue made over it would be born closed.
+-- Leftovers of a deletion: a queue created over them would be closed from the start.
 if #present > 0 then
   return {'residue', unpack(present)}
 end

@@ -1,21 +1,21 @@
--- One step of a queue's deletion, to be sent until it replies 'gone'. The first
--- step takes :bound away and wakes whoever waits; the last one, once both roles
--- are free at the same moment, removes every key. Between them each step wakes
--- again whoever may wait by now. That the deletion has begun is read from the
--- keys: there are some, but no :bound; so anybody can take it up.
+-- Runs one step of a queue's deletion. Send it until it replies 'gone'. The first
+-- step removes :bound and wakes all waiting clients. The last one removes every key,
+-- once both roles are free at the same moment. Each step in between wakes clients
+-- that have started to wait. The keys show that the deletion has started: some
+-- exist, but no :bound. Therefore any client can continue it.
 -- Keys: see shared.lua. Arguments: the mode, one of
 --   'ordinary';
---   'if-empty': as ordinary, but do not begin while there are elements;
+--   'if-empty': as ordinary, but do not start while there are elements;
 --   'nameless': as ordinary, but a role that is not free and has no holder's id
---     counts as removed already (another deletion does that, role by role);
---   'force': remove every key in the next step, whoever works on the queue.
+--     counts as removed already (another deletion removes them role by role);
+--   'force': remove every key in the next step, even if roles are taken.
 -- Reply: {'gone'} | {'begun'} | {'not-empty', length} | {'waiting', producer's
 --   state, its id or nil, consumer's state, its id or nil}, the states being
 --   'free', 'out' or 'nameless' | {'wrong', numbers}.
 --
--- The roles are not removed one by one, as the source document has it: a free
--- role that stays lets clients that were past their check of :bound finish
--- instead of waiting on a key that never comes back.
+-- Unlike in the source document, the roles are not removed one by one. A free role
+-- that stays lets clients finish that had already checked :bound. Otherwise they
+-- would wait on a key that never returns.
 
 local present, wrong = survey()
 if #wrong > 0 then
@@ -66,7 +66,7 @@ if not is_out(producer) and not is_out(consumer) then
   return {'gone'}
 end
 
--- A second producer may have got the role from the first and found no token; a
+-- A second producer may have taken the role after the first and found no token. A
 -- second consumer may have found no element of :closed.
 if is_out(producer) and redis.call('LLEN', NOT_FULL) == 0 then
   redis.call('LPUSH', NOT_FULL, '0')

@@ -1,14 +1,14 @@
--- Gets elements, all steps of the protocol's Get at once. A producer that waits
--- for room wakes afterwards.
--- Keys: see shared.lua. Arguments: our client id, the most elements (at least 1),
---   the most bytes: no further element is taken once there are so many.
--- Reply: {'got', elements ever got or nil, elements left, elements...},
+-- Gets elements: all steps of the protocol's Get in one script. A producer that
+-- waits for room wakes afterwards.
+-- Keys: see shared.lua. Arguments: the client id, the maximum number of elements (at
+--   least 1), the byte limit: no further element is taken once it is reached.
+-- Reply: {'got', elements ever read or nil, elements left, elements...},
 --   oldest first | {'absent'}
---   | {'busy', who or nil, elements of :closed}: a consumer holds its role |
+--   | {'busy', holder or nil, elements of :closed}: a consumer holds its role |
 --   {'empty'} | {'closed'}: and empty | {'wrong', 2}: the bound
---   is no number.
+--   is not a number.
 --
--- The role is free from beginning to end, so its token need not be moved.
+-- The role stays free during the whole script, so its token need not be moved.
 
 local bound = redis.call('GET', BOUND)
 if not bound then
@@ -23,8 +23,7 @@ if redis.call('LLEN', CONSUMER_FREE) == 0 then
   return {'busy', holder(CONSUMER), closed}
 end
 
--- At the memory limit a server before 7 refuses this first write, and nothing has
--- changed; a later one runs this script all the same, since it frees memory.
+run_at_memory_limit()
 redis.call('SET', CONSUMER, ARGV[1])
 local tokens = redis.call('LLEN', NOT_FULL)
 local most, most_bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -50,7 +49,7 @@ if bound == 0 or reply[3] < bound then
     redis.call('LTRIM', NOT_FULL, 0, 0)
   end
 end
--- A counter that is none must not cost the elements.
+-- An invalid counter must not cause the loss of elements.
 local got = redis.pcall('INCRBY', CONSUMED_MESSAGES, count)
 if type(got) == 'number' then
   reply[2] = got

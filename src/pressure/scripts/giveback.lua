@@ -1,10 +1,10 @@
--- Takes a get back: elements that nobody could use return to where they were, if
--- nobody got any since. The queue may then be longer than its bound, for
--- producers used the room meanwhile.
--- Keys: see shared.lua. Arguments: our client id, what the counter of elements
---   ever got was after the get, the elements, oldest first.
--- Reply: {'done'} | {'absent'} | {'busy', who or nil, elements of :closed} |
---   {'overtaken'}: somebody got since, or the counter does not tell.
+-- Reverts a get: unused elements return to their place, if no client has read any
+-- since. The queue may exceed its bound afterwards, because producers have used the
+-- room.
+-- Keys: see shared.lua. Arguments: the client id, the counter of elements ever read
+--   as it was after the get, the elements, oldest first.
+-- Reply: {'done'} | {'absent'} | {'busy', holder or nil, elements of :closed} |
+--   {'overtaken'}: a client has read elements since, or the counter is unusable.
 
 if redis.call('EXISTS', BOUND) == 0 then
   return {'absent'}
@@ -16,6 +16,7 @@ if redis.call('GET', CONSUMED_MESSAGES) ~= ARGV[2] then
   return {'overtaken'}
 end
 
+run_at_memory_limit()
 redis.call('SET', CONSUMER, ARGV[1])
 local length, bytes = 0, 0
 for number = #ARGV, 3, -1 do

@@ -1,6 +1,6 @@
--- Whether the queue exists, how long it is, whether it is closed, and its oldest
+-- Returns whether the queue exists, its length, whether it is closed, and its oldest
 -- elements. Changes nothing.
--- Keys: see shared.lua. Arguments: how many elements to show, 0 for none.
+-- Keys: see shared.lua. Arguments: how many elements to return, 0 for none.
 -- Reply: {'there', length, 1 if it is closed else 0, elements...}, oldest first |
 --   {'absent'}.
 

@@ -1,4 +1,4 @@
--- Reads all of a queue at one moment. Changes nothing.
+-- Reads all keys of a queue at one moment. Changes nothing.
 -- Keys: see shared.lua. Arguments: none.
 -- Reply: {numbers of the keys that exist, numbers of those of a wrong type,
 --   {bound, produced messages, produced bytes, consumed messages, consumed
@@ -13,7 +13,7 @@ for _, number in ipairs(wrong) do
   is_wrong[KEYS[number]] = true
 end
 
--- Numbers have at most 20 digits; more is a mistake that need not be carried.
+-- Numbers have at most 20 digits. Longer texts are invalid and need not be complete.
 local function text(key)
   if is_wrong[key] or redis.call('EXISTS', key) == 0 then
     return false

@@ -1,19 +1,19 @@
--- Puts elements, as many as there is room for, all steps of the protocol's Put at
--- once. A consumer that waits for an element wakes afterwards.
--- Keys: see shared.lua. Arguments: our client id, the mode, how many bytes the
---   transaction that this script ends has pushed already as one element (then
---   there are no more arguments), else 'none' and the elements. Mode 'room': only
---   while there is room; 'overfill': also where there is none.
--- Reply: {'put', how many of the elements, 1 if there is room for more else 0} |
---   {'absent'} | {'closed'} | {'busy', who or nil, 0}: a producer holds its role |
---   {'full'} | {'wrong', 2}: the bound is no number.
+-- Puts elements, as many as there is room for: all steps of the protocol's Put in
+-- one script. A consumer that waits for an element wakes afterwards.
+-- Keys: see shared.lua. Arguments: the client id, the mode, then either the number of
+--   bytes that this script's transaction has already pushed as one element (and no
+--   further arguments), or 'none' and the elements. Mode 'room': only while there is
+--   room; 'overfill': also if there is none.
+-- Reply: {'put', number of elements put, 1 if there is room for more else 0} |
+--   {'absent'} | {'closed'} | {'busy', holder or nil, 0}: a producer holds its role |
+--   {'full'} | {'wrong', 2}: the bound is not a number.
 --
--- The role is free from beginning to end, so its token need not be moved; a
--- producer that waits for the role waits for someone else's.
+-- The role stays free during the whole script, so its token need not be moved. A
+-- producer that waits for the role waits for another client to release it.
 --
--- A large element takes a script long, because it is copied into Lua and out again.
--- So it is pushed first, and taken back here if it may not be there; nobody sees
--- anything of that before the transaction is over.
+-- A large element makes a script slow, because it is copied into Lua and out again.
+-- It is therefore pushed first, and removed here if it is not allowed. Other clients
+-- see nothing of that before the transaction is over.
 
 local pushed = tonumber(ARGV[3])
 local count = pushed and 1 or #ARGV - 3
@@ -44,9 +44,9 @@ local function put()
       return {'full'}
     end
     if length >= bound then
-      -- A token that promises room where there is none: a change of the bound met
-      -- a put, or a client pushed it without comparing. Whoever takes an element
-      -- pushes the next one.
+      -- The token promises room that does not exist: a change of the bound coincided
+      -- with a put, or a client pushed the token without a comparison. The next client
+      -- that takes an element pushes a new token.
       redis.call('DEL', NOT_FULL)
       return {'full'}
     end
@@ -64,7 +64,7 @@ local function put()
       bytes = bytes + #ARGV[number]
     end
   end
-  -- A counter that is none must not stop the data.
+  -- An invalid counter must not stop the data.
   redis.pcall('INCRBY', PRODUCED_MESSAGES, count)
   redis.pcall('INCRBY', PRODUCED_BYTES, bytes)
 

@@ -1,20 +1,18 @@
--- Mends one thing about a queue, only if the queue is still as expected.
--- Keys: see shared.lua. Arguments: what to mend, the server's run id ('' for
---   any), then for each key, in their order, what it must hold: '*' whatever it
---   holds, a list's length, '-' for a string that is absent, '=' and the string
---   (its first 512 bytes).
---   What to mend is one of
---   'producer', 'consumer': give this role back, and put :not_full right;
---   'creation': push the roles and the token where there is none;
---   'deletion': remove every key; only where there is no :bound;
+-- Repairs one fault of a queue, only if the queue is still as expected.
+-- Keys: see shared.lua. Arguments: the repair, then the expected content of each key,
+--   in their order: '*' for any content, a list's length, '-' for a missing string,
+--   '=' and the string (its first 512 bytes).
+--   The repair is one of
+--   'producer', 'consumer': release this role, and repair the token of :not_full;
+--   'creation': push the roles and the token if missing;
+--   'deletion': remove every key, only if there is no :bound;
 --   'tokens': leave one token in each key that has more, and, if both roles are
---     free, put :not_full right.
--- Reply: {'done', then in turn what was done and the key's number: 'pushed',
+--     free, repair the token of :not_full.
+-- Reply: {'done', then alternately the change and the key's number: 'pushed',
 --   'trimmed' or 'removed'} | {'already'}: there is nothing to do | {'stale',
---   number}: this key is another than expected (0: the server is) |
---   {'wrong', numbers}.
+--   number}: this key is not as expected | {'wrong', numbers}.
 
-local what, run_id = ARGV[1], ARGV[2]
+local what = ARGV[1]
 
 local function now(number)
   local key = KEYS[number]
@@ -29,12 +27,8 @@ local present, wrong = survey()
 if #wrong > 0 then
   return wrong_reply(wrong)
 end
-if run_id ~= '' and
-   redis.call('INFO', 'server'):match('run_id:(%x+)') ~= run_id then
-  return {'stale', 0}
-end
 for number = 1, #KEYS do
-  local expected = ARGV[2 + number]
+  local expected = ARGV[1 + number]
   if expected ~= '*' and expected ~= now(number) then
     return {'stale', number}
   end
@@ -98,7 +92,7 @@ elseif what == 'tokens' then
   trim(5)
   trim(6)
   trim(11)
-  -- While somebody works on the queue the token may be in their hands.
+  -- While a role is taken, its client may have the token.
   if redis.call('LLEN', PRODUCER_FREE) > 0 and
      redis.call('LLEN', CONSUMER_FREE) > 0 then
     settle()

@@ -1,13 +1,13 @@
--- Changes the bound together with the token that says whether there is room: a
--- producer that waits for room wakes, one that comes to a full queue waits. A
--- repeat finds the bound and, unless nobody works on the queue, changes nothing.
+-- Changes the bound together with the token that signals room: a producer that waits
+-- for room wakes, and one that finds a full queue waits. A repeat finds the bound,
+-- and changes nothing unless both roles are free.
 -- Keys: see shared.lua. Arguments: the new bound.
 -- Reply: {'done'} | {'already'} | {'absent'} | {'wrong', numbers}.
 --
--- While a producer holds its role the keys do not tell whether it waits for the
--- token or has taken it and is about to push. The token is pushed all the same:
--- too few would let the first kind sleep for ever, one too many lets the second
--- kind exceed the bound by one element.
+-- While a producer holds its role, the keys do not show whether it waits for the
+-- token, or has taken it and is about to push an element. The token is pushed in
+-- both cases. A missing token would let the first kind wait forever, while a surplus
+-- one lets the second kind exceed the bound by one element.
 
 local _, wrong = survey()
 if #wrong > 0 then
@@ -34,8 +34,8 @@ local bound = tonumber(ARGV[1])
 local is_changed = old ~= ARGV[1]
 local is_idle = redis.call('LLEN', PRODUCER_FREE) > 0 and
                 redis.call('LLEN', CONSUMER_FREE) > 0
--- A creation that sends command by command has not pushed the token yet, and
--- will. Nobody can wait for it either: a producer writes its id before it does.
+-- A creation that sends individual commands has not pushed the token yet, and will.
+-- No client can wait for it either, because a producer writes its id before that.
 local is_unused = length == 0 and redis.call('EXISTS', PRODUCER) == 0 and
                   redis.call('EXISTS', PRODUCED_MESSAGES) == 0
 
@@ -44,7 +44,7 @@ if is_changed then
   redis.call('SET', BOUND, ARGV[1])
   is_done = true
 end
--- The same bound once more mends the token only where no one can hold it.
+-- With an unchanged bound, the token is repaired only if no client can hold it.
 if is_changed or is_idle then
   if bound > 0 and length >= bound then
     if tokens > 0 then

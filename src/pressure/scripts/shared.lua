@@ -1,7 +1,7 @@
--- Put before every script of this folder; no step of its own.
+-- Prepended to every script of this folder; not a step of its own.
 -- Keys (all scripts): the twelve keys of one queue, in this order.
--- Every script begins with checks that change nothing, because Redis does not
--- take back what a script wrote before it failed.
+-- Every script starts with checks that change nothing, because Redis does not roll
+-- back the writes of a script that fails.
 
 local DATA, BOUND, PRODUCER, CONSUMER = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local PRODUCER_FREE, CONSUMER_FREE = KEYS[5], KEYS[6]
@@ -12,8 +12,8 @@ local NOT_FULL, CLOSED = KEYS[11], KEYS[12]
 local LISTS = {[DATA] = true, [PRODUCER_FREE] = true, [CONSUMER_FREE] = true,
                [NOT_FULL] = true, [CLOSED] = true}
 
--- The numbers of the keys that exist, and of those that hold another type than
--- the protocol's.
+-- Returns the numbers of the keys that exist, and of those whose type is not the
+-- protocol's.
 local function survey()
   local present, wrong = {}, {}
   for number, key in ipairs(KEYS) do
@@ -28,13 +28,13 @@ local function survey()
   return present, wrong
 end
 
--- {'wrong', number...}: the reply when a key is not pressure's.
+-- {'wrong', number...}: the reply for keys that were not written by pressure.
 local function wrong_reply(wrong)
   return {'wrong', unpack(wrong)}
 end
 
--- An error reply if the user may not run one of the commands, else nil. Redis
--- 6.2 can't tell beforehand; there the command itself fails.
+-- Returns an error reply if the user may not run one of the commands, else nil. Redis
+-- 6.2 can't check in advance; there the command itself fails.
 local function forbidden(commands)
   if not redis.acl_check_cmd then
     return nil
@@ -48,10 +48,17 @@ local function forbidden(commands)
   return nil
 end
 
--- A role's holder as it named itself, at most 512 bytes; false if it never did.
+-- Returns the id that a role's holder set, at most 512 bytes; false if none was set.
 local function holder(key)
   if redis.call('EXISTS', key) == 0 then
     return false
   end
   return redis.call('GETRANGE', key, 0, 511)
+end
+
+-- Lets a script that frees memory, or needs no more than it has freed, run at the
+-- memory limit. Redis checks the limit until a script's first write, and not for
+-- LTRIM. This call keeps the whole list.
+local function run_at_memory_limit()
+  redis.call('LTRIM', NOT_FULL, 0, -1)
 end

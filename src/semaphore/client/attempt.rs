@@ -1,62 +1,52 @@
-//! One attempt to acquire: choose a slot, take it, renew its record, let it rest
-//! if its last holder ended uncleanly. Waiting for another attempt is `lock`'s.
+//! One attempt to acquire: choose a slot, take it, update its record, and wait for the
+//! lock delay if its last holder ended uncleanly. See `lock` for repeated attempts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::error::AcquireError;
+use super::facts::facts;
 use super::lock::{Kind, Lock};
-use super::moment::Moment;
+use super::memory::Memory;
+use super::options::{AcquireOptions, Start};
 use super::permit::{Begin, Permit, now};
 use super::pool::HoldConn;
 use super::records::replace;
-use super::search::{Found, is_free, search};
-use super::{AcquireError, AcquireOptions, Start};
+use super::resting;
+use super::search::{Found, search};
+use crate::clock::Moment;
 use crate::plan::record::SlotRecord;
+use crate::semaphore::amqp::lane::{Declared, Lane, exclusive};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::exclusive_queue::HeldQueue;
-use crate::semaphore::lane::{Declared, Lane, exclusive};
-use crate::semaphore::protocol::{Claim, Claimed, Hold, Holding};
-use lapin::types::{AMQPValue, FieldTable};
+use crate::semaphore::protocol::hold::Hold;
+use crate::semaphore::protocol::numbered::exclusive_queue::HeldQueue;
+use crate::semaphore::protocol::numbered::holding::{Claim, Claimed, Holding};
 
-/// Longest of the one random pause after a first lost race.
-pub(super) const SKEW: Duration = Duration::from_millis(50);
+/// Maximum of the one random pause after a first lost race.
+pub const SKEW: Duration = Duration::from_millis(50);
 
-/// What is remembered of a lock between two acquisitions.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Memory {
-    /// The slot last held.
-    last: Option<u32>,
-    /// It was free when it was last wanted: take it without looking.
-    calm: bool,
-    /// How many slots there seemed to be.
-    slots: u32,
-    /// Whether its slots had records, and when that was found out.
-    records: Option<(bool, Moment)>,
-}
-
-/// How long that is believed without looking again: a look costs more than all else
-/// that an acquisition sends. So long after records were added to a lock, a client
-/// that uses it all the time may still go without.
+/// How long the presence of records is cached. A probe costs more than all other requests
+/// of an acquisition. For this time after records were added to a lock, a busy client may
+/// still acquire without them.
 const RECORDS_BELIEVED: Duration = Duration::from_secs(1);
 
-/// Where to try.
+/// Which slots to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Wherever the options say, without looking first where that pays.
+pub enum Place {
+    /// Any slot, according to the options, without a probe where that pays.
     Any,
-    /// Wherever a look finds a free slot. We wait for a call otherwise.
-    Search,
-    /// This slot only, which we were called for: the first time without looking,
-    /// because nobody is likely to be faster.
-    Slot {
-        /// The slot.
-        slot: u32,
-        /// We have been called before, and somebody was faster.
-        again: bool,
+    /// Any free slot found by a search, if more than `others` slots are free. Otherwise
+    /// the client waits to be woken.
+    Search {
+        /// Number of other waiters, each of which may be about to take a slot.
+        others: u32,
     },
+    /// Only this slot, for which the client was woken. It is taken without a probe,
+    /// because another client is rarely faster.
+    Slot(u32),
 }
 
-/// What was taken.
+/// A slot that was taken.
 struct Got {
     conn: HoldConn,
     held: Box<dyn Hold>,
@@ -65,20 +55,20 @@ struct Got {
     sent: Moment,
 }
 
-/// A slot that was found.
-struct Choice {
+/// A slot to try.
+pub struct Choice {
     slot: u32,
-    /// It was just seen to exist and to be free.
+    /// A probe has just seen the slot existing and free.
     looked: bool,
-    /// Others were free as well.
+    /// Other slots were free as well.
     more: bool,
 }
 
-/// Attempts that may meet what is left of a holder that has just died.
+/// Attempts that may collide with the remains of a holder that has just died.
 const COLLISIONS: u32 = 5;
 
 impl Lock {
-    /// Tries once; tells also whether more slots were free.
+    /// Tries once. Also returns whether more slots were free.
     pub(super) async fn attempt(
         &self,
         how: &dyn Holding,
@@ -89,7 +79,8 @@ impl Lock {
     ) -> Result<(Permit, bool), AcquireError> {
         for _ in 0..COLLISIONS {
             match self.attempt_once(how, options, id, place, until).await {
-                // It cost the connection, so the next one is another.
+                // The collision closed the connection, so the next attempt uses another
+                // one.
                 Err(AcquireError::Broker(error)) if error.is_collision() => {}
                 done => return done,
             }
@@ -112,20 +103,23 @@ impl Lock {
         }
         let mut guess = match place {
             Place::Any => self.guess(options),
-            Place::Slot { slot, again: false } => Some(slot),
-            Place::Slot { .. } | Place::Search => None,
+            Place::Slot(slot) => Some(slot),
+            Place::Search { .. } => None,
         };
         let mut races = 0;
         loop {
             let choice = match (guess.take(), place) {
                 (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Slot { slot, .. }) => self.choose_slot(how, slot).await?,
-                (None, _) => self.choose(how, options, races).await?,
+                (None, Place::Search { others }) => {
+                    self.choose(how, options, others, races).await?
+                }
+                (None, _) => self.choose(how, options, 0, races).await?,
             };
             let (got, has_record, sent) = self.claim(how, &mut conn, &choice, options, id).await?;
             if let Some(held) = got {
                 self.remember(|memory| {
-                    // Where others were free too, this one will be ours again.
+                    // If others were free too, this slot will probably be free again next
+                    // time.
                     memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
@@ -134,7 +128,7 @@ impl Lock {
             }
             self.remember(|memory| memory.calm = false);
             if place != Place::Any && !choice.more {
-                // Whoever was faster will call when it is done.
+                // The faster client wakes a waiter when it releases.
                 return Err(self.full());
             }
             if choice.looked {
@@ -143,16 +137,16 @@ impl Lock {
                     return Err(AcquireError::Contended { lock: self.name().to_string() });
                 }
                 if races == 1 {
-                    // Once, as the source document proposes: those who lost together
-                    // should not meet again.
+                    // Once, as the source document proposes, so that the losers of a race
+                    // do not collide again.
                     tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
                 }
             }
         }
     }
 
-    /// A slot to take without looking first: that saves a round trip when it is
-    /// free, and costs a channel when it isn't.
+    /// Returns a slot to take without a probe. That saves a round trip if it is free, and
+    /// costs a channel if it isn't.
     fn guess(&self, options: &AcquireOptions) -> Option<u32> {
         match options.start {
             Start::At(slot) => Some(slot.max(1)),
@@ -164,25 +158,17 @@ impl Lock {
         }
     }
 
-    /// Looks whether the slot is free that we were called for. If somebody was
-    /// faster, no other is looked for: for others, others are called.
-    async fn choose_slot(&self, how: &dyn Holding, slot: u32) -> Result<Choice, AcquireError> {
-        if is_free(how, self.shared().eyes(), self.name(), slot).await? {
-            return Ok(Choice { slot, looked: true, more: false });
-        }
-        Err(self.full())
-    }
-
-    /// All are held, as far as we know without looking again.
+    /// The error for the case that all known slots are held.
     fn full(&self) -> AcquireError {
         AcquireError::Full { lock: self.name().to_string(), slots: self.recall().slots }
     }
 
-    /// Looks for a free slot.
-    async fn choose(
+    /// Searches for a free slot. Chooses none unless more than `others` are free.
+    pub(super) async fn choose(
         &self,
         how: &dyn Holding,
         options: &AcquireOptions,
+        others: u32,
         races: u32,
     ) -> Result<Choice, AcquireError> {
         let memory = self.recall();
@@ -191,12 +177,18 @@ impl Lock {
             Start::Last => memory.last.unwrap_or(1),
             _ => 1,
         };
-        let expected = if memory.calm { 0 } else { memory.slots };
+        // With other waiters, a single free slot decides nothing, so all slots are
+        // probed.
+        let expected = if memory.calm && others == 0 { 0 } else { memory.slots };
         match search(how, self.shared().eyes(), self.name(), from, expected).await? {
             Found::Free(free) => {
                 let highest = free.last().copied().unwrap_or(1);
                 self.remember(|memory| memory.slots = memory.slots.max(highest));
-                // After a lost race not the one that everybody else takes.
+                if free.len() <= others as usize {
+                    return Err(self.full());
+                }
+                // After a lost race, a random slot, because the other clients take the
+                // first.
                 let at = if races == 0 && options.start != Start::Random {
                     0
                 } else {
@@ -212,8 +204,8 @@ impl Lock {
         }
     }
 
-    /// Takes the slot; tells also whether it has a record, and when it was asked
-    /// for. Nothing is left on the connection unless it is ours.
+    /// Takes the slot. Also returns whether it has a record, and when the request was
+    /// sent. If the claim fails, nothing is left declared on the connection.
     async fn claim(
         &self,
         how: &dyn Holding,
@@ -233,9 +225,13 @@ impl Lock {
             facts: facts(id, options),
             checked: &self.shared().checked,
         });
-        let (claimed, has_record) = futures::join!(claim, self.has_record(choice.slot));
+        let (claimed, has_record, protocol) =
+            futures::join!(claim, self.has_record(choice.slot), self.check_protocol(choice.slot));
         match claimed? {
-            Claimed::Yes(held) => Ok((Some(held), has_record?, sent)),
+            Claimed::Yes(held) => {
+                protocol?;
+                Ok((Some(held), has_record?, sent))
+            }
             Claimed::NoSlot | Claimed::Locked => {
                 conn.settle();
                 Ok((None, false, sent))
@@ -249,8 +245,7 @@ impl Lock {
             Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
             _ => {
                 let asked = Moment::now();
-                // A record queue refuses what it has no room for, so this can't displace
-                // the record.
+                // A full record queue rejects the probe, so it can't displace the record.
                 let found = self.shared().prober.exist(&[queue]).await? == [true];
                 self.remember(|memory| memory.records = Some((found, asked)));
                 Ok(found)
@@ -287,8 +282,8 @@ impl Lock {
         }
     }
 
-    /// The permit for what was just taken: its record is replaced, and the slot
-    /// rested if its last holder ended uncleanly.
+    /// Creates the permit of a slot that was just taken. Replaces its record, and waits
+    /// for the lock delay if its last holder ended uncleanly.
     async fn permit(
         &self,
         got: Got,
@@ -301,6 +296,12 @@ impl Lock {
             got.slot.filter(|_| got.has_record).and_then(|slot| self.name().record_queue(slot))
         {
             let next = |found: Option<&SlotRecord>| {
+                if found.is_none() {
+                    tracing::warn!(
+                        queue,
+                        "Slot record lost: the fencing token continues from the clock"
+                    );
+                }
                 SlotRecord::acquired(found, id, now(), micros(), options.lock_delay)
             };
             let mut lane = Lane::take(got.conn.conn()).await?;
@@ -311,6 +312,7 @@ impl Lock {
             }
         }
         let Got { conn: hold, held, slot, sent, .. } = got;
+        let rested = record.as_ref().map_or(Duration::ZERO, |(_, record)| record.rested());
         let permit = Permit::begin(
             self.shared(),
             Begin {
@@ -328,78 +330,24 @@ impl Lock {
         if rest.is_zero() {
             return Ok(permit);
         }
-        self.rest(permit, rest, until).await
+        resting::rest(permit, self.name().as_str(), rested, rest, until).await
     }
 
-    /// Lets the slot rest in our hands before it is used.
-    async fn rest(
-        &self,
-        mut permit: Permit,
-        rest: Duration,
-        until: Option<Moment>,
-    ) -> Result<Permit, AcquireError> {
-        // Given up meanwhile, the slot must not be called cleanly released: the
-        // last holder's time to end is not over.
-        let record = permit.take_record();
-        let rested = Moment::now() + rest;
-        tokio::select! {
-            reason = permit.lost() => return Err(AcquireError::Lost { reason }),
-            () = rested.min(until.unwrap_or(rested)).reached() => {}
-        }
-        if rested.left().is_zero() {
-            permit.put_record(record);
-            return Ok(permit);
-        }
-        let slot = permit.slot().unwrap_or_default();
-        let error = AcquireError::Resting { lock: self.name().to_string(), slot, rest };
-        // It goes on resting for the next one, who would have to begin anew.
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = permit.lost() => {}
-                () = rested.reached() => permit.put_record(record),
-            }
-            // Lost meanwhile: the next one finds that out.
-            let _ = permit.release().await;
-        });
-        Err(error)
-    }
-
-    /// Whether there was no slot to be had at once the last time.
+    /// Whether no slot was immediately available at the last attempt.
     pub(super) fn is_contended(&self) -> bool {
         let memory = self.recall();
         self.kind() == Kind::Semaphore && !memory.calm && memory.last.is_some()
     }
 
-    fn recall(&self) -> Memory {
+    pub(super) fn recall(&self) -> Memory {
         self.shared().memory(self.name(), |memory| *memory)
     }
 
-    fn remember(&self, change: impl FnOnce(&mut Memory)) {
+    pub(super) fn remember(&self, change: impl FnOnce(&mut Memory)) {
         self.shared().memory(self.name(), change);
     }
 }
 
 fn micros() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default()
-}
-
-/// What a holder says of itself, as arguments of what it holds by.
-pub(in crate::semaphore) fn facts(id: &str, options: &AcquireOptions) -> FieldTable {
-    let mut arguments = FieldTable::default();
-    let mut write = |key: &str, text: &str| {
-        arguments.insert(key.into(), AMQPValue::LongString(text.into()));
-    };
-    write("x-lockkeeper-id", id);
-    write("x-lockkeeper-since", &now());
-    let given = [
-        ("x-lockkeeper-identity", &options.identity),
-        ("x-lockkeeper-reason", &options.reason),
-        ("x-lockkeeper-url", &options.url),
-    ];
-    for (key, text) in given {
-        if let Some(text) = text {
-            write(key, text);
-        }
-    }
-    arguments
 }

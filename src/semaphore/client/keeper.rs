@@ -1,6 +1,6 @@
-//! Watching over a held slot: proving it again and again, and telling when it
-//! drains or is lost, never later than the broker may give it to another. What a
-//! permit lets its owner do is `permit`'s.
+//! Watches over a held slot: verifies it periodically, and reports when it is draining or
+//! lost. A loss is reported before the broker can give the slot to another client. See
+//! `permit` for the public API.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,40 +10,41 @@ use lapin::{ErrorKind, Event};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::moment::Moment;
+use crate::clock::Moment;
 use crate::plan::clean_text;
-use crate::semaphore::connect::Conn;
+use crate::semaphore::amqp::connect::Conn;
+use crate::semaphore::amqp::lane::Standing;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::Standing;
-use crate::semaphore::protocol::{Hold, News};
+use crate::semaphore::protocol::hold::{Hold, News};
 
-/// What an administrator writes first into the reason of a forced close, so that
-/// the holder can tell it from any other.
+/// Prefix of the reason by which an administrator revokes a slot with a forced close. It
+/// distinguishes a revocation from other closes.
 const REVOKED: &str = "revoked";
 
-/// How long a connection that ended is listened to for why.
+/// How long to wait for the close reason of a connection that ended.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Why a slot is no longer surely held.
+/// Why a slot is no longer guaranteed to be held.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The connection that held it ended, and the broker has freed the slot.
+    /// The connection that held the slot was closed, and the broker has freed the slot.
     #[error("the connection that held it was closed ({text})")]
     ConnectionClosed {
-        /// The broker's words, or the network's.
+        /// The reason given by the broker or the network.
         text: String,
     },
-    /// Nobody could prove in time that it is still held: the broker or the network
-    /// is silent, or this process was stopped.
+    /// The slot was not verified in time. The broker or the network is silent, or this
+    /// process was suspended.
     #[error(
         "its holder and the broker did not hear from each other in time: the broker may have freed it"
     )]
     HeartbeatMissed,
-    /// The broker answers, but what the slot was held by is gone, or another's.
-    #[error("what it was held by is gone from the broker, or is another's")]
+    /// The broker answers, but the object that held the slot is gone or has another
+    /// owner.
+    #[error("its queue is gone from the broker, or belongs to another client")]
     VerifyFailed,
-    /// An administrator took it away.
+    /// An administrator revoked the slot.
     #[error("an administrator took it away ({text})")]
     Revoked {
         /// The reason given.
@@ -52,7 +53,7 @@ pub enum LostReason {
 }
 
 impl LostReason {
-    /// Its name for logs and metrics: the variant's.
+    /// Returns the name of the variant, for logs and metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -73,7 +74,8 @@ impl LostReason {
         }
     }
 
-    /// A forced close carries the administrator's words after the broker's code.
+    /// Parses a close reason. In a forced close, the administrator's text follows the
+    /// broker's code.
     fn closed(text: &str) -> Self {
         let text = clean_text(text, 512);
         let given = text.strip_prefix("CONNECTION_FORCED - ").unwrap_or(&text);
@@ -86,35 +88,35 @@ impl LostReason {
     }
 }
 
-/// What is known of a held slot at one time.
+/// The state of a held slot.
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    /// Surely held until then.
+pub struct State {
+    /// The slot is guaranteed to be held until then.
     pub valid_until: Moment,
     pub draining: bool,
     pub lost: Option<LostReason>,
 }
 
-/// A held slot, as its keeper and its permit share it.
-pub(super) struct Grip {
+/// A held slot, shared by its keeper and its permit.
+pub struct Grip {
     pub conn: Arc<Conn>,
-    /// What is held on it.
+    /// The object held on the connection.
     pub held: Box<dyn Hold>,
     pub slot: Option<u32>,
     pub token_id: Option<u64>,
-    /// How long after an operation was sent that proved the slot to be ours the
-    /// broker can't have given it to another.
+    /// How long the slot is guaranteed after a successful verification was sent. The
+    /// broker can't give it to another client within this time.
     pub valid_for: Duration,
     pub state: watch::Sender<State>,
     pub cancelled: CancellationToken,
 }
 
-/// How long a slot is surely ours after an operation that proved it was sent. The
-/// broker frees a silent holder after 2 to 3 heartbeats (2.13 to 2.94 measured);
-/// 2, less 2 % for clocks that drift and a margin for whoever acts on the answer.
-/// Without heartbeats the broker waits for TCP alone, so nothing can be promised
-/// beyond an ordinary one.
-pub(super) fn valid_for(heartbeat_seconds: u16) -> Duration {
+/// Returns how long a slot is guaranteed after a successful verification was sent. The
+/// broker frees a silent holder after 2 to 3 heartbeats (2.13 to 2.94 measured). The
+/// result is 2 heartbeats, less 2 % for clock drift and a margin for acting on it.
+/// Without heartbeats the broker relies on TCP alone, so the result is that of the
+/// default heartbeat, 10 s.
+pub fn valid_for(heartbeat_seconds: u16) -> Duration {
     let heartbeat =
         Duration::from_secs(if heartbeat_seconds == 0 { 10 } else { heartbeat_seconds.into() });
     let margin = (heartbeat / 4).min(Duration::from_millis(500));
@@ -122,8 +124,26 @@ pub(super) fn valid_for(heartbeat_seconds: u16) -> Duration {
 }
 
 impl Grip {
-    /// Asks the broker on the connection that holds, and takes note of the answer.
-    /// Waits for it as long as the slot is surely ours.
+    /// Whether the slot is guaranteed to be held, without asking the broker. The
+    /// connection must be open and the last verification recent enough.
+    pub fn is_valid(&self) -> bool {
+        let state = self.state.borrow();
+        state.lost.is_none()
+            && !state.valid_until.left().is_zero()
+            && self.conn.is_usable()
+            && self.held.is_open()
+    }
+
+    /// Marks the slot as lost if its validity has passed. After a suspension of the
+    /// process all timers are due together, so the keeper may not have noticed yet.
+    pub fn expire(&self) {
+        if self.state.borrow().valid_until.left().is_zero() {
+            self.lose(LostReason::HeartbeatMissed);
+        }
+    }
+
+    /// Asks the broker on the connection that holds the slot, and records the answer.
+    /// Waits at most until the slot's validity ends.
     pub async fn verify(&self) -> Result<Standing, BrokerError> {
         let left = self.state.borrow().valid_until.left();
         let sent = Moment::now();
@@ -140,14 +160,14 @@ impl Grip {
         Ok(standing)
     }
 
-    /// The slot is not surely ours any more; the first reason is kept.
+    /// Marks the slot as lost. The first reason is kept.
     pub fn lose(&self, reason: LostReason) {
         self.state.send_if_modified(|state| {
             if state.lost.is_some() {
                 return false;
             }
-            // Before anybody hears of it: whatever happened, nothing of ours must
-            // stay there.
+            // Before the loss becomes visible: in any case, nothing may stay declared on
+            // this connection.
             self.conn.kill();
             self.cancelled.cancel();
             state.lost = Some(reason);
@@ -155,18 +175,18 @@ impl Grip {
         });
     }
 
-    /// Why the connection ended, given its last words.
+    /// Returns why the connection was closed, given its close reason.
     fn reason(&self, error: Option<lapin::Error>) -> LostReason {
         if self.state.borrow().valid_until.left().is_zero() {
             return LostReason::HeartbeatMissed;
         }
         match (self.conn.failure(), error) {
-            // Found by an operation of ours, which may have ended it.
+            // An operation of this client failed, and may have closed the connection.
             (Some(failure), _) => LostReason::from_error(&failure),
             (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
                 LostReason::HeartbeatMissed
             }
-            // Of the channel that it was held on.
+            // The channel on which the slot was held was closed.
             (None, Some(error)) if error.is_amqp_soft_error() => match error.kind() {
                 ErrorKind::ProtocolError(refusal) if refusal.get_id() != 404 => {
                     LostReason::closed(refusal.get_message().as_str())
@@ -178,28 +198,30 @@ impl Grip {
         }
     }
 
-    /// Loses the slot for what the broker says last, else for `error`.
+    /// Marks the slot as lost, with the broker's close reason or else `error`. The permit
+    /// is invalid immediately. Only the reason is awaited.
     async fn hear_out(
         &self,
         events: &mut (impl Stream<Item = Event> + Unpin),
         error: Option<lapin::Error>,
     ) {
+        self.cancelled.cancel();
         let last = tokio::time::timeout(LAST_WORDS, last_words(events, &*self.held)).await;
         self.lose(self.reason(last.ok().flatten().or(error)));
     }
 
-    /// Proves the slot at least every `interval` until it is lost.
+    /// Verifies the slot at least every `interval` until it is lost.
     pub async fn keep(self: Arc<Self>, interval: Duration) {
         let mut events = Box::pin(self.conn.lapin().events_listener());
-        // Not zero, which would be no interval.
+        // An interval must not be zero.
         let interval = interval.min(self.valid_for / 4).max(Duration::from_millis(10));
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The claim was a proof itself.
+        // The claim itself was the first verification.
         ticks.tick().await;
         while self.state.borrow().lost.is_none() {
             if !self.conn.is_usable() {
-                // Its last words come first, if there are any.
+                // Read the close reason first, if there is one.
                 return self.hear_out(&mut events, None).await;
             }
             let deadline = self.state.borrow().valid_until;
@@ -215,7 +237,7 @@ impl Grip {
                     News::Look => ticks.reset_immediately(),
                     News::Revoked(text) => return self.lose(LostReason::Revoked { text }),
                     News::Gone => return self.lose(LostReason::VerifyFailed),
-                    // The connection's last words tell more, if it was that.
+                    // If the connection was closed, its close reason is more specific.
                     News::Ended(error) => return self.hear_out(&mut events, error).await,
                 },
                 proof = proof => {
@@ -228,8 +250,8 @@ impl Grip {
     }
 }
 
-/// The error that ended the connection, or the channel that `held` is on; those that
-/// ended another channel are only how the broker says no.
+/// Returns the error that closed the connection, or the channel of `held`. Errors of
+/// other channels are ordinary refusals.
 async fn last_words(
     events: &mut (impl Stream<Item = Event> + Unpin),
     held: &dyn Hold,
@@ -258,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_is_told_from_any_other_forced_close() {
+    fn a_revocation_is_distinguished_from_any_other_forced_close() {
         let revoked = LostReason::closed("CONNECTION_FORCED - revoked: alice rolls back");
         assert_eq!(revoked, LostReason::Revoked { text: "alice rolls back".to_owned() });
         let shutdown =

@@ -1,26 +1,22 @@
-//! One lock, and acquiring it: trying, waiting, running something under it. What
-//! one attempt does is `attempt`'s, what its owner gets `permit`'s.
+//! One lock: acquires it by trying and waiting, and runs a closure under it. See
+//! `attempt` for one attempt and `permit` for the result.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Place, SKEW};
-use super::moment::Moment;
+use super::error::{AcquireError, RunError};
+use super::options::AcquireOptions;
 use super::permit::Permit;
-use super::waiter::{Waiter, Woken};
-use super::{AcquireError, AcquireOptions, RunError, Shared, Wait};
+use super::shared::Shared;
+use crate::clock::Moment;
 use crate::plan::naming::LockName;
-use crate::semaphore::protocol::{self, Holding};
+use crate::semaphore::protocol::interface::Wait;
 
-/// First and longest pause between attempts where nobody can wake us, before
-/// jitter.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-
-/// What kind of lock a name stands for.
+/// The kind of lock that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     Semaphore,
-    /// One exclusive queue of that name, which nobody administers.
+    /// One exclusive queue of that name, without an administrator.
     Mutex,
 }
 
@@ -43,7 +39,7 @@ impl Lock {
         Self { client, name, kind }
     }
 
-    pub(in crate::semaphore) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &Shared {
         &self.client
     }
 
@@ -51,56 +47,89 @@ impl Lock {
         self.kind
     }
 
-    /// Its name.
+    /// Returns the name of the lock.
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// Acquires a slot, waiting for one as long as it takes.
+    /// Acquires a slot, waiting without a time limit.
     ///
-    /// Where the lock has a wait queue, waiting asks the broker nothing: a release,
-    /// a growth or the operator wakes the waiter of the highest priority. Elsewhere,
-    /// and as a safety net, it looks now and then. A lock with 0 slots is waited
-    /// for if it has a wait queue, that is, if somebody administers it.
+    /// With a wait queue, a waiting client sends nothing to the broker. A release, a
+    /// growth or the operator wakes the waiter of the highest priority. Among equal
+    /// priorities, the one that has waited longest is woken. Without a wait queue, and as
+    /// a safety net, the client polls from time to time. A lock with 0 slots is waited
+    /// for if it has a wait queue, that is, if it is administered.
+    ///
+    /// Acquisitions are fair: if other clients wait, this one joins them, even right
+    /// after a release of its own. [`AcquireOptions::barge`] disables this.
+    ///
+    /// Once this client has been connected, waiting survives broker restarts, closed
+    /// connections, failovers and blocked publishers. The client reconnects after pauses
+    /// of up to 5 s. The place in the wait queue is lost each time.
     ///
     /// # Errors
     ///
-    /// [`AcquireError::NoSlots`] where there is nothing to wait for, and
-    /// [`AcquireError::Broker`]: an acquisition doesn't outlive its connections.
+    /// * [`AcquireError::NoSlots`] if there is nothing to wait for.
+    /// * [`AcquireError::Broker`] if the client was never connected, or if a person must
+    ///   act, for example because the broker rejects the user.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing held: what was being taken goes with its
-    /// connection. A place among those who wait is lost.
+    /// Dropping the future leaves no slot held. A slot that was being taken is freed with
+    /// its connection. The place in the wait queue is lost.
     pub async fn acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        protocol::of(&self.name).acquire(self, options, Wait::Forever).await
+        self.acquire_through_outages(options, Wait::Forever).await
     }
 
-    /// Acquires a slot that is free now, without waiting for another holder. A slot
-    /// whose last holder ended uncleanly is rested first where the lock has a lock
-    /// delay, so this may take as long as that. Cancel safe like [`Lock::acquire`].
-    pub async fn try_acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        protocol::of(&self.name).acquire(self, options, Wait::No).await
-    }
-
-    /// Acquires a slot, waiting at most `limit`. Cancel safe like
+    /// Acquires a slot that is free now, without waiting for another holder. Takes a free
+    /// slot even if other clients wait for it.
+    ///
+    /// If the last holder of that slot ended without releasing it, the call waits for the
+    /// lock delay. Use [`Lock::acquire_timeout`] to limit this time. Cancel safe like
     /// [`Lock::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`]; [`AcquireError::Full`] if no slot is free.
+    pub async fn try_acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
+        self.acquire_through_outages(options, Wait::No).await
+    }
+
+    /// Acquires a slot, waiting at most `limit`, which includes the lock delay. Cancel
+    /// safe like [`Lock::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`]. After `limit`, the error is the reason why there was
+    /// no slot. Examples are [`AcquireError::Full`], and [`AcquireError::Unavailable`] if
+    /// the broker was not reachable.
+    ///
+    /// If `limit` ends during the lock delay, the error is [`AcquireError::Resting`]. The
+    /// elapsed part of the delay is saved on the broker. Attempts with short limits
+    /// therefore succeed once their waits add up to the lock delay.
     pub async fn acquire_timeout(
         &self,
         options: &AcquireOptions,
         limit: Duration,
     ) -> Result<Permit, AcquireError> {
         let wait = Wait::Until(Moment::now() + limit);
-        protocol::of(&self.name).acquire(self, options, wait).await
+        self.acquire_through_outages(options, wait).await
     }
 
-    /// Acquires a slot (waiting at most `limit`, if there is one), runs `body` under
-    /// it and gives it back. When the slot is lost, `body` is dropped where it
-    /// awaits.
+    /// Acquires a slot, runs `body` under it and releases it. Waits at most `limit`, if
+    /// set. If the slot is lost, `body` is dropped at its current await point.
     ///
-    /// Cancel safe like [`Lock::acquire`]; dropped later, the slot is given back in
-    /// the background.
+    /// # Errors
+    ///
+    /// * [`RunError::Acquire`] if no slot was acquired. `body` did not run.
+    /// * [`RunError::Lost`] if the slot was lost before `body` ended. This includes a
+    ///   suspension of this process that is only noticed after `body` has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe like [`Lock::acquire`]. If the future is dropped while `body` runs,
+    /// the slot is released in the background.
     pub async fn run<T>(
         &self,
         options: &AcquireOptions,
@@ -119,100 +148,4 @@ impl Lock {
         permit.release().await?;
         Ok(done)
     }
-
-    /// Acquires a slot that is held in this way.
-    pub(in crate::semaphore) async fn acquire_slot(
-        &self,
-        how: &dyn Holding,
-        options: &AcquireOptions,
-        wait: Wait,
-    ) -> Result<Permit, AcquireError> {
-        let id = new_id();
-        if wait == Wait::No {
-            return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
-        }
-        let until = wait.until();
-        let mut waiter: Option<Waiter> = None;
-        let mut may_join = self.kind == Kind::Semaphore;
-        let (mut pause, mut place) = (PAUSES.0, Place::Any);
-        if self.is_contended() {
-            // It would have to be joined after the first look anyway.
-            (waiter, may_join) = (self.join(&id, options).await?, false);
-            place = Place::Search;
-        }
-        loop {
-            let error = match self.attempt(how, options, &id, place, until).await {
-                Ok((permit, more)) => {
-                    if let Some(waiter) = &mut waiter {
-                        self.pass_on(waiter, more).await;
-                    }
-                    return Ok(permit);
-                }
-                Err(error) => error,
-            };
-            let can_wait = match &error {
-                AcquireError::Full { .. } | AcquireError::Contended { .. } => true,
-                AcquireError::NoSlots { .. } => waiter.is_some() || may_join,
-                _ => false,
-            };
-            if !can_wait || until.is_some_and(|until| until.left().is_zero()) {
-                return Err(error);
-            }
-            if may_join {
-                (waiter, may_join) = (self.join(&id, options).await?, false);
-                if waiter.is_some() {
-                    // What was released before we joined woke nobody.
-                    place = Place::Search;
-                    continue;
-                }
-            }
-            match &mut waiter {
-                // Not for others to be woken for: somebody was just faster.
-                Some(_) if matches!(error, AcquireError::Contended { .. }) => {
-                    tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
-                }
-                Some(joined) => match joined.wait(until).await {
-                    Woken::Called(slot) => {
-                        let again = matches!(place, Place::Slot { .. });
-                        let slot = slot.map(|slot| Place::Slot { slot, again });
-                        place = slot.unwrap_or(Place::Search);
-                    }
-                    Woken::Uncalled => place = Place::Search,
-                    // Destroyed, or its connection went: that shows at once.
-                    Woken::Ended => (waiter, may_join, place) = (None, true, Place::Search),
-                },
-                None if matches!(error, AcquireError::NoSlots { .. }) => return Err(error),
-                None => {
-                    let left = until.map_or(pause, Moment::left);
-                    tokio::time::sleep(rand::random_range(Duration::ZERO..=pause).min(left)).await;
-                    pause = (pause * 2).min(PAUSES.1);
-                }
-            }
-        }
-    }
-
-    async fn join(
-        &self,
-        id: &str,
-        options: &AcquireOptions,
-    ) -> Result<Option<Waiter>, AcquireError> {
-        match self.name.wait_queue() {
-            Some(queue) => Ok(Waiter::join(&self.client.side, &queue, id, options).await?),
-            None => Ok(None),
-        }
-    }
-
-    /// Our wake-up has had its use; if there is room for another waiter, it is told.
-    async fn pass_on(&self, waiter: &mut Waiter, more: bool) {
-        // What isn't acknowledged goes to the next waiter by itself.
-        let _ = waiter.done().await;
-        if more && let Some(wait_queue) = self.name.wait_queue() {
-            self.client.publisher.wake(&wait_queue, None).await;
-        }
-    }
-}
-
-/// An id that no other acquisition has.
-pub(in crate::semaphore) fn new_id() -> String {
-    format!("{:020x}", rand::random::<u128>() >> 48)
 }

@@ -1,5 +1,5 @@
-//! A held slot, as its owner has it: looking, waiting for bad news, giving it
-//! back. Watching over it is `keeper`'s.
+//! A held slot from its owner's view: check it, wait for its loss, release it. See
+//! `keeper` for how it is watched.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,71 +8,73 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
 use super::keeper::{Grip, LostReason, State, valid_for};
-use super::moment::Moment;
 use super::pool::HoldConn;
 use super::records::{Publisher, replace};
+use super::shared::Shared;
+use crate::clock::Moment;
 use crate::plan::record::SlotRecord;
+use crate::semaphore::amqp::lane::{Lane, Standing, Waiters};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::{Lane, Standing};
-use crate::semaphore::protocol::{Hold, Waiters};
+use crate::semaphore::protocol::hold::Hold;
+
+/// How long to wait for the close reason of a connection that ended.
+const REASON: Duration = Duration::from_secs(1);
 
 /// Whether a slot is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is, and it is among the semaphore's slots.
+    /// The slot is held, and belongs to the semaphore.
     Held,
-    /// It is, but the semaphore was made smaller: give it back soon.
+    /// The slot is held, but the semaphore was made smaller: release it soon.
     Draining,
-    /// It is not: somebody else may hold it.
+    /// The slot is lost: another client may hold it.
     Lost,
 }
 
-/// A held slot. Dropping it gives the slot back in the background, and closes its
-/// connection if that doesn't succeed (or no runtime is left to do it), which
-/// frees the slot as well. [`Permit::release`] waits until it is done.
+/// A held slot. Dropping it releases the slot in the background. If that fails, or no
+/// runtime is left, it closes the connection, which frees the slot as well.
+/// [`Permit::release`] waits for the confirmation.
 #[must_use = "a slot is given back when its permit is dropped"]
 pub struct Permit {
     id: String,
     fence: Option<u64>,
     grip: Arc<Grip>,
-    // Taken out when it is given back.
+    // `None` after the release.
     held: Option<Held>,
 }
 
-/// What giving back needs.
+/// The state that a release requires.
 struct Held {
     pub hold: HoldConn,
     pub keeper: JoinHandle<()>,
     pub publisher: Arc<Publisher>,
     pub wait_queue: Option<String>,
-    /// The record to replace by one that says "released"; absent where there is
-    /// none, or where the slot may not be called cleanly released.
+    /// The slot's record and its queue. `None` if the slot has no record.
     pub record: Option<(String, SlotRecord)>,
 }
 
-/// What a permit begins with.
-pub(in crate::semaphore) struct Begin {
+/// The parameters of a new permit.
+pub struct Begin {
     pub id: String,
     pub fence: Option<u64>,
     pub slot: Option<u32>,
     pub token_id: Option<u64>,
-    /// The connection that holds,
+    /// The connection that holds the slot.
     pub hold: HoldConn,
-    /// what it holds, and
+    /// The held object.
     pub held: Box<dyn Hold>,
-    /// when it was asked for: from then on it may have been ours.
+    /// When the slot was requested. It may have been held from then on.
     pub sent: Moment,
-    /// Where a release is told.
+    /// The wait queue to notify on release.
     pub wait_queue: Option<String>,
-    /// The slot's record, if it is to be called released with the slot.
+    /// The slot's record and its queue. `None` if the slot has no record.
     pub record: Option<(String, SlotRecord)>,
 }
 
 impl Permit {
-    /// Begins to watch over what was just taken.
-    pub(in crate::semaphore) fn begin(client: &Shared, begin: Begin) -> Self {
+    /// Creates the permit of a slot that was just taken, and starts its keeper.
+    pub(super) fn begin(client: &Shared, begin: Begin) -> Self {
         let Begin { id, fence, slot, token_id, hold, held, sent, wait_queue, record } = begin;
         let conn = Arc::clone(hold.conn());
         let valid_for = valid_for(conn.lapin().configuration().heartbeat());
@@ -92,86 +94,99 @@ impl Permit {
         Self { id, fence, grip, held: Some(held) }
     }
 
-    /// The record is not to be called released, for as long as the slot rests.
-    pub(super) fn take_record(&mut self) -> Option<(String, SlotRecord)> {
-        self.held.as_mut()?.record.take()
-    }
-
-    pub(super) fn put_record(&mut self, record: Option<(String, SlotRecord)>) {
-        if let Some(held) = &mut self.held {
-            held.record = record;
+    /// Changes the local copy of the slot's record. It is written with the next change or
+    /// on release.
+    pub(super) fn note(&mut self, change: impl FnOnce(SlotRecord) -> SlotRecord) {
+        let record = self.held.as_mut().and_then(|held| held.record.as_mut());
+        if let Some((_, record)) = record {
+            *record = change(record.clone());
         }
     }
 
-    /// The slot, from 1; `None` for a true mutex and in protocol Token, which have
-    /// none.
+    /// Writes the slot's record, if it has one, with the changes of [`Permit::note`].
+    pub(super) async fn write_record(&self) -> Result<(), BrokerError> {
+        let Some(held) = &self.held else { return Ok(()) };
+        let Some((queue, record)) = &held.record else { return Ok(()) };
+        let mut lane = Lane::take(held.hold.conn()).await?;
+        let next = |found: Option<&SlotRecord>| (record.clone().above(found), ());
+        replace(&mut lane, &held.publisher, queue, next).await.map(drop)
+    }
+
+    /// Returns the slot, from 1. `None` for a true mutex and in protocol Token, which
+    /// have no numbered slots.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
         self.grip.slot
     }
 
-    /// The token's id, unique for ever in its semaphore; `None` but in protocol Token,
-    /// and for a token that was not published by Lockkeeper.
+    /// Returns the token's id, which is never reused in its semaphore. `None` except in
+    /// protocol Token, and for a token that Lockkeeper did not publish.
     #[must_use]
     pub fn token_id(&self) -> Option<u64> {
         self.grip.token_id
     }
 
-    /// This acquisition's id, as others see it.
+    /// Returns this acquisition's public id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The fencing token: greater than that of any acquisition of this slot
-    /// before. A resource that refuses what comes with a smaller one than it has
-    /// seen can't be harmed by a holder that lost its slot and doesn't know it yet.
-    /// `None` if the semaphore has no fencing. In protocol Token it stands for the
-    /// acquisitions of this token ([`Permit::token_id`]), and a token that replaces a
-    /// lost one goes on above it.
+    /// Returns the fencing token, which is greater than that of every earlier acquisition
+    /// of this slot. A resource should remember the greatest token of each slot and
+    /// reject smaller ones. It is then safe from holders that lost their slot without
+    /// noticing. Tokens of different slots are not comparable. `None` if the semaphore
+    /// has no fencing.
+    ///
+    /// In protocol Token, the value counts the acquisitions of this token
+    /// ([`Permit::token_id`]). A token that replaces a lost one continues above it.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.fence
     }
 
-    /// Whether the slot is surely still held, as far as can be told without asking
-    /// the broker. Look before each use of what the lock guards.
+    /// Whether the slot is guaranteed to be held, as far as known without asking the
+    /// broker. Check this before each use of the protected resource.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let state = self.grip.state.borrow();
-        state.lost.is_none() && !state.valid_until.left().is_zero()
+        self.grip.is_valid()
     }
 
-    /// Until when the slot is surely held if nothing is heard from the broker:
-    /// twice the heartbeat after the last proof was sent, less a margin. Moves on
-    /// with each proof.
+    /// Returns until when the slot is guaranteed to be held without further answers from
+    /// the broker: twice the heartbeat after the last verification was sent, less a
+    /// margin. Each verification moves it on.
     #[must_use]
     pub fn valid_until(&self) -> Moment {
         self.grip.state.borrow().valid_until
     }
 
-    /// Resolves when [`Permit::valid_until`] is later than `than`, or the slot is
-    /// lost. Cancel safe.
+    /// Resolves when [`Permit::valid_until`] is later than `than`, or the slot is lost.
+    /// Cancel safe.
     pub async fn proved_after(&self, than: Moment) {
         let mut state = self.grip.state.subscribe();
         let newer = state.wait_for(|state| state.valid_until > than || state.lost.is_some());
-        // An error would mean that the sender is gone, which we own.
+        // An error would mean that the sender was dropped, but this permit owns it.
         let _ = newer.await;
     }
 
-    /// Asks the broker, on the connection that holds: its own holder queue must
-    /// answer, and the slot must exist. (The source document asks only for the
-    /// latter, which stays true after another client took the slot: hazard A6.)
+    /// Asks the broker on the connection that holds the slot. Its holder queue must
+    /// answer, and the slot must exist. (The source document checks only the latter,
+    /// which remains true after another client took the slot: hazard A6.)
     ///
-    /// An error means that nobody knows, until [`Permit::lost`] resolves or a later
-    /// call answers. Cancel safe.
+    /// After an error the state is unknown until [`Permit::lost`] resolves or a later
+    /// call succeeds. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
+    /// rejects the request.
     pub async fn verify(&self) -> Result<Verdict, BrokerError> {
         if !self.is_valid() {
             return Ok(Verdict::Lost);
         }
         let standing = match self.grip.verify().await {
             Ok(standing) => standing,
-            // Then it is lost, and the keeper is about to hear why.
+            // The slot is lost. The keeper is about to receive the reason.
             Err(_) if !self.grip.held.is_open() => {
                 self.lost().await;
                 return Ok(Verdict::Lost);
@@ -185,10 +200,10 @@ impl Permit {
         })
     }
 
-    /// Resolves when the slot was removed from the semaphore, which is noticed
-    /// within the client's verify interval. The permit stays good, and nobody else
-    /// gets the slot until it is released; the polite thing is to do that at the
-    /// next unit of work. Cancel safe.
+    /// Resolves when the slot was removed from the semaphore, which is noticed within the
+    /// client's verify interval. The permit stays valid, and no other client gets the
+    /// slot before it is released. The holder should release at its next unit of work.
+    /// Cancel safe.
     pub async fn draining(&self) {
         let mut state = self.grip.state.subscribe();
         if state.wait_for(|state| state.draining).await.is_err() {
@@ -196,51 +211,64 @@ impl Permit {
         }
     }
 
-    /// Resolves when the slot is no longer surely held, with the reason. Cancel
+    /// Resolves with the reason when the slot is no longer guaranteed to be held. Cancel
     /// safe.
     pub async fn lost(&self) -> LostReason {
         let mut state = self.grip.state.subscribe();
         match state.wait_for(|state| state.lost.is_some()).await {
             Ok(state) => state.lost.clone().unwrap_or(LostReason::HeartbeatMissed),
-            // An error would mean that the sender is gone, which we own.
+            // An error would mean that the sender was dropped, but this permit owns it.
             Err(_) => LostReason::HeartbeatMissed,
         }
     }
 
-    /// Cancelled when the slot is lost.
+    /// Returns a token that is cancelled when the slot is lost.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
-        // A child: whoever cancels it must not seem to have lost our slot.
+        // A child token: cancelling it must not look like a lost slot.
         self.grip.cancelled.child_token()
     }
 
-    /// Gives the slot back and waits until the broker has confirmed it; if it
-    /// doesn't, ends the connection, which frees the slot for certain (hazard A26).
+    /// Releases the slot and waits for the broker's confirmation. If the broker doesn't
+    /// confirm, closes the connection, which frees the slot for certain (hazard A26).
     ///
     /// # Errors
     ///
-    /// The reason if the slot had been lost before: somebody else may have held
-    /// it meanwhile.
+    /// The reason, if the slot had been lost before. It also counts as lost if this
+    /// process was suspended for too long, because another client may have held it in the
+    /// meantime.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the connection.
+    /// Dropping the future closes the connection.
     pub async fn release(mut self) -> Result<(), LostReason> {
-        let lost = self.grip.state.borrow().lost.clone();
+        let lost = self.lost_by_now().await;
         if let Some(held) = self.held.take() {
             held.give_back(&self.grip).await;
         }
         lost.map_or(Ok(()), Err)
+    }
+
+    /// Returns why the slot is no longer guaranteed to be held, if so.
+    async fn lost_by_now(&self) -> Option<LostReason> {
+        if self.is_valid() {
+            return None;
+        }
+        self.grip.expire();
+        // The keeper is about to receive the close reason.
+        let reason = tokio::time::timeout(REASON, self.lost()).await;
+        Some(reason.unwrap_or(LostReason::HeartbeatMissed))
     }
 }
 
 impl Held {
     async fn give_back(mut self, grip: &Grip) {
         self.keeper.abort();
-        // Until it has ended: on a busy machine it may be in the middle of a look, and
-        // would take the end of what is held for a loss, and end the connection that the
-        // next permit is on.
+        // Wait until the keeper has ended. On a busy machine it may be in the middle of a
+        // verification. It would take the release for a loss, and close the connection
+        // that the next permit uses.
         let _ = (&mut self.keeper).await;
+        grip.expire();
         if grip.state.borrow().lost.is_some() || !self.hold.conn().is_usable() {
             return;
         }
@@ -250,16 +278,18 @@ impl Held {
                 waiters
             }
             Err(error) => {
-                // Dropping ends the connection then.
+                // Dropping it closes the connection.
                 tracing::debug!(%error, "Slot released by closing its connection");
                 Waiters::Unknown
             }
         };
         drop(self.hold);
         let Some(wait_queue) = &self.wait_queue else { return };
+        // Before the waiter is woken, so that this client's next acquisition does not
+        // overtake it.
+        self.publisher.waiters.note(wait_queue, waiters);
         match waiters {
-            Waiters::NoQueue => self.publisher.missing.insert(wait_queue.clone()),
-            Waiters::Count(0) => {}
+            Waiters::NoQueue | Waiters::Count(0) => {}
             Waiters::Count(_) | Waiters::Unknown => {
                 self.publisher.wake(wait_queue, grip.slot).await;
             }
@@ -269,25 +299,24 @@ impl Held {
     async fn try_to_give_back(&mut self, grip: &Grip) -> Result<Waiters, BrokerError> {
         if let Some((queue, record)) = self.record.take() {
             let mut lane = Lane::take(self.hold.conn()).await?;
-            // Failing here, the slot still goes back: the next holder then believes
-            // that we ended uncleanly, and waits longer than it would need to.
-            let released = |newest: Option<&SlotRecord>| {
-                let token = newest.map_or(record.token, |newest| newest.token.max(record.token));
-                (SlotRecord { token, ..record.clone().released(now()) }, ())
-            };
+            // If this fails, the slot is still released. The next holder then assumes an
+            // unclean end, and waits longer than necessary.
+            let record = record.given_back(now());
+            let released = |found: Option<&SlotRecord>| (record.clone().above(found), ());
             if let Err(error) = replace(&mut lane, &self.publisher, &queue, released).await {
                 tracing::debug!(%error, queue, "A clean release could not be recorded");
             }
         }
-        // Asking for one that is missing would cost a channel each time.
+        // Probing a missing wait queue would cost a channel each time.
         let asked = self.wait_queue.as_deref();
-        let asked = asked.filter(|queue| !self.publisher.missing.contains(queue));
+        let asked = asked.filter(|queue| !self.publisher.waiters.is_missing(queue));
         grip.held.give_back(asked).await
     }
 }
 
-/// Now, as a record and a holder's facts have it: whole seconds, RFC 3339.
-pub(in crate::semaphore) fn now() -> String {
+/// Returns the current time in the format of records and holder facts: RFC 3339, whole
+/// seconds.
+pub fn now() -> String {
     let now = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second());
     now.unwrap_or_default().to_string()
 }
@@ -296,11 +325,11 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
         held.keeper.abort();
-        // Without a runtime, dropping ends the connection.
+        // Without a runtime, dropping closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let grip = Arc::clone(&self.grip);
             runtime.spawn(async move {
-                // A backstop against whatever hangs without a limit of its own.
+                // A backstop for operations without a limit of their own.
                 let limit = grip.conn.operation_timeout.saturating_mul(4);
                 let limit = limit.max(Duration::from_secs(1));
                 let _ = tokio::time::timeout(limit, held.give_back(&grip)).await;

@@ -1,46 +1,48 @@
-//! The connections that hold: one for each permit, kept open between two permits
-//! so that acquiring needs no connecting. What is declared on them is others'.
+//! The pool of connections that hold slots: one for each permit, kept open between
+//! permits so that acquiring needs no connection setup. See `attempt` for the objects
+//! declared on them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::semaphore::connect::{Conn, Endpoint};
+use crate::semaphore::amqp::connect::{Conn, Endpoint};
+use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::Lane;
 
-/// Idle connections kept beyond those asked for; more are closed.
+/// Maximum number of idle connections beyond the configured ones. Further ones are
+/// closed.
 const MAX_IDLE: usize = 16;
 
-/// Connections with nothing declared on them.
-pub(super) struct Pool {
+/// Connections without any declared object.
+pub struct Pool {
     endpoint: Arc<Endpoint>,
-    /// How many to have ready.
+    /// Number of idle connections to keep ready.
     warm: usize,
     idle: Mutex<Vec<Arc<Conn>>>,
     warming: AtomicUsize,
 }
 
-/// A connection that one acquisition, then one permit has to itself: exclusive
-/// queues belong to a connection, and a second declare of the same one on it
-/// would succeed, so two permits must never share one. It never publishes: an
-/// alarm blocks a connection that does, and then the broker would not notice its
-/// death (hazard A10).
+/// A connection that is exclusive to one acquisition and then to one permit. Exclusive
+/// queues belong to a connection, and a second declare of the same queue on it would
+/// succeed. Two permits must therefore never share a connection. It never publishes: an
+/// alarm blocks a publishing connection, and the broker would then not notice its death
+/// (hazard A10).
 ///
-/// Dropped, it goes back to the pool if nothing of ours can be left on it; else
-/// it is ended, which frees whatever it had declared.
-pub(in crate::semaphore) struct HoldConn {
+/// On drop, it returns to the pool if nothing can be declared on it. Otherwise it is
+/// closed, which frees every object that it had declared.
+pub struct HoldConn {
     conn: Arc<Conn>,
     pool: Arc<Pool>,
     clean: bool,
 }
 
 impl Pool {
-    /// Connects nothing yet.
+    /// Creates a pool without connecting.
     pub fn new(endpoint: Arc<Endpoint>, warm: usize) -> Arc<Self> {
         Arc::new(Self { endpoint, warm, idle: Mutex::default(), warming: AtomicUsize::new(0) })
     }
 
-    /// An idle connection, or a new one.
+    /// Takes an idle connection, or opens a new one.
     ///
     /// Cancel safe: a dropped attempt closes its socket.
     pub async fn take(self: &Arc<Self>) -> Result<HoldConn, BrokerError> {
@@ -54,7 +56,7 @@ impl Pool {
 
     fn pop(&self) -> Option<Arc<Conn>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // The latest first: the oldest are those not needed.
+        // Newest first, because the oldest are the surplus ones.
         while let Some(conn) = idle.pop() {
             if conn.is_usable() {
                 return Some(conn);
@@ -70,31 +72,32 @@ impl Pool {
         }
     }
 
-    /// Closes the idle ones, by protocol.
+    /// Closes the idle connections by the AMQP close handshake.
     pub async fn close(&self) {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         futures::future::join_all(idle.iter().map(|conn| conn.close())).await;
     }
 
-    /// Makes up for a connection taken, in the background.
+    /// Opens a replacement for a taken connection in the background.
     fn keep_warm(self: &Arc<Self>) {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).len();
         if idle + self.warming.load(Ordering::Acquire) >= self.warm {
             return;
         }
         self.warming.fetch_add(1, Ordering::AcqRel);
-        // Weak: a client that is gone needs none.
+        // Weak, because a dropped client needs no connections.
         let pool = Arc::downgrade(self);
         let endpoint = Arc::clone(&self.endpoint);
         tokio::spawn(async move {
             let opened = Conn::open(&endpoint, "hold").await.map(Arc::new);
             if let Ok(conn) = &opened {
-                // Its channel too; on drop that waits with the connection.
+                // Open its channel too. On drop it returns to the pool with the
+                // connection.
                 let _ = Lane::take(conn).await;
             }
             if let Some(pool) = pool.upgrade() {
                 pool.warming.fetch_sub(1, Ordering::AcqRel);
-                // Not opened: whoever needs one is told why.
+                // On failure, the next acquisition connects itself and gets the error.
                 if let Ok(conn) = opened {
                     pool.put(conn);
                 }
@@ -108,12 +111,13 @@ impl HoldConn {
         &self.conn
     }
 
-    /// From here on something may be declared on it.
+    /// Marks the connection as possibly having declared objects.
     pub fn begin(&mut self) {
         self.clean = false;
     }
 
-    /// The broker has confirmed that nothing of ours is left on it.
+    /// Marks the connection as clean: the broker has confirmed that nothing is declared
+    /// on it.
     pub fn settle(&mut self) {
         self.clean = true;
     }

@@ -1,6 +1,5 @@
-//! Reading and replacing a slot's record, by its holder. What a record says and
-//! which one comes next is [`crate::plan::record`]'s; making and seeding the
-//! queues is the administrator's.
+//! Reads and replaces a slot's record, as its holder. See [`crate::plan::record`] for the
+//! content of records. Administrators create and seed the queues.
 
 use std::sync::Arc;
 
@@ -9,34 +8,34 @@ use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel};
 use tokio::sync::Mutex;
 
+use super::waiters_seen::WaitersSeen;
 use crate::plan::record::SlotRecord;
-use crate::semaphore::connect::Conn;
+use crate::semaphore::amqp::connect::Conn;
+use crate::semaphore::amqp::lane::{Lane, short};
+use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::lane::{Lane, short};
-use crate::semaphore::link::Link;
-use crate::semaphore::protocol::Checked;
 
-/// How often a record is tried to be replaced: somebody else's publish into the
-/// gap between our reading and ours (an administrator's seed) costs one try.
+/// Number of attempts to replace a record. A foreign publish between the read and the
+/// publish (an administrator's seed) costs one attempt.
 const TRIES: u32 = 4;
 
-/// Publishes, over the connection that does nothing but publish: the one that
-/// holds never does (hazard A10).
-pub(super) struct Publisher {
+/// Publishes on the connection for probes and messages. The connection that holds a slot
+/// never publishes (hazard A10).
+pub struct Publisher {
     link: Arc<Link>,
     confirming: Mutex<Option<(Arc<Conn>, Channel)>>,
-    /// Wait queues that were missing: waiters are woken unasked, should it be there by
-    /// now.
-    pub missing: Checked,
+    /// The known waiters. If a lock's wait queue was missing, wake-ups are sent without
+    /// asking, in case the queue exists now.
+    pub waiters: WaitersSeen,
 }
 
 impl Publisher {
-    /// Publishes over `link`.
+    /// Creates a publisher on `link`.
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, confirming: Mutex::default(), missing: Checked::default() }
+        Self { link, confirming: Mutex::default(), waiters: WaitersSeen::default() }
     }
 
-    /// Publishes a record; `false` if the queue already has one.
+    /// Publishes a record. Returns `false` if the queue already has one.
     async fn publish(&self, queue: &str, body: &[u8]) -> Result<bool, BrokerError> {
         let (conn, channel) = self.channel().await?;
         let publish = async {
@@ -57,9 +56,9 @@ impl Publisher {
         }
     }
 
-    /// Wakes one waiter of a lock, if there is one: whoever waits has a consumer
-    /// on the wait queue, and a wake-up that nobody takes is gone after a second. It
-    /// may name the slot that became free. Best effort.
+    /// Wakes one waiter of a lock, if there is one. A waiter has a consumer on the wait
+    /// queue, and an undelivered wake-up expires after a second. The wake-up may name the
+    /// slot that became free. Best effort.
     pub async fn wake(&self, wait_queue: &str, slot: Option<u32>) {
         if let Err(error) = self.try_wake(wait_queue, slot).await {
             tracing::debug!(%error, wait_queue, "No waiter could be woken");
@@ -100,12 +99,31 @@ impl Publisher {
     }
 }
 
-/// Replaces the record in `queue`: `next` says by what, given the one found. Only
-/// for the slot's holder. `None` if there is no such queue (any more).
+/// Replaces the record in `queue` by the result of `next`, which gets the current record.
+/// Only the slot's holder may call this. Returns `None` if the queue does not exist, or
+/// no longer exists.
 ///
-/// A crash anywhere leaves the old record, the new one, or both; what counts then
-/// is [`SlotRecord::newest`].
-pub(super) async fn replace<T>(
+/// A crash at any point leaves the old record, the new one, or both.
+/// [`SlotRecord::merge`] decides which one counts.
+///
+/// # Cancel safety
+///
+/// Dropping the future closes the channel, which requeues the messages read on it.
+pub async fn replace<T>(
+    lane: &mut Lane,
+    publisher: &Publisher,
+    queue: &str,
+    next: impl Fn(Option<&SlotRecord>) -> (SlotRecord, T),
+) -> Result<Option<(SlotRecord, T)>, BrokerError> {
+    // Reusing this channel would hide the unacknowledged messages from all other clients.
+    lane.channel().await?;
+    lane.pin();
+    let replaced = replace_on(lane, publisher, queue, next).await?;
+    lane.unpin();
+    Ok(replaced)
+}
+
+async fn replace_on<T>(
     lane: &mut Lane,
     publisher: &Publisher,
     queue: &str,
@@ -116,8 +134,8 @@ pub(super) async fn replace<T>(
         if !lane.read_all(queue, &mut found).await? {
             return Ok(None);
         }
-        let newest = SlotRecord::newest(found.iter().map(|message| message.data.as_slice()));
-        let (record, more) = next(newest.as_ref());
+        let merged = SlotRecord::merge(found.iter().map(|message| message.data.as_slice()));
+        let (record, more) = next(merged.as_ref());
         if publisher.publish(queue, &record.to_json()).await? {
             for message in &found {
                 let acked = message.acker.ack(BasicAckOptions::default()).await;
@@ -130,7 +148,7 @@ pub(super) async fn replace<T>(
 }
 
 impl Lane {
-    /// Gets all messages of `queue`, unacknowledged; `false` if it doesn't exist.
+    /// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist.
     async fn read_all(
         &mut self,
         queue: &str,

@@ -1,31 +1,33 @@
-//! Which slots are free: what the guideline's client finds out before it declares
-//! anything. Looking at one is the protocol's, taking one `attempt`'s.
+//! Searches for free slots, as a client of the guideline does before it declares
+//! anything. The protocol probes one slot, and `attempt` takes one.
 
 use std::ops::RangeInclusive;
 
 use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::protocol::{Eyes, HolderSeen, Holding};
+use crate::semaphore::protocol::numbered::holding::{HolderSeen, Holding};
 
-/// Most slots looked at together. The first window is one slot, for the lock that
-/// is mostly free, or all that there seem to be; each further one four times that.
+/// Maximum number of slots probed together. The first window is one slot, which suits a
+/// lock that is mostly free, or all known slots. Each further window is four times
+/// larger.
 const WIDEST: u32 = 256;
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// Free slots, ascending: all in the first window that has any.
+pub enum Found {
+    /// Free slots in ascending order: all of the first window that has any.
     Free(Vec<u32>),
-    /// So many slots, each with a holder; 0: there is no slot 1.
+    /// The number of slots, all held. `0`: there is no slot 1.
     Full(u32),
 }
 
-/// Looks from `from` upwards, at the end from 1 to there. The first slot that
-/// doesn't exist is the end, as the source document has it. `expected`: how many
-/// slots there seemed to be, each of them held; 0 if nothing is known.
+/// Searches upwards from `from`, then from 1 up to `from`. The first missing slot marks
+/// the end, as in the source document. `expected` is the known number of slots, all
+/// assumed held, or 0 if unknown.
 ///
 /// Cancel safe: nothing is changed.
-pub(super) async fn search(
+pub async fn search(
     how: &dyn Holding,
     eyes: Eyes<'_>,
     lock: &LockName,
@@ -33,14 +35,14 @@ pub(super) async fn search(
     expected: u32,
 ) -> Result<Found, BrokerError> {
     let from = from.clamp(1, MAX_SLOTS);
-    // With the one after the last: that is how the end is seen.
+    // Include the slot after the last, which reveals the end.
     let first = if expected == 0 { 1 } else { (expected + 2).saturating_sub(from) };
     let upper = look(how, eyes, lock, from..=MAX_SLOTS, first).await?;
     if from == 1 || matches!(upper, Found::Free(_)) {
         return Ok(upper);
     }
     match (look(how, eyes, lock, 1..=from - 1, first).await?, upper) {
-        // None missing below: then there are as many as above.
+        // No slot below is missing, so the upper count is the total.
         (Found::Full(lower), Found::Full(upper)) if lower == from - 1 => {
             Ok(Found::Full(lower.max(upper)))
         }
@@ -78,15 +80,4 @@ async fn look(
         width = (width * 4).min(WIDEST);
     }
     Ok(Found::Full(to))
-}
-
-/// Whether `slot` exists and has no holder. Cancel safe.
-pub(super) async fn is_free(
-    how: &dyn Holding,
-    eyes: Eyes<'_>,
-    lock: &LockName,
-    slot: u32,
-) -> Result<bool, BrokerError> {
-    let looked = how.look(eyes, lock, slot..=slot, slot..=slot, false).await?;
-    Ok(looked.slots == [true] && looked.holders != [HolderSeen::Held])
 }

@@ -1,49 +1,68 @@
-//! Waiting for a slot without polling: a consumer on the lock's wait queue, woken
-//! by whoever releases a slot or adds one. Trying is `lock`'s.
+//! Waits for a slot without polling: a consumer on the lock's wait queue, woken by every
+//! client that releases a slot or adds one. See `lock` for the attempts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Consumer};
 
-use super::AcquireOptions;
-use super::moment::Moment;
+use super::facts::fact;
+use super::options::AcquireOptions;
+use crate::clock::Moment;
+use crate::semaphore::amqp::connect::Conn;
+use crate::semaphore::amqp::lane::short;
+use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::{BrokerError, refusal_code};
-use crate::semaphore::lane::short;
-use crate::semaphore::link::Link;
 
-/// How long a waiter relies on being woken, before jitter: a holder that died
-/// wakes nobody, and nobody but the operator would notice.
-const SAFETY_NET: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
+/// How long a waiter relies on being woken, before jitter. A holder that died wakes no
+/// waiter, and only the operator would notice.
+const SAFETY_NET: Duration = Duration::from_secs(10);
 
-/// A place among those who wait. Dropping it leaves; a wake-up that was not used
-/// goes to the next one.
-pub(super) struct Waiter {
-    // Before the channel: it is cancelled on it.
+/// The same for the first wait behind other waiters. The woken one may be suspended or
+/// gone.
+const BEHIND_OTHERS: Duration = Duration::from_secs(1);
+
+/// How long a slot must stay free before a waiter that was not woken takes it. Until then
+/// another waiter may have been woken for it.
+const HAND_OVER: Duration = Duration::from_millis(500);
+
+/// A place in the wait queue. Dropping it leaves the queue. An unused wake-up goes to the
+/// next waiter.
+pub struct Waiter {
+    // Declared before the channel, because dropping it cancels on the channel.
     consumer: Consumer,
-    _channel: Channel,
+    channel: Channel,
+    tag: ShortString,
     woken_by: Option<Delivery>,
+    /// Number of other waiters when this one joined.
+    pub others: u32,
+    /// Minimum time until the next probe. The maximum is twice that.
+    next_look: Duration,
+    limit: Duration,
 }
 
-/// Why waiting ended.
+/// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Woken {
-    /// A slot is free, or was a moment ago: this one, if it was named.
+pub enum Woken {
+    /// A slot is free, or was a moment ago: this slot, if one was named.
     Called(Option<u32>),
-    /// Nobody called for long, or time is up: look anyway.
+    /// No wake-up for a long time, or the limit passed: probe anyway.
     Uncalled,
-    /// The wait queue is gone, or the connection is.
+    /// The wait queue or the connection is gone.
     Ended,
 }
 
 impl Waiter {
-    /// Joins those who wait; `None` if the lock has no wait queue, or it isn't for
-    /// us to use.
+    /// Joins the wait queue. `None` if the lock has no wait queue, or if this client may
+    /// not use it.
     ///
-    /// Cancel safe: leaves.
+    /// Cancel safe: dropping the future leaves the queue.
     pub async fn join(
         link: &Link,
         wait_queue: &str,
@@ -55,28 +74,23 @@ impl Waiter {
         let mut arguments = FieldTable::default();
         arguments.insert("x-priority".into(), AMQPValue::LongInt(i32::from(options.priority)));
         if let Some(identity) = &options.identity {
-            let identity = AMQPValue::LongString(identity.as_str().into());
-            arguments.insert("x-lockkeeper-identity".into(), identity);
+            arguments.insert("x-lockkeeper-identity".into(), fact(identity));
         }
         let (queue, tag) = (short(wait_queue)?, short(&format!("lockkeeper-{id}"))?);
-        let joining = async {
-            let channel = conn.lapin().create_channel().await?;
-            // One wake-up at a time: others go to others.
-            channel.basic_qos(1, BasicQosOptions::default()).await?;
-            let consume = BasicConsumeOptions::default();
-            let consumer = channel.basic_consume(queue, tag, consume, arguments).await?;
-            Ok(Self { consumer, _channel: channel, woken_by: None })
-        };
+        // In a task of its own, which leaves the queue if the caller has given up. lapin
+        // never cancels a consumer whose basic.consume was dropped before the answer.
+        let joining = tokio::spawn(Self::consume(Arc::clone(&conn), queue, tag, arguments));
         match tokio::time::timeout(limit, joining).await {
-            Ok(Ok(waiter)) => Ok(Some(waiter)),
-            Ok(Err(error)) => match refusal_code(&error) {
+            Ok(Ok(Ok(waiter))) => Ok(Some(waiter)),
+            Ok(Err(_)) => Err(BrokerError::Interrupted),
+            Ok(Ok(Err(error))) => match refusal_code(&error) {
                 Some(403..=406) => {
                     tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
                     Ok(None)
                 }
                 _ => Err(BrokerError::operating(&error, wait_queue)),
             },
-            // Blocked by an alarm, most likely; it will show where it matters.
+            // Probably blocked by an alarm. A later operation reports it.
             Err(_) if conn.is_blocked() => Ok(None),
             Err(_) => {
                 Err(conn.fail(BrokerError::Timeout { what: "to basic.consume", after: limit }))
@@ -84,17 +98,40 @@ impl Waiter {
         }
     }
 
-    /// Waits to be called, no longer than `until`. Cancel safe.
+    async fn consume(
+        conn: Arc<Conn>,
+        queue: ShortString,
+        tag: ShortString,
+        arguments: FieldTable,
+    ) -> Result<Self, lapin::Error> {
+        let channel = conn.lapin().create_channel().await?;
+        // One wake-up at a time, so that others go to other waiters.
+        let qos = channel.basic_qos(1, BasicQosOptions::default());
+        let consume = BasicConsumeOptions::default();
+        let consumer = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
+        let passive = QueueDeclareOptions::default().passive();
+        let count = channel.queue_declare(queue, passive, FieldTable::default());
+        // Sent together. A refusal closes the channel, so the first error counts.
+        let (qos, consumer, count) = futures::join!(qos, consumer, count);
+        qos?;
+        let (consumer, waiting) = (consumer?, count?.consumer_count());
+        let others = waiting.saturating_sub(1);
+        let next_look = if others == 0 { SAFETY_NET } else { BEHIND_OTHERS };
+        let limit = conn.operation_timeout;
+        Ok(Self { consumer, channel, tag, woken_by: None, others, next_look, limit })
+    }
+
+    /// Waits to be woken, at most until `until`. Cancel safe.
     pub async fn wait(&mut self, until: Option<Moment>) -> Woken {
         if self.done().await.is_err() {
             return Woken::Ended;
         }
-        let net = rand::random_range(SAFETY_NET.0..SAFETY_NET.1);
+        let net = std::mem::replace(&mut self.next_look, SAFETY_NET);
+        let net = rand::random_range(net..net * 2);
         let net = until.map_or(net, |until| until.left().min(net));
         match tokio::time::timeout(net, self.consumer.next()).await {
             Ok(Some(Ok(delivery))) => {
-                let slot = delivery.properties.correlation_id().as_ref();
-                let slot = slot.and_then(|slot| slot.as_str().parse().ok());
+                let slot = slot_of(&delivery);
                 self.woken_by = Some(delivery);
                 Woken::Called(slot)
             }
@@ -103,11 +140,50 @@ impl Waiter {
         }
     }
 
-    /// The wake-up was used: it is not for anybody else.
-    pub async fn done(&mut self) -> Result<(), lapin::Error> {
+    /// A probe found a free slot for which this waiter was not woken: the next probe
+    /// follows soon.
+    pub fn look_soon(&mut self) {
+        self.next_look = HAND_OVER;
+    }
+
+    /// Leaves the wait queue after acquiring `slot`, and waits for the broker's
+    /// confirmation. Leaving earlier would let the next client see no waiter and take the
+    /// slot for which this one was woken. Leaving later would let the next release wake
+    /// this one. Best effort, because closing the channel has the same effect. Cancel
+    /// safe.
+    pub async fn leave(mut self, slot: Option<u32>) {
+        let limit = self.limit;
+        let leaving = async {
+            self.channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default()).await?;
+            self.done().await?;
+            // A wake-up that arrived in the meantime goes to the next waiter, unless it
+            // is for the slot that was just taken. There it would disturb the next
+            // hand-over, because the waiter that it wakes can't be woken by the next
+            // release.
+            while let Some(delivery) = self.consumer.next().await {
+                let delivery = delivery?;
+                if slot.is_some() && slot_of(&delivery) == slot {
+                    delivery.acker.ack(BasicAckOptions::default()).await?;
+                }
+            }
+            Ok::<_, lapin::Error>(())
+        };
+        if !matches!(tokio::time::timeout(limit, leaving).await, Ok(Ok(()))) {
+            let tag = self.tag.as_str();
+            tracing::debug!(tag, "A wait queue was left by closing its channel");
+        }
+    }
+
+    /// Acknowledges the wake-up, whether it was used or not.
+    async fn done(&mut self) -> Result<(), lapin::Error> {
         match self.woken_by.take() {
             Some(delivery) => delivery.acker.ack(BasicAckOptions::default()).await.map(drop),
             None => Ok(()),
         }
     }
+}
+
+/// Returns the slot that a wake-up names, if any.
+fn slot_of(wake_up: &Delivery) -> Option<u32> {
+    wake_up.properties.correlation_id().as_ref()?.as_str().parse().ok()
 }

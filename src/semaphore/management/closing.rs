@@ -1,20 +1,20 @@
-//! What the management API is asked and told as an administrator: whose a holding
-//! is, what else its connection has, and to close that. Whether to is `revoke`'s.
+//! Requests of an administrator to the management API: finds the connection that holds a
+//! slot, lists its other objects, and closes it. See `revoke` for when this is allowed.
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 
-use super::{ListedQueue, MAX_PAGES, Management, PAGE, root_cause};
+use super::answer::{List, MAX_ANSWER, Texts};
+use super::{ListedQueue, MAX_LISTED, MAX_PAGES, Management, PAGE, read, root_cause};
 use crate::plan::semaphore::HolderFacts;
-use crate::semaphore::holders::read;
 
-/// A queue that belongs to a connection, and what its declarer wrote into it.
-pub(in crate::semaphore) struct Owned {
-    /// As the management API names it.
+/// A queue that belongs to a connection, and the facts in its arguments.
+pub struct Owned {
+    /// The management API's name of the connection.
     pub connection: String,
-    /// As status shows them.
+    /// The facts, as shown in status.
     pub facts: HolderFacts,
 }
 
@@ -23,12 +23,12 @@ struct OwnedQueue {
     #[serde(flatten)]
     queue: ListedQueue,
     #[serde(default)]
-    owner_pid_details: serde_json::Value,
+    owner_pid_details: Texts,
 }
 
 impl OwnedQueue {
     fn owner(&self) -> Option<&str> {
-        self.owner_pid_details.get("name")?.as_str()
+        self.owner_pid_details.get("name")
     }
 }
 
@@ -36,21 +36,21 @@ impl OwnedQueue {
 struct ExclusiveQueues {
     #[serde(default)]
     page_count: usize,
-    items: Vec<ExclusiveQueue>,
+    items: List<ExclusiveQueue, PAGE>,
 }
 
 #[derive(Deserialize)]
 struct ExclusiveQueue {
     name: String,
-    // Where it is not told, it may be.
+    // If the field is missing, the queue may be exclusive.
     exclusive: Option<bool>,
 }
 
-/// Most exclusive queues of a virtual host that are asked whose they are: lists don't
-/// tell.
+/// Maximum number of exclusive queues whose owner is requested one by one. Lists don't
+/// contain the owner.
 const MAX_ASKED: usize = 5000;
 
-/// So many at the same time.
+/// Maximum number of concurrent requests for owners.
 const ASKED_AT_ONCE: usize = 16;
 
 #[derive(Deserialize)]
@@ -59,18 +59,18 @@ struct OwnChannel {
     messages_unacknowledged: u32,
 }
 
-/// How closing a connection ended that the API answered.
+/// The result of a close request that the API answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::semaphore) enum Closed {
-    /// It was closed.
+pub enum Closed {
+    /// The connection was closed.
     Yes,
-    /// There is no such connection any more.
+    /// The connection no longer exists.
     Gone,
 }
 
 impl Management {
-    /// An exclusive queue; the outer `None`: there is none, the inner one: whose it is
-    /// the API doesn't know yet.
+    /// Returns an exclusive queue and its owner. The outer `None`: there is no such
+    /// queue. The inner `None`: the API doesn't list its owner yet.
     pub async fn owned(&self, queue: &str) -> Result<Option<Option<Owned>>, String> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let columns = "name,arguments,owner_pid_details";
@@ -79,12 +79,12 @@ impl Management {
         let Some(connection) = found.owner().map(str::to_owned) else { return Ok(Some(None)) };
         let owner = self.owner(connection.clone()).await;
         let (shown, user) = (Some(owner.connection), owner.user);
-        let facts = HolderFacts { connection: shown, user, ..read(found.queue.arguments) };
+        let facts = HolderFacts { connection: shown, user, ..read(&found.queue.arguments) };
         Ok(Some(Some(Owned { connection, facts })))
     }
 
-    /// What a connection has beside the queues `holding` and so many unacknowledged
-    /// messages, in words. Up to 5 s old.
+    /// Describes objects of a connection other than the queues `holding` and that number
+    /// of unacknowledged messages. Up to 5 s old.
     pub async fn belongings(
         &self,
         connection: &str,
@@ -116,7 +116,8 @@ impl Management {
         }
         let name = utf8_percent_encode(connection, NON_ALPHANUMERIC);
         let path = format!("connections/{name}/channels?columns=messages_unacknowledged");
-        let channels: Vec<OwnChannel> = self.get(&path).await?.unwrap_or_default();
+        let channels: Option<List<OwnChannel, MAX_LISTED>> = self.get(&path).await?;
+        let channels = channels.map(|channels| channels.0).unwrap_or_default();
         let has: u32 = channels.iter().map(|channel| channel.messages_unacknowledged).sum();
         if has > unacknowledged {
             found.push(format!("{} more unacknowledged messages", has - unacknowledged));
@@ -124,16 +125,16 @@ impl Management {
         Ok(found)
     }
 
-    /// The virtual host's exclusive queues but for these.
+    /// Returns the virtual host's exclusive queues except these.
     async fn exclusive_queues(&self, but: &[&str]) -> Result<Vec<String>, String> {
-        let mut names = Vec::new();
+        let (mut names, mut left) = (Vec::new(), MAX_ANSWER);
         for page in 1..=MAX_PAGES {
             let path = format!(
                 "queues/{}?page={page}&page_size={PAGE}&columns=name,exclusive&disable_stats=true&enable_queue_totals=true",
                 self.vhost
             );
-            let Some(listed) = self.get::<ExclusiveQueues>(&path).await? else { break };
-            let others = listed.items.into_iter().filter(|queue| queue.exclusive != Some(false));
+            let listed: ExclusiveQueues = self.page(&path, &mut left).await?;
+            let others = listed.items.0.into_iter().filter(|queue| queue.exclusive != Some(false));
             names.extend(others.map(|queue| queue.name).filter(|name| !but.contains(&&**name)));
             if page >= listed.page_count {
                 break;
@@ -142,7 +143,7 @@ impl Management {
         Ok(names)
     }
 
-    /// Closes a connection; its client is told the reason.
+    /// Closes a connection. Its client receives the reason.
     pub async fn close(&self, connection: &str, reason: &str) -> Result<Closed, String> {
         let name = utf8_percent_encode(connection, NON_ALPHANUMERIC);
         let url = format!("{}/api/connections/{name}", self.settings.url);
@@ -165,7 +166,8 @@ impl Management {
     }
 }
 
-/// A reason in a header's letters: the broker cuts a frame's text at 255 bytes.
+/// Converts a reason to header characters. The broker truncates a frame's text at 255
+/// bytes.
 fn header(reason: &str) -> String {
     let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
     reason.chars().map(printable).take(200).collect()

@@ -1,5 +1,5 @@
-//! Fewer tokens than are held: what is held is waited for, and neither more nor less is
-//! removed, whoever comes, goes or changes his mind meanwhile.
+//! Fewer tokens than are held: held tokens are waited for, and exactly the surplus is
+//! removed, whatever clients and administrators do in the meantime.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use tokio_util::sync::CancellationToken;
 
 use super::{QUEUE, TYPES, classic, free, give_back, hold, make, settles_at, tokens, total};
-use crate::support::proxy::{Proxy, When, named};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{broker, wish};
+use crate::broker::support::proxy::{Proxy, When, named};
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::{broker, wish};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn to_none_and_back_with_all_tokens_held() {
@@ -24,7 +24,7 @@ async fn to_none_and_back_with_all_tokens_held() {
         let done = make(&broker, &name, 0).await.unwrap();
         assert_eq!((done.declared, done.deleted, done.left), (0, 0, 3));
         assert_eq!(done.seen.counts(0).draining, 3);
-        // One goes, and then they are wanted again: two are still held, one is new.
+        // One is released, then the count grows again: two are still held, one is new.
         give_back(&held[0]).await;
         settles_at(&vhost, 2).await;
         let done = make(&broker, &name, 3).await.unwrap();
@@ -33,7 +33,7 @@ async fn to_none_and_back_with_all_tokens_held() {
         give_back(&held[2]).await;
         eventually("all are free", async || free(&channel).await == 3).await;
         settles_at(&vhost, 3).await;
-        // And back to none, after all.
+        // And back to none.
         let done = make(&broker, &name, 0).await.unwrap();
         assert_eq!((done.deleted, done.left), (3, 0));
         settles_at(&vhost, 0).await;
@@ -58,7 +58,7 @@ async fn to_none_and_back_at_once_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_who_drain_remove_no_more_than_one() {
+async fn two_concurrent_drains_remove_no_more_than_one() {
     let vhost = Vhost::create().await;
     let brokers = [broker(&vhost), broker(&vhost)];
     make(&brokers[0], &classic(), 6).await.unwrap();
@@ -78,7 +78,7 @@ async fn two_who_drain_remove_no_more_than_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_dies_between_taking_and_removing_begins_anew() {
+async fn a_drain_that_dies_between_taking_and_removing_starts_over() {
     let vhost = Vhost::create().await;
     let proxy = Proxy::start().await;
     let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
@@ -106,7 +106,7 @@ async fn a_drain_ends_with_its_handle_and_leaves_every_token() {
     let held = hold(&channel, 2).await;
     assert_eq!(make(&broker, &classic(), 0).await.unwrap().left, 2);
     drop(broker);
-    eventually("nobody drains", async || vhost.queue(QUEUE).await.unwrap()["consumers"] == 0).await;
+    eventually("no drain left", async || vhost.queue(QUEUE).await.unwrap()["consumers"] == 0).await;
     give_back(&held[0]).await;
     eventually("it is free", async || free(&channel).await == 1).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -114,7 +114,7 @@ async fn a_drain_ends_with_its_handle_and_leaves_every_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_held_keeps_a_semaphore_from_being_destroyed() {
+async fn held_tokens_keep_a_semaphore_from_being_destroyed() {
     for queue_type in TYPES {
         let vhost = Vhost::create().await;
         let (broker, name) = (broker(&vhost), tokens(queue_type));
@@ -129,7 +129,7 @@ async fn what_is_held_keeps_a_semaphore_from_being_destroyed() {
         eventually("it is drained", async || total(&vhost).await == Some(0)).await;
         assert_eq!(destroy().await.unwrap().left, 0);
         assert_eq!(vhost.queues().await, [""; 0]);
-        // Once more is no error.
+        // Repeating it is no error.
         assert_eq!(destroy().await.unwrap().left, 0);
     }
 }
@@ -145,7 +145,7 @@ async fn one_acknowledged_by_mistake_while_others_drain_is_one_fewer_to_wait_for
     held[0].acker.ack(BasicAckOptions::default()).await.unwrap();
     settles_at(&vhost, 2).await;
     give_back(&held[1]).await;
-    // The drain takes it, counts, and gives it back.
+    // The drain takes it, counts, and returns it.
     eventually("it is free", async || free(&channel).await == 1).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(total(&vhost).await, Some(2));

@@ -1,30 +1,28 @@
-//! Who holds tokens, and how many wait.
+//! Holders of tokens, and the number of waiters.
 
 use std::time::Duration;
 
 use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
 
 use super::{QUEUE, classic, hold, make};
-use crate::broker;
-use crate::support::blog::BlogClient;
-use crate::support::rabbitmq::{Vhost, eventually};
+use crate::broker::broker;
+use crate::broker::support::blog::BlogClient;
+use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holders_are_shown_with_who_and_why_foreign_ones_by_their_connection() {
+async fn holders_are_shown_with_identity_and_reason_foreign_ones_by_their_connection() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     make(&broker, &classic(), 4).await.unwrap();
-    let options = AcquireOptions {
-        identity: Some("alice".to_owned()),
-        reason: Some("rollout".to_owned()),
-        url: Some("https://ci.example/1".to_owned()),
-        ..AcquireOptions::default()
-    };
+    let options = AcquireOptions::default()
+        .with_identity("alice")
+        .with_reason("rollout")
+        .with_url("https://ci.example/1");
     let client = Client::new(vhost.settings(), ClientOptions::default());
     let permit = client.semaphore(classic()).acquire(&options).await.unwrap();
     let mut theirs = BlogClient::start(&vhost, "ci.deploy", None).await;
     theirs.next().await;
-    // By basic.get: nobody can tell who that is.
+    // By basic.get: the holder is unknown.
     let (_connection, channel) = vhost.channel().await;
     let _held = hold(&channel, 1).await;
     let mut holders = lockkeeper::semaphore::Holders::default();
@@ -55,7 +53,7 @@ async fn holders_are_shown_with_who_and_why_foreign_ones_by_their_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_counted_and_who_holds_is_not() {
+async fn waiters_are_counted_and_holders_are_not() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     assert_eq!(broker.waiting(&classic()).await, Ok(None));

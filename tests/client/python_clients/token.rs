@@ -1,5 +1,5 @@
-//! The client of protocol Token, `examples/python/token_client.py`: on a queue as the
-//! RabbitMQ blog makes it, beside a client as the blog writes it.
+//! The client of protocol Token, `examples/python/token_client.py`, on a queue as created
+//! in the RabbitMQ blog, together with a client as written in the blog.
 
 use std::process::Stdio;
 
@@ -13,12 +13,12 @@ use lapin::{BasicProperties, Channel};
 use tokio::process::Child;
 
 use super::{ENDED, TOKEN};
-use crate::support::rabbitmq::{Vhost, eventually};
+use crate::client::support::rabbitmq::{Vhost, eventually};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 
-/// As the blog does: `durable, not exclusive, not auto-delete, no arguments`, and a
-/// message for each who may hold it.
+/// As in the blog: `durable, not exclusive, not auto-delete, no arguments`, and one
+/// message for each possible holder.
 async fn set_up(channel: &Channel, bodies: &[&str]) {
     let durable = QueueDeclareOptions::durable();
     channel.queue_declare(QUEUE.into(), durable, FieldTable::default()).await.unwrap();
@@ -29,7 +29,7 @@ async fn set_up(channel: &Channel, bodies: &[&str]) {
     }
 }
 
-/// Tokens that nobody holds.
+/// Returns the number of free tokens.
 async fn free(channel: &Channel) -> u32 {
     let passive = QueueDeclareOptions::default().passive();
     let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await;
@@ -37,10 +37,10 @@ async fn free(channel: &Channel) -> u32 {
 }
 
 async fn has_free(channel: &Channel, count: u32) {
-    eventually("so many tokens are free", async || free(channel).await == count).await;
+    eventually("the tokens are free", async || free(channel).await == count).await;
 }
 
-/// Consumes as the blog does, with a priority.
+/// Consumes as in the blog, with a priority.
 async fn blog_consumer(channel: &Channel, priority: i32) -> lapin::Consumer {
     channel.basic_qos(1, BasicQosOptions::default()).await.unwrap();
     let mut arguments = FieldTable::default();
@@ -49,7 +49,7 @@ async fn blog_consumer(channel: &Channel, priority: i32) -> lapin::Consumer {
     channel.basic_consume(QUEUE.into(), "blog".into(), options, arguments).await.unwrap()
 }
 
-/// It, running a line with further arguments of its own.
+/// Starts the client with further arguments and this shell line.
 fn start(vhost: &Vhost, more: &[&str], line: &str) -> Child {
     let plain = TOKEN.command(vhost, "20", line);
     let mut arguments: Vec<_> = plain.as_std().get_args().map(ToOwned::to_owned).collect();
@@ -76,7 +76,7 @@ async fn the_token_client_exits_as_its_command_does_and_leaves_every_token() {
         assert_eq!(exit_code("0", line).await, Some(code));
         assert_eq!(free(&channel).await, 2, "{line}: given back before it ended");
     }
-    // Rejected, a token goes back to its place.
+    // A rejected token returns to its place.
     let line = "echo $LOCK_NAME $LOCK_TOKEN_ID";
     assert_eq!(printed(start(&vhost, &[], line)).await, "ci.deploy 1700000000000001\n");
     let first = start(&vhost, &[], "echo held; sleep 60");
@@ -86,7 +86,7 @@ async fn the_token_client_exits_as_its_command_does_and_leaves_every_token() {
     assert_eq!(exit_code("0", "true").await, Some(75), "full");
     assert_eq!(exit_code("0.3", "true").await, Some(75), "full");
     blog.unwrap().delivery.reject(BasicRejectOptions { requeue: true }).await.unwrap();
-    // A signal is the command's.
+    // The signal is forwarded to the command.
     let pid = first.id().unwrap().to_string();
     std::process::Command::new("kill").arg(&pid).status().unwrap();
     assert_eq!(first.wait_with_output().await.unwrap().status.code(), Some(143));

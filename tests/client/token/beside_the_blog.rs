@@ -1,4 +1,4 @@
-//! Beside clients that are written as the RabbitMQ blog writes them.
+//! Interoperability with clients that are written as in the RabbitMQ blog.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use lockkeeper::semaphore::{ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use super::{classic, consumers, create, free, lock, waiting, with_priority};
-use crate::support::blog::{self, BlogClient};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, broker};
+use crate::client::support::blog::{self, BlogClient};
+use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::{any, broker};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
@@ -18,7 +18,7 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     let mut theirs = BlogClient::start(&vhost, "ci.deploy", None).await;
     let token = theirs.next().await;
     let ours = lock(&vhost).try_acquire(&any()).await.unwrap();
-    // Their tokens have no ids, and so nothing to fence by.
+    // Their tokens have no ids, so fencing is not possible.
     assert_eq!((ours.token_id(), ours.fence()), (None, None));
     assert_eq!(ours.verify().await, Ok(Verdict::Held));
     let administrator = broker(&vhost);
@@ -28,7 +28,7 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     assert!(lock(&vhost).try_acquire(&any()).await.unwrap().token_id().is_some());
     let shrunk = administrator.resize(&classic(), ResizeTo::Shrink(2), wish, &cancel).await;
     assert_eq!(shrunk.unwrap().done.left, 1);
-    // Which token is drained is the first to be given back, here theirs.
+    // The first released token is drained, here theirs.
     blog::stop_processing(&token).await;
     eventually("one is left", async || {
         administrator.observe(&classic(), 0, 0).await.unwrap().slots.len() == 1
@@ -43,13 +43,13 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
 async fn a_semaphore_that_we_made_is_used_by_the_blogs_clients() {
     let vhost = Vhost::create().await;
     create(&vhost, &classic(), 1).await;
-    // Finds it there, and adds nothing.
+    // It finds the queue and adds nothing.
     blog::set_up(&vhost, "ci.deploy", 1).await;
     let mut theirs = BlogClient::start(&vhost, "ci.deploy", Some(3)).await;
     let token = theirs.next().await;
     lock(&vhost).try_acquire(&any()).await.unwrap_err();
     let task = waiting(&vhost, &classic(), any()).await;
-    // The impolite way: the channel is closed.
+    // The unclean way: the channel is closed.
     theirs.channel.close(200, "OK".into()).await.unwrap();
     let ours = task.await.unwrap().unwrap();
     assert_eq!(ours.token_id().unwrap().to_string().as_bytes(), token.data);
@@ -76,7 +76,7 @@ async fn neither_starves_where_both_want_it_all_the_time() {
             tokio::time::sleep(Duration::from_millis(2)).await;
             blog::stop_processing(&token).await;
         }
-        // It would go on taking turns with whoever is left.
+        // It would keep alternating with the remaining clients.
         drop(theirs);
     };
     let both = futures::future::join(ours, theirs);
@@ -98,7 +98,7 @@ async fn priorities_order_both() {
     highest.await.unwrap().unwrap().release().await.unwrap();
     let token = high.next().await;
     assert!(!middle.is_finished());
-    // Given back, it would be the first again.
+    // After its release it would be the first again.
     drop((token, high));
     middle.await.unwrap().unwrap().release().await.unwrap();
     low.next().await;

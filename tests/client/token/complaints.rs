@@ -1,19 +1,19 @@
-//! What the source document "limitations of receive-based locking" complains of, one
-//! test for each complaint.
+//! The complaints of the source document "limitations of receive-based locking", one test
+//! for each.
 
 use std::time::{Duration, Instant};
 
 use lockkeeper::plan::semaphore::SlotWish;
-use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, LostReason, ResizeTo, Verdict};
+use lockkeeper::semaphore::{AcquireError, Client, LostReason, ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use super::{QUEUE, classic, create, free, lock, waiting};
-use crate::support::proxy::{Proxy, Sender};
-use crate::support::rabbitmq::{Vhost, eventually};
-use crate::{any, broker, quick};
+use crate::client::support::proxy::{Proxy, Sender};
+use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::{any, broker, quick};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hard_to_administer_a_decrement_needs_nobody_to_stop_and_never_takes_too_much() {
+async fn hard_to_administer_a_decrement_stops_no_holder_and_never_takes_too_much() {
     let vhost = Vhost::create().await;
     create(&vhost, &classic(), 3).await;
     let administrator = broker(&vhost);
@@ -22,7 +22,7 @@ async fn hard_to_administer_a_decrement_needs_nobody_to_stop_and_never_takes_too
     let (to, cancel) = (ResizeTo::Shrink(2), CancellationToken::new());
     let shrunk = administrator.resize(&classic(), to, SlotWish::new(0), &cancel).await.unwrap();
     assert_eq!((shrunk.before, shrunk.after, shrunk.done.left), (3, 1, 1));
-    // Nobody was stopped; and who waits doesn't get what is given back first.
+    // No holder was stopped, and waiters do not get the first released tokens.
     assert_eq!(one.verify().await, Ok(Verdict::Held));
     assert_eq!(two.verify().await, Ok(Verdict::Held));
     let next = waiting(&vhost, &classic(), any()).await;
@@ -47,22 +47,22 @@ async fn greedy_a_try_and_an_acquire_given_up_leave_no_token_in_a_buffer() {
     lock_.try_acquire(&any()).await.unwrap_err();
     let dropped = tokio::time::timeout(Duration::from_millis(200), lock_.acquire(&any())).await;
     assert!(dropped.is_err());
-    // Last, and so still connected.
+    // The last one, so it is still connected.
     let timed_out = lock_.acquire_timeout(&any(), Duration::from_millis(200)).await.unwrap_err();
     assert_eq!(timed_out, AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 0 });
     held.release().await.unwrap();
-    // While the first client does something else for a while, the token is another's.
+    // While the first client is busy with something else, another client gets the token.
     let other = lock(&vhost).acquire_timeout(&any(), Duration::from_secs(2)).await.unwrap();
     assert_eq!(other.verify().await, Ok(Verdict::Held));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hard_to_verify_one_round_trip_on_the_holding_channel_tells_and_nothing_is_polled() {
+async fn hard_to_verify_one_round_trip_on_the_holding_channel_and_no_polling() {
     let vhost = Vhost::create().await;
     create(&vhost, &classic(), 1).await;
     let proxy = Proxy::start().await;
     let quiet = Duration::from_mins(1);
-    let options = ClientOptions { heartbeat: quiet, verify_interval: quiet, ..quick() };
+    let options = quick().with_heartbeat(quiet).with_verify_interval(quiet);
     let client = Client::new(proxy.settings(vhost.settings()), options);
     let held = client.semaphore(classic()).try_acquire(&any()).await.unwrap();
     proxy.reset();
@@ -74,7 +74,7 @@ async fn hard_to_verify_one_round_trip_on_the_holding_channel_tells_and_nothing_
         .map(|method| method.name)
         .collect();
     assert_eq!(sent, ["queue.declare(passive)"]);
-    // Destroyed centrally: it is told.
+    // Destroyed by an administrator: the holder is notified.
     vhost.delete(QUEUE).await;
     assert_eq!(held.verify().await, Ok(Verdict::Lost));
     assert_eq!(held.lost().await, LostReason::VerifyFailed);
@@ -86,7 +86,7 @@ async fn hard_to_measure_it_is_known_how_many_there_are_and_how_many_are_held() 
     create(&vhost, &classic(), 5).await;
     let _one = lock(&vhost).try_acquire(&any()).await.unwrap();
     let _two = lock(&vhost).try_acquire(&any()).await.unwrap();
-    // Who knew nothing of it before.
+    // A client that had no earlier knowledge of it.
     let seen = broker(&vhost).observe(&classic(), 0, 0).await.unwrap();
     let counts = seen.counts(5);
     assert_eq!((seen.slots.len(), counts.held, counts.free), (5, 2, 3));
@@ -100,7 +100,7 @@ async fn expensive_to_fail_to_acquire_costs_one_round_trip_and_never_the_connect
     let client = Client::new(proxy.settings(vhost.settings()), quick());
     let lock_ = client.semaphore(classic());
     for _ in 0..5 {
-        // Not there: that closes a channel, for which there is a new one by then.
+        // Missing: this closes a channel. A new one is open by then.
         lock_.try_acquire(&any()).await.unwrap_err();
     }
     create(&vhost, &classic(), 1).await;
@@ -109,7 +109,7 @@ async fn expensive_to_fail_to_acquire_costs_one_round_trip_and_never_the_connect
     proxy.reset();
     let start = Instant::now();
     for _ in 0..20 {
-        // There, and none free: nothing but the question.
+        // It exists, but no token is free: only the request itself is sent.
         lock_.try_acquire(&any()).await.unwrap_err();
     }
     println!("{:?} for 20 failures", start.elapsed());

@@ -1,5 +1,5 @@
-//! The broker takes back what a consumer has not acknowledged for too long: its consumer
-//! timeout, 30 minutes by default, which a holder of a token runs into.
+//! The broker takes back messages that a consumer has not acknowledged within its
+//! consumer timeout, 30 minutes by default, which applies to holders of tokens.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use lockkeeper::semaphore::{
 use tokio_util::sync::CancellationToken;
 
 use super::tokens;
-use crate::any;
-use crate::support::own_server::OwnServer;
+use crate::client::any;
+use crate::client::support::own_server::OwnServer;
 
-/// Longer than the server's timeout, and than it takes to notice.
+/// Longer than the server's timeout and the time to notice it.
 const LONGER: Duration = Duration::from_secs(8);
 
 async fn words(permit: &Permit) -> String {
-    let lost = tokio::time::timeout(LONGER, permit.lost()).await.expect("the loss is told");
+    let lost = tokio::time::timeout(LONGER, permit.lost()).await.expect("the loss is reported");
     match lost {
         LostReason::ConnectionClosed { text } => text,
         reason => panic!("{reason:?}"),
     }
 }
 
-/// Holds one by asking and one by waiting.
+/// Acquires one token immediately and one by waiting.
 async fn both(lock: &Lock) -> [Permit; 2] {
     let got = lock.try_acquire(&any()).await.unwrap();
     let other = lock.try_acquire(&any()).await.unwrap();
@@ -40,7 +40,7 @@ async fn both(lock: &Lock) -> [Permit; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_timeout_is_a_loss_in_the_broker_s_words_unless_the_queue_has_a_longer_one() {
+async fn a_consumer_timeout_is_a_loss_with_the_close_reason_unless_the_queue_has_a_longer_one() {
     let server = OwnServer::rabbitmq().await;
     server.hurry().await;
     let urls = (server.variable("AMQP_URL"), server.variable("RABBITMQ_MANAGEMENT_URL"));
@@ -51,8 +51,8 @@ async fn a_consumer_timeout_is_a_loss_in_the_broker_s_words_unless_the_queue_has
         let name = tokens(queue_type);
         let (wish, cancel) = (SlotWish::new(0), CancellationToken::new());
         broker.resize(&name, ResizeTo::Create(2), wish, &cancel).await.unwrap();
-        // A channel that knew a queue of another type dies of this one on 3.10.
-        let options = ClientOptions { warm: 0, ..ClientOptions::default() };
+        // On 3.10, a channel that used a queue of another type fails because of this one.
+        let options = ClientOptions::default().with_warm(0);
         let client = Client::new(settings.clone(), options);
         let held = both(&client.semaphore(name.clone())).await;
         if queue_type == QueueType::Quorum && !version.starts_with("3.10.") {

@@ -1,17 +1,16 @@
-//! A foreign client of the guideline, over lapin alone: nothing of this crate's
-//! is used. It declares slot queues and holder queues as the text tells, on one
-//! connection of its own.
+//! A foreign client of the guideline, with lapin alone: it uses no code of this crate. It
+//! declares slot queues and holder queues as the text describes, on its own connection.
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
 
-use crate::world::World;
+use crate::operator::world::World;
 
-/// The broker's refusal of a queue that is exclusive to another connection.
+/// The broker's error for a queue that is exclusive to another connection.
 pub const LOCKED: u16 = 405;
 
-/// One client with one connection; what it holds is gone when it is dropped.
+/// A client with one connection. Its slots are released when it is dropped.
 pub struct Client(Connection);
 
 impl Client {
@@ -19,13 +18,13 @@ impl Client {
         Self(world.amqp().await)
     }
 
-    /// Connects as another user, or under a name of its own.
+    /// Connects as another user, or under another name.
     pub async fn connect_as(url: &str, name: &str) -> Self {
         let properties = ConnectionProperties::default().with_connection_name(name.into());
         Self(Connection::connect(url, properties).await.unwrap())
     }
 
-    /// A refusal closes its channel, so every operation gets a new one.
+    /// Opens a new channel for each operation, because an error closes its channel.
     async fn channel(&self) -> Channel {
         self.0.create_channel().await.unwrap()
     }
@@ -40,7 +39,8 @@ impl Client {
         let declared = channel.queue_declare(queue.into(), options, arguments).await;
         let outcome = refusal(declared);
         if outcome.is_ok() {
-            // Closing a channel releases nothing, and hundreds of open ones cost.
+            // Closing a channel releases nothing, and hundreds of open channels are
+            // expensive.
             channel.close(200, "OK".into()).await.unwrap();
         }
         outcome
@@ -59,7 +59,7 @@ impl Client {
         self.declare(queue, QueueDeclareOptions::durable(), nothing).await.unwrap();
     }
 
-    /// Declares an exclusive queue, as who holds a slot or the admin mutex does.
+    /// Declares an exclusive queue, as holders of a slot or of the admin mutex do.
     pub async fn take(&self, queue: &str, facts: &[(&str, &str)]) -> Result<(), u16> {
         let mut arguments = no_length();
         for (key, value) in facts {
@@ -68,21 +68,21 @@ impl Client {
         self.declare(queue, QueueDeclareOptions::exclusive(), arguments).await
     }
 
-    /// Whether a holder queue is still this connection's: the broker's only
-    /// proof of ownership.
+    /// Returns whether a holder queue still belongs to this connection, which is the
+    /// broker's only proof of ownership.
     pub async fn owns(&self, queue: &str) -> bool {
         let look = QueueDeclareOptions::default().passive();
         self.declare(queue, look, FieldTable::default()).await.is_ok()
     }
 
-    /// Deletes a queue: a slot's, or one it holds.
+    /// Deletes a queue: a slot's, or one that it holds.
     pub async fn delete(&self, queue: &str) {
         let channel = self.channel().await;
         channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
         channel.close(200, "OK".into()).await.unwrap();
     }
 
-    /// Ends the connection, and with it all that it holds.
+    /// Closes the connection, which releases everything that it holds.
     pub async fn leave(self) {
         self.0.close(200, "OK".into()).await.unwrap();
     }
@@ -94,7 +94,7 @@ fn no_length() -> FieldTable {
     arguments
 }
 
-/// The broker's code where it refused; other errors end the test.
+/// Returns the broker's code of a rejection. Other errors end the test.
 fn refusal<T>(result: Result<T, lapin::Error>) -> Result<(), u16> {
     match result {
         Ok(_) => Ok(()),

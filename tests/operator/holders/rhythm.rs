@@ -1,5 +1,5 @@
-//! How soon a holder shows, with the default rhythm: by the clock of the API server's
-//! audit log, and by when the operator looked, as its traces tell.
+//! How soon a holder is shown with the default intervals: measured by the API server's
+//! audit log, and by the operator's traces of its observations.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use lockkeeper::api::SemaphoreStatus;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::client::Client;
-use crate::audit::{Reader, Request};
-use crate::collector::{Collector, text};
-use crate::world::{PATIENCE, World, eventually, in_a_world};
+use crate::operator::audit::{Reader, Request};
+use crate::operator::collector::{Collector, text};
+use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
-/// As many as take part, so that a busy machine does not decide alone.
+/// Number of locks, so that a busy machine does not determine the result alone.
 const LOCKS: [&str; 3] = ["one", "two", "three"];
 
-/// After so long without a write the next is not held back.
+/// After this time without a write, the next write is not delayed.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// One lock as its client, the API server and the operator's traces see it.
+/// One lock, as observed by its client, the API server and the operator's traces.
 struct Lock<'a> {
     world: &'a World,
     collector: &'a Collector,
@@ -32,7 +32,7 @@ impl Lock<'_> {
         format!("{}.{}-2-B", self.world.namespace, self.name)
     }
 
-    /// When each of its statuses was written, and how many slots it says are held.
+    /// Returns the times of its status writes, and the number of held slots in each.
     fn writes(&self) -> Vec<(Timestamp, i64)> {
         let ours = |r: &Request| {
             r.is_by_an_operator()
@@ -49,7 +49,7 @@ impl Lock<'_> {
         writes.clone()
     }
 
-    /// The looks at it: begin and end.
+    /// Returns start and end of its observations.
     fn looks(&self) -> Vec<(Timestamp, Timestamp)> {
         let time = |nanoseconds: u64| Timestamp::from_nanosecond(nanoseconds.into()).unwrap();
         let spans = self.collector.spans();
@@ -64,8 +64,8 @@ impl Lock<'_> {
         looks.map(|s| (time(s.start_time_unix_nano), time(s.end_time_unix_nano))).collect()
     }
 
-    /// Waits until a look has just ended without anything to write for 5 s: the longest
-    /// that whoever takes or gives back a slot now can have to wait.
+    /// Waits until an observation has just ended and nothing was written for 5 s. A
+    /// change now has to wait for the longest possible time.
     async fn quiet(&self) {
         let long_ago = |at: Timestamp| since(self.writes().last().unwrap().0, at) > QUIET;
         let settled = |status: &SemaphoreStatus| {
@@ -79,15 +79,15 @@ impl Lock<'_> {
         eventually("it is looked at after 5 quiet seconds", PATIENCE, looked).await;
     }
 
-    /// When a status first said after this that so many are held.
-    async fn told(&self, after: Timestamp, held: i64) -> Timestamp {
+    /// Returns when a status first reported this number of held slots after this time.
+    async fn reported(&self, after: Timestamp, held: i64) -> Timestamp {
         let found = || self.writes().into_iter().find(|(at, now)| *at > after && *now == held);
-        eventually("it is told", PATIENCE, async || found().is_some()).await;
+        eventually("the status reports it", PATIENCE, async || found().is_some()).await;
         found().unwrap().0
     }
 
-    /// Takes a slot or gives it back; how long after that, and how long after the first
-    /// look that can have seen it, the status said so.
+    /// Acquires or releases a slot. Returns the time until the status reported it, from
+    /// the change and from the first observation that can have seen it.
     async fn changed(&self, client: &Client, take: bool) -> (Duration, Duration) {
         let before = Timestamp::now();
         if take {
@@ -96,15 +96,16 @@ impl Lock<'_> {
             client.delete(&self.holder()).await;
         }
         let done = Timestamp::now();
-        let told = self.told(before, i64::from(take)).await;
+        let reported = self.reported(before, i64::from(take)).await;
         let seen = || self.looks().into_iter().filter(|(begin, _)| *begin >= done).min();
-        // What a look that had already begun has seen may be written before that one.
+        // The result of an observation that had already started may be written before
+        // that one.
         eventually("a look is traced", PATIENCE, async || seen().is_some()).await;
-        (since(before, told), since(seen().unwrap().1, told))
+        (since(before, reported), since(seen().unwrap().1, reported))
     }
 }
 
-/// 0 where it was before.
+/// 0 if `end` is earlier.
 fn since(start: Timestamp, end: Timestamp) -> Duration {
     Duration::try_from(end.duration_since(start)).unwrap_or_default()
 }
@@ -136,8 +137,8 @@ async fn a_holder_and_its_release_show_within_11_s_or_16_and_250_ms_after_they_a
         for (soon, ..) in &all {
             assert!(soon.iter().all(|time| *time < Duration::from_secs(16)), "{soon:?}");
         }
-        // Each of them waits for as long as any can: too slow is slow for all. The machine
-        // may hold up some of them.
+        // Each of them waits for the maximum time, so a systematic delay affects all. The
+        // machine may delay some of them.
         let fastest = |of: &dyn Fn(usize) -> Duration| (0..LOCKS.len()).map(of).min().unwrap();
         for (what, of) in [
             ("taken", (&|n: usize| all[n].1) as &dyn Fn(usize) -> (Duration, Duration)),

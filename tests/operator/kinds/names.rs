@@ -1,15 +1,15 @@
-//! Names that would clash with other locks or queues: refused by the API server
-//! exactly where the operator would refuse them.
+//! Names that would conflict with other locks or queues: the API server rejects exactly
+//! those that the operator would reject.
 
 use kube::api::PostParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
 use lockkeeper::plan::naming::{DEFAULT_PREFIX, KEY_SUFFIXES, LockName, QueueName};
 use serde_json::json;
 
-use crate::world::{Kind, PATIENCE, World, has_reason, in_a_world};
+use crate::operator::world::{Kind, PATIENCE, World, has_reason, in_a_world};
 
-/// Whether the API server takes an object with this spec, and if not, why.
-/// Nothing is created.
+/// Returns whether the API server accepts an object with this spec, or the reason if not.
+/// Creates nothing.
 async fn verdict<K: Kind>(world: &World, spec: serde_json::Value) -> Result<(), String> {
     let object: K = serde_json::from_value(json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
@@ -36,7 +36,7 @@ async fn the_api_server_and_the_operator_refuse_the_same_lock_names() {
             // Two bytes each.
             names.push("ü".repeat(length / 2 + length % 2));
         }
-        // Every short sequence of what the rules are about.
+        // Every short sequence of the parts that the rules mention.
         let tokens = ["", "a", "-", "1", "A", "-W", "-23-", "-B-", ".semaphore"];
         for one in tokens {
             for two in tokens {
@@ -141,7 +141,7 @@ async fn a_refused_name_comes_with_its_rule_and_a_huge_one_without_itself() {
 }
 
 #[tokio::test]
-async fn a_default_name_that_is_too_long_is_told_in_the_status() {
+async fn a_default_name_that_is_too_long_is_reported_in_the_status() {
     in_a_world("kinds", async |world| {
         let _operator = world.operator().await;
         let name = "x".repeat(220);

@@ -1,12 +1,12 @@
-//! Fields of a Semaphore that exclude each other, or can't be changed.
+//! Fields of a Semaphore that exclude each other, or are immutable.
 
 use lockkeeper::api::Semaphore;
 
 use super::refusal;
-use crate::world::in_a_world;
+use crate::operator::world::in_a_world;
 
 #[tokio::test]
-async fn what_a_profile_can_not_have_is_refused_with_the_reason() {
+async fn fields_that_a_profile_does_not_support_are_rejected_with_the_reason() {
     in_a_world("kinds", async |world| {
         for (spec, said) in [
             ("{profile: Python}", "\"Guideline\", \"AmqpLocksPython\""),
@@ -45,14 +45,14 @@ async fn the_profile_can_not_be_changed() {
             let refused = refusal(world.apply::<Semaphore>(name, spec).await);
             assert!(refused.contains("profile can't be changed after creation"), "{refused}");
         }
-        // What it is by default may be said.
+        // The default value may be set explicitly.
         world.apply::<Semaphore>("deploy", "{profile: Guideline}").await.unwrap();
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_a_protocol_can_not_have_is_refused_with_what_to_do() {
+async fn fields_that_a_protocol_does_not_support_are_rejected_with_advice() {
     in_a_world("kinds", async |world| {
         for (spec, said) in [
             ("{protocol: Paper}", "\"ExclusiveQueue\", \"ExclusiveConsumer\", \"Token\""),
@@ -115,7 +115,7 @@ async fn neither_the_protocol_nor_the_queue_type_can_be_changed() {
             let said = "token.queueType can't be changed after creation";
             assert!(refused.contains(said), "{spec}: {refused}");
         }
-        // What it is by default may be said, and left out again.
+        // The default value may be set explicitly, and removed again.
         for (name, spec) in [
             ("a-0", "{protocol: ExclusiveQueue}"),
             ("a-2", "{protocol: Token, token: {queueType: Classic}}"),

@@ -1,4 +1,4 @@
-//! Semaphores of protocol Token: tokens rather than slots, in queues of both types.
+//! Semaphores of protocol Token: tokens instead of slots, in queues of both types.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use lockkeeper::plan::naming::{Protocol, QueueType};
 use lockkeeper::semaphore::{AcquireError, AcquireOptions};
 
 use super::{Deploy, Row};
-use crate::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
+use crate::operator::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
 
 const CLASSIC: Row = Row { spec: "protocol: Token", protocol: Protocol::Token(QueueType::Classic) };
 
@@ -22,7 +22,7 @@ fn queue(world: &World) -> String {
     format!("{}.deploy.semaphore", world.namespace)
 }
 
-/// Free tokens, as the broker says at once.
+/// Returns the number of free tokens, which the broker reports immediately.
 async fn free(world: &World) -> u32 {
     let connection = world.amqp().await;
     let channel = connection.create_channel().await.unwrap();
@@ -59,11 +59,11 @@ async fn live_their_life(row: Row) {
             };
             known("alice") && known("bob") && s.held == Some(2) && s.free == Some(1)
         };
-        let status = deploy.until("told of both", facts).await.status.unwrap();
+        let status = deploy.until("both reported", facts).await.status.unwrap();
         assert_eq!((status.slots, status.draining), (Some(3), Some(0)));
         assert_eq!((status.highest_slot, status.holders.len()), (None, 2));
 
-        // Made smaller, free ones go, and nobody who holds is disturbed.
+        // After a shrink, free tokens are removed, and no holder is interrupted.
         deploy.resize(1).await;
         let object = deploy.until_held(1, 1).await;
         assert!(has_reason(&object, "Drained", "HoldersDraining"), "{object:#?}");
@@ -72,14 +72,14 @@ async fn live_their_life(row: Row) {
         assert!(said.contains("1 token is more than the count of 1 held"), "{said}");
         assert_eq!(free(&world).await, 0);
 
-        // Back to three: both still hold, and only one is to be had.
+        // Back to three: two are still held, and only one is free.
         deploy.resize(3).await;
         deploy.until_held(2, 0).await;
         let third = deploy.acquire(0, "carol").await;
         let full = deploy.lock().try_acquire(&AcquireOptions::default()).await;
         assert!(matches!(full, Err(AcquireError::Full { .. })), "{full:?}");
 
-        // The ones that are released first go.
+        // The tokens that are released first are removed.
         deploy.resize(1).await;
         deploy.until_held(1, 2).await;
         first.release().await.unwrap();
@@ -115,11 +115,12 @@ async fn tokens_that_were_purged_or_acknowledged_are_published_again_with_an_eve
         let deploy = Deploy { world: &world, row: CLASSIC };
         deploy.resize(3).await;
         let held = deploy.acquire(0, "alice").await;
-        // Of the same action one event tells all times, in the words of the first.
+        // For the same action, one event counts all occurrences and keeps the first
+        // message.
         let repaired = async |times: i32| {
-            eventually(&format!("{times} repairs are told"), PATIENCE, async || {
-                let told = ("DriftRepaired".into(), "3 tokens: 2 added, 0 removed".into(), times);
-                world.events("deploy").await.contains(&told)
+            eventually(&format!("{times} repairs are recorded"), PATIENCE, async || {
+                let event = ("DriftRepaired".into(), "3 tokens: 2 added, 0 removed".into(), times);
+                world.events("deploy").await.contains(&event)
             })
             .await;
         };

@@ -1,5 +1,5 @@
-//! `lockkeeper revoke`, and who may: the chart's policies, by users with limited
-//! rights.
+//! `lockkeeper revoke`, and the permissions that it requires: the chart's policies,
+//! tested by users with limited permissions.
 
 use kube::api::{Patch, PatchParams};
 use lockkeeper::api::{PressureQueue, REVOKE, Semaphore};
@@ -8,13 +8,13 @@ use serde_json::json;
 use tokio::process::Command;
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
-use crate::environment::variable;
-use crate::pressure_text::TextClient;
-use crate::queues::text;
-use crate::rights;
-use crate::world::{PATIENCE, World, eventually, in_a_world, kubectl};
+use crate::operator::environment::variable;
+use crate::operator::pressure_text::TextClient;
+use crate::operator::queues::text;
+use crate::operator::rights;
+use crate::operator::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 
-/// Gives users of this world rights to resources.
+/// Grants users of this world permissions on resources.
 async fn allow(world: &World, name: &str, users: &[&str], group: &str, resources: &[&str]) {
     let verbs = if name == "revoke" { vec!["create"] } else { vec!["*"] };
     let rules = json!([{"apiGroups": [group], "resources": resources, "verbs": verbs}]);
@@ -29,16 +29,16 @@ async fn users(world: &World) {
     allow(world, "revoke", &["bob"], "lockkeeper.dev", &["semaphores/revoke"]).await;
 }
 
-/// What kubectl says as this user.
+/// Returns kubectl's output as this user.
 async fn as_user(world: &World, user: &str, arguments: &[&str]) -> Result<String, String> {
     let mut all = vec!["--as", user];
     all.extend(arguments);
     kubectl(world, &all).await
 }
 
-/// Exit code and messages of `lockkeeper revoke`, as this user.
+/// Returns exit code and messages of `lockkeeper revoke` as this user.
 async fn revoke(world: &World, user: &str, arguments: &[&str]) -> (Option<i32>, String) {
-    // Whom to impersonate is nothing that the program has an argument for.
+    // The program has no argument for impersonation.
     let kubeconfig = std::fs::read_to_string(variable("KUBECONFIG")).unwrap();
     let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&kubeconfig).unwrap();
     kubeconfig["users"][0]["user"]["as"] = json!(user);
@@ -57,7 +57,7 @@ async fn revoke(world: &World, user: &str, arguments: &[&str]) -> (Option<i32>, 
 }
 
 #[tokio::test]
-async fn who_may_change_a_semaphore_may_not_revoke_without_the_right_to() {
+async fn the_right_to_change_a_semaphore_does_not_include_the_right_to_revoke() {
     in_a_world("revoke-rights", async |world| {
         users(&world).await;
         world.semaphore("deploy", "slots: 1").await;
@@ -71,7 +71,7 @@ async fn who_may_change_a_semaphore_may_not_revoke_without_the_right_to() {
         annotate("bob", &annotation("a")).await.unwrap();
         let said = annotate("alice", &annotation("b")).await.unwrap_err();
         assert!(said.contains(refused), "a request is not to be changed: {said}");
-        // All else is hers, with the request in place, and it may be taken back.
+        // She may change everything else while the request exists, and may withdraw it.
         annotate("alice", "team=red").await.unwrap();
         as_user(&world, "alice", &["scale", "--replicas=2", "sem/deploy"]).await.unwrap_err();
         annotate("alice", &format!("{REVOKE}-")).await.unwrap();
@@ -90,7 +90,73 @@ async fn who_may_change_a_semaphore_may_not_revoke_without_the_right_to() {
 }
 
 #[tokio::test]
-async fn the_command_revokes_tells_of_it_and_says_who_may_not() {
+async fn revoking_by_revoke_after_needs_the_same_permission() {
+    in_a_world("revoke-after-rights", async |world| {
+        users(&world).await;
+        let both = ["alice", "bob"];
+        allow(&world, "scale", &both, "lockkeeper.dev", &["semaphores/scale"]).await;
+        with_administrator(&world).await;
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.semaphore_ready("deploy").await;
+        let permit = acquire(&world, QUEUE, 3).await;
+        ids(&world, 1).await;
+        let refused = "needs the verb create on semaphores/revoke";
+        let patch = async |user: &str, spec: &str| {
+            let spec = format!("{{\"spec\": {spec}}}");
+            as_user(&world, user, &["patch", "sem/deploy", "--type=merge", "-p", &spec]).await
+        };
+        let forbidden = async |spec: &str| {
+            let said = patch("alice", spec).await.unwrap_err();
+            assert!(said.contains(refused) && said.contains("\"alice\""), "{said}");
+        };
+        forbidden(r#"{"slots": 0, "drain": {"revokeAfter": "0s"}}"#).await;
+        patch("bob", r#"{"drain": {"revokeAfter": "1h"}}"#).await.unwrap();
+        forbidden(r#"{"drain": {"revokeAfter": "59m60s500ms"}, "slots": 2}"#).await;
+        forbidden(r#"{"drain": {"revokeAfter": "59m"}}"#).await;
+        forbidden(r#"{"slots": 2}"#).await;
+        // A Scale only contains what the operator has written.
+        let selector = |s: &Semaphore| {
+            let selector = s.status.as_ref().and_then(|status| status.selector.as_deref());
+            selector.is_some_and(|selector| selector.ends_with("/revoke-after=1h"))
+        };
+        world.until("deploy", "revokeAfter in the selector", PATIENCE, selector).await;
+        let scale = async |user: &str, to: &str| {
+            as_user(&world, user, &["scale", &format!("--replicas={to}"), "sem/deploy"]).await
+        };
+        for fewer in ["2", "0"] {
+            let said = scale("alice", fewer).await.unwrap_err();
+            assert!(said.contains(refused), "{said}");
+        }
+        permit.verify().await.unwrap();
+        // She may make changes that revoke no slot.
+        scale("alice", "4").await.unwrap();
+        patch("alice", r#"{"drain": {"revokeAfter": "2h"}}"#).await.unwrap();
+        patch("alice", r#"{"drain": null, "slots": 3}"#).await.unwrap();
+        patch("alice", r#"{"slots": 2}"#).await.unwrap();
+        permit.verify().await.unwrap();
+        permit.release().await.unwrap();
+        // A new object for the same lock could revoke slots as well.
+        let new = json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": "new"}, "spec": {"drain": {"revokeAfter": "10m"}},
+        });
+        let manifest = format!("{}/{}.json", env!("CARGO_TARGET_TMPDIR"), world.namespace);
+        std::fs::write(&manifest, new.to_string()).unwrap();
+        let said = as_user(&world, "alice", &["create", "-f", &manifest]).await.unwrap_err();
+        assert!(said.contains(refused), "{said}");
+        as_user(&world, "bob", &["create", "-f", &manifest]).await.unwrap();
+        let mut null = new;
+        (null["metadata"]["name"], null["spec"]["drain"]) = ("null".into(), json!(null));
+        std::fs::write(&manifest, null.to_string()).unwrap();
+        as_user(&world, "alice", &["create", "-f", &manifest]).await.unwrap();
+        std::fs::remove_file(&manifest).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_command_revokes_and_reports_the_result_or_the_missing_permission() {
     in_a_world("revoke-command", async |world| {
         users(&world).await;
         with_administrator(&world).await;
@@ -104,7 +170,7 @@ async fn the_command_revokes_tells_of_it_and_says_who_may_not() {
             of.iter().copied().chain(["--yes"]).chain(more.iter().copied()).collect()
         };
         let (code, said) = revoke(&world, "bob", &of).await;
-        assert_eq!(code, Some(64), "nobody can be asked: {said}");
+        assert_eq!(code, Some(64), "no terminal for a confirmation: {said}");
         let (code, said) = revoke(&world, "alice", &yes(&[])).await;
         assert_eq!(code, Some(77), "{said}");
         assert!(said.contains("create on semaphores/revoke"), "{said}");
@@ -123,7 +189,7 @@ async fn the_command_revokes_tells_of_it_and_says_who_may_not() {
 }
 
 #[tokio::test]
-async fn a_guarded_object_that_is_used_is_not_deleted_but_for_who_says_how() {
+async fn a_guarded_object_in_use_is_deleted_only_after_an_override() {
     in_a_world("guard-policy", async |world| {
         users(&world).await;
         let _operator = world.operator().await;
@@ -148,11 +214,11 @@ async fn a_guarded_object_that_is_used_is_not_deleted_but_for_who_says_how() {
             assert!(said.contains("deletionGuard is"), "{said}");
         }
         as_user(&world, "alice", &["delete", "sem/unguarded"]).await.unwrap();
-        // Of a deletion of all, each is asked for.
+        // When deleting all, each object is checked.
         let said = as_user(&world, "alice", &["delete", "sem", "--all"]).await.unwrap_err();
         assert!(said.contains("\"deploy\" is forbidden"), "{said}");
-        // kubectl that was refused one doesn't wait for the others to go.
-        eventually("only what is guarded and used is left", PATIENCE, async || {
+        // If one deletion is rejected, kubectl does not wait for the others.
+        eventually("only the guarded object in use is left", PATIENCE, async || {
             let left = kubectl(&world, &["get", "sem", "-o", "name"]).await.unwrap();
             left.trim() == "semaphore.lockkeeper.dev/deploy"
         })

@@ -6,10 +6,10 @@ use lockkeeper::api::Semaphore;
 use lockkeeper::semaphore::LostReason;
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
-use crate::world::{PATIENCE, has, in_a_world};
+use crate::operator::world::{PATIENCE, has, in_a_world};
 
 #[tokio::test]
-async fn who_drains_for_longer_than_it_may_is_revoked_and_not_before_also_after_a_restart() {
+async fn a_draining_holder_is_revoked_after_its_time_and_not_before_even_after_a_restart() {
     in_a_world("revoke-after", async |world| {
         with_administrator(&world).await;
         let mut operator = world.operator().await;
@@ -21,7 +21,7 @@ async fn who_drains_for_longer_than_it_may_is_revoked_and_not_before_also_after_
         world.semaphore("deploy", &spec(1)).await;
         let draining = |s: &Semaphore| s.status.as_ref().is_some_and(|s| s.draining == Some(1));
         world.until("deploy", "draining", PATIENCE, draining).await;
-        // Counted anew by whoever comes next.
+        // The time restarts with a new operator.
         operator.kill().await;
         let restarted = Instant::now();
         let _operator = world.operator().await;

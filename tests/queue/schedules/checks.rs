@@ -1,4 +1,4 @@
-//! What must hold in a schedule: at every moment, and at its end.
+//! The invariants of a schedule: at every moment, and at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use super::clients::{Client, Kind, Mode, Refusal};
 use super::workers::{Got, is, set};
 use super::{PATIENCE, Schedule};
 
-/// The pseudo-code counts in keys that its own Delete does not know.
+/// The pseudo-code's counter keys, which its own Delete does not remove.
 const PSEUDO_COUNTERS: [&str; 4] =
     [":produced_messages", ":produced_bytes", ":consumed_messages", ":consumed_bytes"];
 
 impl Schedule {
-    /// The lists that may have one element at most. `:not_full` has one more for
-    /// each of two foreign clients between its push and its trim, and a change of
-    /// the bound.
+    /// Checks the lists that may have at most one element. `:not_full` may have one more
+    /// for each of two foreign clients between its push and its trim, and one for a
+    /// change of the bound.
     pub(super) fn check_moment(&self, seen: &QueueSeen) {
         let Some(bound) = seen.bound else { return };
-        // Ours leave nothing half done at any moment.
+        // Our clients leave no intermediate states.
         if !self.shared.has_foreign {
             assert_eq!(seen.not_full, u64::from(seen.has_room(bound)), "{seen:?}");
         }
         assert!(seen.producer_free <= 1 && seen.consumer_free <= 1, "{seen:?}");
         assert!(seen.not_full <= 3, "{seen:?}");
-        // One for a put that was under way when the bound rose, one for a get that
+        // One for a put that was in progress when the bound rose, one for a get that
         // compared before it fell, and one for a get that never compares.
         let extra = match (self.shared.has_foreign, self.has_pseudo()) {
             (false, _) => 0,
@@ -70,7 +70,8 @@ impl Schedule {
         assert!(others.iter().all(is_known) && (others.is_empty() || self.has_pseudo()));
     }
 
-    /// Nothing lost, nothing doubled, and each producer's elements in order.
+    /// Checks that nothing is lost or doubled, and that each producer's elements are in
+    /// order.
     fn check_elements(&self, left: &[String]) {
         let put: BTreeSet<String> = self.shared.put.lock().unwrap().iter().cloned().collect();
         let got = self.shared.got.lock().unwrap();
@@ -80,11 +81,11 @@ impl Schedule {
         }
         let offered = self.shared.offered.lock().unwrap();
         let strange: Vec<_> = seen.difference(&offered).collect();
-        assert!(strange.is_empty(), "put by nobody: {strange:?}");
+        assert!(strange.is_empty(), "put by no producer: {strange:?}");
         if !is(&self.shared.delete_begun) {
             let lost: Vec<_> = put.difference(&seen).collect();
             assert!(lost.is_empty(), "lost: {lost:?}, left: {left:?}, got: {got:?}");
-            // Of a batch that still waits some may be in.
+            // Some elements of a waiting batch may already be in the queue.
             let unconfirmed: Vec<_> = seen.difference(&put).collect();
             assert!(unconfirmed.is_empty() || !self.workers.is_empty(), "{unconfirmed:?}");
         }
@@ -97,7 +98,7 @@ impl Schedule {
         for all in by_producer.values() {
             for (number, one, place) in all {
                 for (later, other, other_place) in all.iter().filter(|(n, ..)| n > number) {
-                    // Got by one client, or by operations that did not overlap.
+                    // By one client, or by operations that did not overlap.
                     let is_before =
                         other.ended < one.begun || (other.by == one.by && other_place < place);
                     assert!(!is_before, "{later} before {number}: {other:?} {one:?}");
@@ -106,7 +107,7 @@ impl Schedule {
         }
     }
 
-    /// Everybody has ended in order.
+    /// Checks that every client has ended properly.
     fn check_rest(&self, seen: &QueueSeen) {
         assert_eq!((seen.producer_free, seen.consumer_free), (1, 1), "{seen:?}");
         let has_room = seen.has_room(seen.bound.unwrap());
@@ -122,7 +123,7 @@ impl Schedule {
         }
     }
 
-    /// A foreign client keeps a role: everybody else is told that it does.
+    /// A foreign client keeps a role: checks that all other clients are informed.
     async fn check_stuck(&self) {
         let mut probe = Client::connect(Kind::Ours, &self.place, "probe").await;
         let seen = self.store.observe(&self.place.queue).await.unwrap();
@@ -168,7 +169,8 @@ impl Schedule {
         }
     }
 
-    /// The foreign clients are ended, the queue is removed by force; ours are told.
+    /// Ends the foreign clients and removes the queue by force. Checks that our clients
+    /// are informed.
     async fn free_by_force(&mut self) {
         for worker in &self.workers {
             if worker.kind != Kind::Ours {

@@ -1,5 +1,5 @@
-//! The clients of a schedule: ours, one that follows the protocol's text and one
-//! that follows its pseudo-code, behind one face that tells their answers apart.
+//! The clients of a schedule: ours, one that follows the protocol's text and one that
+//! follows its pseudo-code, behind one interface that distinguishes their results.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use lockkeeper::pressure::{
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::pressure_pseudo::{PseudoClient, PseudoError};
-use crate::pressure_text::{TextClient, TextError};
-use crate::pressure_text_unblocked::{UnblockedClient, UnblockedError};
-use crate::redis_support::Place;
-use crate::text_queue;
+use crate::queue::pressure_pseudo::{PseudoClient, PseudoError};
+use crate::queue::pressure_text::{TextClient, TextError};
+use crate::queue::pressure_text_unblocked::{UnblockedClient, UnblockedError};
+use crate::queue::redis_support::Place;
+use crate::queue::text_queue;
 
-/// Whose client it is.
+/// The implementation of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Ours,
@@ -59,7 +59,7 @@ impl Mode {
     }
 }
 
-/// Why an operation did not do its work.
+/// Reason why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Closed,
@@ -68,7 +68,7 @@ pub enum Refusal {
     Empty,
     InUse(QueueRole, Option<String>),
     TimedOut(Option<Awaited>),
-    /// Nothing that may ever come.
+    /// A result that must never occur.
     Broken(String),
 }
 
@@ -96,7 +96,7 @@ impl From<TextError> for Refusal {
     }
 }
 
-/// With the role that the operation needed.
+/// With the role that the operation required.
 impl From<(UnblockedError, QueueRole)> for Refusal {
     fn from((err, role): (UnblockedError, QueueRole)) -> Self {
         match err {
@@ -136,7 +136,10 @@ impl Client {
         let (url, data) = (place.url.as_str(), place.queue.data());
         match kind {
             Kind::Ours => {
-                let options = QueueOptions { client_id: id.to_owned(), ..QueueOptions::default() };
+                // A loaded machine may keep Redis from answering for some seconds.
+                let limit = Duration::from_mins(1);
+                let options =
+                    QueueOptions::default().with_client_id(id).with_response_timeout(limit);
                 Self::Ours(Queue::new(place.settings(), place.queue.clone(), options))
             }
             Kind::Text => Self::Text(
@@ -147,8 +150,8 @@ impl Client {
         }
     }
 
-    /// The `CLIENT ID` of the connection on which a foreign client may wait for
-    /// ever.
+    /// Returns the `CLIENT ID` of the connection on which a foreign client may wait
+    /// forever.
     pub fn connection(&self) -> Option<i64> {
         match self {
             Self::Ours(_) => None,
@@ -165,7 +168,7 @@ impl Client {
         }
     }
 
-    /// Whether it keeps its role after this refusal.
+    /// Returns whether it keeps its role after this refusal.
     pub fn keeps_role(&self, refusal: &Refusal) -> bool {
         matches!((self, refusal), (Self::Pseudo(_), Refusal::Closed | Refusal::Full))
     }
@@ -180,15 +183,15 @@ impl Client {
         }
     }
 
-    /// Puts the first of these elements; ours, all of them in one batch. Yields
-    /// how many it put.
+    /// Puts the first of these elements, or with our client all of them in one batch.
+    /// Returns how many it put.
     pub async fn put(&mut self, elements: &[String], mode: Mode) -> (usize, Result<(), Refusal>) {
         let role = QueueRole::Producer;
         let result = match self {
             Self::Ours(queue) => {
                 return match queue.put_batch(elements, mode.wait()).await {
                     Ok(()) => (elements.len(), Ok(())),
-                    Err(PutBatchError { put, error }) => (put, Err(error.into())),
+                    Err(PutBatchError { put, error, .. }) => (put, Err(error.into())),
                 };
             }
             Self::Text(client, unblocked) => match mode {
@@ -206,7 +209,7 @@ impl Client {
         (usize::from(result.is_ok()), result)
     }
 
-    /// Gets an element; ours, up to so many.
+    /// Gets an element, or with our client up to `most`.
     pub async fn get(&mut self, most: usize, mode: Mode) -> Result<Vec<String>, Refusal> {
         let role = QueueRole::Consumer;
         let element = match self {

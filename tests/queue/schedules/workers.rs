@@ -1,6 +1,6 @@
-//! What a schedule's clients do until they end, and which of their answers are
-//! right when. A foreign client that keeps a role says so; from then on the right
-//! answer of the others is to wait.
+//! The work of a schedule's clients until they end, and which of their results are right
+//! when. A foreign client that keeps a role announces it. From then on the right result
+//! for the others is to wait.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,29 +14,29 @@ use tokio::task::JoinHandle;
 
 use super::clients::{Client, Kind, Mode, Refusal};
 
-/// What everybody in a schedule knows.
+/// State that is shared by all clients of a schedule.
 #[derive(Debug, Default)]
 pub struct Shared {
     pub close_begun: AtomicBool,
     pub close_done: AtomicBool,
     pub delete_begun: AtomicBool,
     pub gone: AtomicBool,
-    /// Nobody begins another operation.
+    /// No client starts another operation.
     pub stop: AtomicBool,
-    /// Somebody closes twice.
+    /// A client closes twice.
     pub closes_twice: bool,
-    /// Some client of the queue is foreign: ours never hold a role.
+    /// Whether a client of the queue is foreign. Our clients never hold a role.
     pub has_foreign: bool,
-    /// Which foreign client keeps the role for ever.
+    /// The foreign client that keeps the role forever.
     pub stuck_producer: Mutex<Option<String>>,
     pub stuck_consumer: Mutex<Option<String>>,
-    /// What somebody tried to put, and what was put for certain.
+    /// Elements that a client tried to put, and elements that were certainly put.
     pub offered: Mutex<BTreeSet<String>>,
     pub put: Mutex<Vec<String>>,
     pub got: Mutex<Vec<Got>>,
 }
 
-/// An element that somebody got, and when that operation ran.
+/// An element that a client got, and the time of that operation.
 #[derive(Clone, Debug)]
 pub struct Got {
     pub by: String,
@@ -75,7 +75,7 @@ impl Shared {
         }
     }
 
-    /// Whether a refusal is a right answer, and whether the client ends with it.
+    /// Returns whether a refusal is a right result, and whether the client ends with it.
     fn judge(&self, client: &Client, mode: Mode, refusal: &Refusal) -> Result<bool, String> {
         let is_ours = client.kind() == Kind::Ours;
         let closed = is(&self.close_begun) || (!is_ours && is(&self.delete_begun));
@@ -104,7 +104,7 @@ impl Shared {
     }
 }
 
-/// What was true before an operation began that succeeded.
+/// Checks that a successful operation was possible in the state before it started.
 fn may_succeed((closed, gone): (bool, bool), is_put: bool) -> Result<(), String> {
     if gone || (closed && is_put) {
         return Err(format!("success after the end, closed {closed}, gone {gone}"));
@@ -112,12 +112,12 @@ fn may_succeed((closed, gone): (bool, bool), is_put: bool) -> Result<(), String>
     Ok(())
 }
 
-/// One client at work.
+/// A running client.
 pub struct Worker {
     pub id: String,
     pub kind: Kind,
     pub role: QueueRole,
-    /// Where a foreign one may wait for ever.
+    /// The connection on which a foreign client may wait forever.
     pub connection: Option<i64>,
     pub task: JoinHandle<Result<(), String>>,
 }
@@ -125,7 +125,8 @@ pub struct Worker {
 fn random_mode(client: &Client, random: &mut SmallRng) -> Mode {
     let mode = Mode::any(random);
     let is_pseudo = client.kind() == Kind::Pseudo;
-    // Its non-blocking operations raise with the role in hand: not too often.
+    // Its non-blocking operations fail without releasing the role, so they are used less
+    // often.
     if is_pseudo && matches!(mode, Mode::Unblocked) && random.random_bool(0.6) {
         return Mode::Blocked;
     }
@@ -213,7 +214,7 @@ pub fn consume(mut client: Client, id: String, seed: u64, shared: Arc<Shared>) -
     Worker { id: name, kind, role, connection, task }
 }
 
-/// Closes the queue once `when` says so.
+/// Closes the queue once `when` is true.
 pub fn close(
     mut client: Client,
     id: String,

@@ -1,13 +1,13 @@
-//! Clients that follow the text and die after each of their commands, waiting or
-//! not: the doctor names the damage, and a repair mends it.
+//! Clients that follow the text and die after each of their commands, blocked or not: the
+//! doctor reports the damage, and a repair removes it.
 
 use futures::future::BoxFuture;
 use lockkeeper::plan::pressure_queue::doctor::{Remedy, Repair};
 
 use super::{IDLE, Ward, reasons, repairs, server};
-use crate::pressure_text::{TextClient, TextError, Worker};
-use crate::redis_support::wait_until_blocked;
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::{TextClient, TextError, Worker};
+use crate::store::redis_support::wait_until_blocked;
+use crate::store::{numbers, text_queue};
 
 type Operation = for<'a> fn(&'a mut TextClient) -> BoxFuture<'a, Result<(), TextError>>;
 
@@ -31,7 +31,7 @@ fn delete(client: &mut TextClient) -> BoxFuture<'_, Result<(), TextError>> {
     Box::pin(client.delete())
 }
 
-/// A queue of bound 3 (or none), in which these many elements were put.
+/// Prepares a queue of bound 3 with this number of elements, or none.
 async fn prepared(ward: &Ward, elements: Option<usize>) {
     let Some(elements) = elements else { return };
     let mut client = ward.client("before").await;
@@ -44,9 +44,9 @@ async fn prepared(ward: &Ward, elements: Option<usize>) {
     ward.until_gone(number).await;
 }
 
-/// Lets a client die after each of the operation's commands in turn, and checks
-/// what is named and that it is mended. `damage` says by the number of commands
-/// that were answered what is expected.
+/// Lets a client die after each of the operation's commands in turn. Checks the reported
+/// damage and its repair. `damage` returns the expected reasons for the number of
+/// answered commands.
 async fn die_after_each_command(
     elements: Option<usize>,
     operation: Operation,
@@ -68,6 +68,7 @@ async fn die_after_each_command(
         let expected = damage(commands);
         assert_eq!(reasons(&diagnosis), expected, "after {commands}: {diagnosis:?}");
         let before = ward.place.dump().await;
+        let elements = ward.place.length("").await;
         let is_early = |repair: &Repair| *repair != Repair::SettleTokens;
         assert!(!repairs(&diagnosis).iter().any(is_early), "before it was idle: {diagnosis:?}");
         let is_left = |remedy: &Remedy| matches!(remedy, Remedy::Leave(_));
@@ -77,6 +78,7 @@ async fn die_after_each_command(
         } else {
             assert!(!ward.heal().await.is_empty(), "after {commands}");
         }
+        assert_eq!(ward.place.length("").await, elements, "no repair removes an element");
         let healed = ward.look(IDLE).await;
         assert!(healed.damage.iter().all(|finding| is_left(&finding.remedy)), "{healed:?}");
         if !reasons(&healed).contains(&"Residue") {
@@ -94,7 +96,7 @@ async fn die_after_each_command(
 #[tokio::test]
 async fn a_producer_that_died_after_any_of_its_commands_is_named_and_its_role_given_back() {
     die_after_each_command(Some(0), put, |commands| match commands {
-        // Of a queue that was never used the keys look the same.
+        // The keys of a queue that was never used look the same.
         3 => &["HalfCreated"],
         4..12 => &["RoleStuck"],
         _ => &[],
@@ -105,7 +107,7 @@ async fn a_producer_that_died_after_any_of_its_commands_is_named_and_its_role_gi
         _ => &[],
     })
     .await;
-    // The last one for which there is room pushes no token.
+    // The last put that fits pushes no token.
     die_after_each_command(Some(2), put, |commands| match commands {
         3..11 => &["RoleStuck"],
         _ => &[],
@@ -124,7 +126,7 @@ async fn a_consumer_that_died_after_any_of_its_commands_is_named_and_its_role_gi
         })
         .await;
     }
-    // From a full queue: there was no token, and nothing is to be trimmed.
+    // From a full queue: there was no token, so nothing has to be trimmed.
     die_after_each_command(Some(3), get, |commands| match commands {
         2..10 => &["RoleStuck"],
         _ => &[],
@@ -152,14 +154,63 @@ async fn a_closer_that_died_after_any_of_its_commands_is_named_and_its_role_give
 
 #[tokio::test]
 async fn a_deleter_that_died_after_any_of_its_commands_is_named_and_its_deletion_finished() {
-    for elements in [0, 2] {
-        die_after_each_command(Some(elements), delete, |commands| match commands {
-            // A queue that was never used has neither counters nor data.
-            10.. if elements == 0 => &[],
-            2..15 => &["Residue"],
-            _ => &[],
-        })
-        .await;
+    die_after_each_command(Some(0), delete, |commands| match commands {
+        // A queue that was never used has neither counters nor data.
+        2..10 => &["Residue"],
+        _ => &[],
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn elements_of_an_open_queue_outlive_a_deleter_that_died() {
+    die_after_each_command(Some(2), delete, |commands| match commands {
+        2..15 => &["Residue"],
+        _ => &[],
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_closed_queue_that_lost_its_bound_keeps_its_elements() {
+    let server = server().await;
+    // Only `:bound` is missing, or further keys too, as after an eviction.
+    let lost: [&[&str]; 4] = [
+        &[":bound"],
+        &[":bound", ":producer", ":producer_free"],
+        &[":bound", ":producer", ":producer_free", ":consumer", ":consumer_free"],
+        &[":bound", ":closed"],
+    ];
+    for (database, lost) in (1..).zip(lost) {
+        let mut ward = Ward::new(&server, database).await;
+        prepared(&ward, Some(2)).await;
+        close(&mut ward.client("before").await).await.unwrap();
+        for suffix in lost {
+            let () = ward.place.run(&["DEL", &ward.place.key(suffix)]).await;
+        }
+        let before = ward.place.dump().await;
+        assert_eq!(reasons(&ward.examine().await), ["Residue"], "{lost:?}");
+        assert!(ward.heal().await.is_empty(), "{lost:?}");
+        assert_eq!(ward.place.dump().await, before, "{lost:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_half_deletion_of_a_closed_queue_is_finished() {
+    let server = server().await;
+    // From the moment when it has marked the queue as closed, until it removes the mark.
+    for commands in 4..10 {
+        let mut ward = Ward::new(&server, i64::try_from(commands).unwrap()).await;
+        prepared(&ward, Some(2)).await;
+        close(&mut ward.client("before").await).await.unwrap();
+        let mut client = ward.client("dying").await.die_after(commands);
+        let number = client.client;
+        client.delete().await.unwrap_err();
+        drop(client);
+        ward.until_gone(number).await;
+        assert_eq!(reasons(&ward.examine().await), ["Residue"]);
+        assert!(!ward.heal().await.is_empty(), "after {commands}");
+        assert!(ward.place.dump().await.is_empty(), "after {commands}");
     }
 }
 
@@ -179,7 +230,7 @@ async fn data_that_lost_its_bound_is_named_and_left_alone() {
     ward.check_use().await;
 }
 
-/// Kills a worker that waits.
+/// Kills a blocked worker.
 async fn kill_waiting(ward: &Ward, worker: Worker) {
     wait_until_blocked(&ward.place.raw, worker.client).await;
     let number = worker.client;
@@ -216,12 +267,12 @@ async fn a_consumer_killed_while_it_waited_for_data_gives_way_to_the_next() {
 }
 
 #[tokio::test]
-async fn whoever_is_killed_while_it_waited_for_a_role_leaves_no_damage() {
+async fn a_client_killed_while_it_waits_for_a_role_leaves_no_damage() {
     let server = server().await;
     for (database, operation) in (1..).zip([put as Operation, get, close]) {
         let mut ward = Ward::new(&server, database).await;
         prepared(&ward, Some(1)).await;
-        // Takes both roles from whoever comes next, and lives.
+        // Takes both roles before any other client, and stays alive.
         for role in [":producer_free", ":consumer_free"] {
             let _: String = ward.place.run(&["RPOP", &ward.place.key(role)]).await;
         }
@@ -242,17 +293,18 @@ async fn whoever_is_killed_while_it_waited_for_a_role_leaves_no_damage() {
 }
 
 #[tokio::test]
-async fn a_deleter_killed_while_it_waited_for_a_role_leaves_what_is_finished_once_all_are_gone() {
+async fn a_deletion_killed_while_it_waits_for_a_role_is_finished_once_all_clients_are_gone() {
     let server = server().await;
     for (database, commands) in [(1, 3), (2, 2)] {
         let mut ward = Ward::new(&server, database).await;
         prepared(&ward, Some(1)).await;
-        // Holds a role, lives, and does nothing.
+        ward.client("before").await.get().await.unwrap();
+        // Holds a role, stays alive, and does nothing.
         let mut slow = ward.client("slow").await.rest_after(commands);
         let number = slow.client;
         let operation = if commands == 3 { put as Operation } else { get };
         let slow = tokio::spawn(async move { operation(&mut slow).await });
-        crate::redis_support::eventually("a role is taken", async || {
+        crate::store::redis_support::eventually("a role is taken", async || {
             let seen = ward.seen().await;
             seen.producer.busy || seen.consumer.busy
         })
@@ -261,7 +313,7 @@ async fn a_deleter_killed_while_it_waited_for_a_role_leaves_what_is_finished_onc
         let deleters = deleter.client;
         let task = tokio::spawn(async move { deleter.delete().await });
         wait_until_blocked(&ward.place.raw, deleters).await;
-        // P7: while the deleter waits it may still go on by itself.
+        // P7: while the deleter waits, it may still continue by itself.
         assert!(ward.heal().await.is_empty());
         task.abort();
         let _ = task.await;
@@ -284,7 +336,7 @@ async fn both_roles_stuck_are_both_given_back() {
     prepared(&ward, Some(3)).await;
     let producer = Worker::produce(&text_queue(&ward.place), "dying", numbers(1)).await;
     kill_waiting(&ward, producer).await;
-    // The consumer dies with the element that made room, before it says so.
+    // The consumer dies with the element that freed capacity, before it reports that.
     let mut consumer = ward.client("dying too").await.die_after(4);
     let number = consumer.client;
     assert!(matches!(consumer.get().await, Err(TextError::Dead)));

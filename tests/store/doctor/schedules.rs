@@ -1,6 +1,6 @@
-//! Producers and consumers that follow the text, killed at random moments, beside a
-//! doctor that mends whatever it may as fast as it may: whoever lives keeps its
-//! role, what was put is got once and in order, and the queue always comes back.
+//! Producers and consumers that follow the text, killed at random times, and a doctor
+//! that repairs everything permitted as fast as possible. Living clients keep their
+//! roles, elements are got once and in order, and the queue always recovers.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,43 +8,43 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::doctor::{Doctor, Repair};
+use lockkeeper::plan::pressure_queue::doctor::{Effort, Repair};
 use lockkeeper::pressure::{Repaired, Store};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::{Ward, repairs, server};
-use crate::pressure_text::Worker;
-use crate::redis_support::PrivateRedis;
-use crate::text_queue;
+use crate::store::pressure_text::Worker;
+use crate::store::redis_support::PrivateRedis;
+use crate::store::text_queue;
 
 const KILLS: usize = 12;
 
-/// The ids of the clients that live.
+/// The ids of the living clients.
 type Living = Arc<Mutex<BTreeSet<String>>>;
 
-/// Mends for ever, without waiting for anything to be idle, and counts the roles that
-/// it has given back. Fails if one of them was a living client's.
-async fn mend_for_ever(
+/// Repairs continuously, without waiting for idle times, and counts the roles that it has
+/// released. Fails if one of them belonged to a living client.
+async fn repair_repeatedly(
     store: Store,
     queue: QueueName,
     living: Living,
     given_back: Arc<AtomicUsize>,
 ) {
-    let mut doctor: Doctor = store.doctor(Duration::ZERO);
+    let mut doctor = store.doctor(queue.clone(), Duration::ZERO, Duration::ZERO);
     let started = Instant::now();
     loop {
         let seen = store.observe(&queue).await.unwrap();
         let at = started.elapsed();
-        let look = store.look_around(&queue, &doctor, seen, at, true).await.unwrap();
-        for repair in repairs(&doctor.look(look)) {
-            let repaired = store.repair(&queue, &repair).await.unwrap();
+        let diagnosis = doctor.look(&store, seen, at, Effort::Repair).await.unwrap();
+        for repair in repairs(&diagnosis) {
+            let repaired = doctor.repair(&store, &repair).await.unwrap();
             let (Repaired::Done(_), Repair::GiveBack { role, evidence }) = (repaired, &repair)
             else {
                 continue;
             };
             given_back.fetch_add(1, Ordering::SeqCst);
-            // A role without an id was taken by somebody who died before it gave one.
+            // A role without an id was taken by a client that died before it wrote one.
             let holder = evidence.unchanged.role(*role).id.clone().unwrap_or_default();
             assert!(!living.lock().unwrap().contains(&holder), "{holder} lives: {repair:?}");
         }
@@ -61,12 +61,12 @@ async fn run_schedule(server: &PrivateRedis, database: i64, seed: u64) {
     let (living, given_back) = (Living::default(), Arc::new(AtomicUsize::new(0)));
     let (store, name) = (ward.store.clone(), ward.place.queue.clone());
     let doctor =
-        tokio::spawn(mend_for_ever(store, name, Arc::clone(&living), Arc::clone(&given_back)));
+        tokio::spawn(repair_repeatedly(store, name, Arc::clone(&living), Arc::clone(&given_back)));
     let dies = |id: &str| assert!(living.lock().unwrap().remove(id));
     let (mut put, mut got) = (Vec::new(), Vec::new());
     for generation in 0..KILLS {
-        // Of one generation both are dead before the next one begins: whoever lives
-        // keeps the other's role from being given back.
+        // Both clients of one generation are dead before the next one starts, because a
+        // living client prevents the release of the other's role.
         let elements = (0..).map(move |n| format!("{generation:02}-{n:06}"));
         let [camera, encoder] = ["producer", "consumer"].map(|role| format!("{role} {generation}"));
         living.lock().unwrap().extend([camera.clone(), encoder.clone()]);
@@ -93,7 +93,7 @@ async fn run_schedule(server: &PrivateRedis, database: i64, seed: u64) {
             ward.until_gone(number).await;
         }
     }
-    crate::redis_support::eventually("both roles are free again", async || {
+    crate::store::redis_support::eventually("both roles are free again", async || {
         let now = ward.seen().await;
         (now.producer_free, now.consumer_free) == (1, 1)
             && now.not_full == u64::from(now.has_room(bound))
@@ -106,8 +106,8 @@ async fn run_schedule(server: &PrivateRedis, database: i64, seed: u64) {
         got.push(drain.get().await.unwrap());
     }
     drop(drain);
-    // Each death may lose what its consumer had just taken, and may leave what its
-    // producer had put without having heard so.
+    // Each death may lose an element that its consumer had just taken, and may leave an
+    // element whose put was not yet confirmed to its producer.
     assert!(got.is_sorted() && got.windows(2).all(|two| two[0] != two[1]), "in order and once");
     let lost = put.iter().filter(|element| got.binary_search(element).is_err()).count();
     let unheard = got.iter().filter(|element| put.binary_search(element).is_err()).count();
@@ -123,7 +123,7 @@ async fn run_schedule(server: &PrivateRedis, database: i64, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deaths_at_any_moment_beside_an_eager_doctor_lose_no_order_and_stop_no_queue() {
+async fn deaths_at_any_moment_with_an_eager_doctor_lose_no_order_and_stop_no_queue() {
     let server = server().await;
     if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
         return run_schedule(&server, 1, seed.parse().expect("a number")).await;

@@ -1,4 +1,4 @@
-//! Tokens lost and doubled, overfilled queues, counters that don't add up.
+//! Tokens lost and doubled, queues above their bound, inconsistent counters.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use lockkeeper::plan::pressure_queue::doctor::Repair;
 use lockkeeper::pressure::Repaired;
 
 use super::{Ward, reasons, repairs, server};
-use crate::pressure_text::Worker;
-use crate::redis_support::wait_until_blocked;
-use crate::{numbers, text_queue};
+use crate::store::pressure_text::Worker;
+use crate::store::redis_support::wait_until_blocked;
+use crate::store::{numbers, text_queue};
 
 #[tokio::test]
-async fn a_lost_token_is_named_and_pushed_while_nobody_works() {
+async fn a_lost_token_is_reported_and_pushed_while_no_client_works() {
     let server = server().await;
     for (database, bound) in [(1, 3), (2, 0)] {
         let mut ward = Ward::with_queue(&server, database, bound).await;
@@ -20,7 +20,7 @@ async fn a_lost_token_is_named_and_pushed_while_nobody_works() {
         let () = ward.place.run(&["DEL", &ward.place.key(":not_full")]).await;
         let diagnosis = ward.examine().await;
         assert_eq!(reasons(&diagnosis), ["LostToken"]);
-        assert_eq!(ward.mend(&diagnosis).await.len(), 1);
+        assert_eq!(ward.repair_all(&diagnosis).await.len(), 1);
         assert_eq!(reasons(&ward.examine().await), [""; 0]);
         ward.check_invariants().await;
         ward.check_use().await;
@@ -28,14 +28,14 @@ async fn a_lost_token_is_named_and_pushed_while_nobody_works() {
 }
 
 #[tokio::test]
-async fn what_has_more_than_one_token_is_left_one() {
+async fn surplus_tokens_are_reduced_to_one() {
     let server = server().await;
     for (database, suffix) in (1..).zip([":not_full", ":producer_free", ":consumer_free"]) {
         let mut ward = Ward::with_queue(&server, database, 3).await;
         let () = ward.place.run(&["LPUSH", &ward.place.key(suffix), "1", "1"]).await;
         let diagnosis = ward.examine().await;
         assert_eq!(reasons(&diagnosis), ["SurplusToken"]);
-        assert_eq!(ward.mend(&diagnosis).await.len(), 1);
+        assert_eq!(ward.repair_all(&diagnosis).await.len(), 1);
         assert_eq!(reasons(&ward.examine().await), [""; 0]);
         ward.check_invariants().await;
         ward.check_use().await;
@@ -50,11 +50,11 @@ async fn an_overfilled_queue_keeps_its_elements_and_loses_only_its_token() {
     for element in numbers(4) {
         client.put(&element).await.unwrap();
     }
-    // Lowered by hand: the bound and not the token.
+    // Lowered by hand: the bound but not the token.
     let () = ward.place.run(&["SET", &ward.place.key(":bound"), "3"]).await;
     let diagnosis = ward.examine().await;
     assert_eq!(reasons(&diagnosis), ["Overfilled"]);
-    assert_eq!(ward.mend(&diagnosis).await.len(), 1);
+    assert_eq!(ward.repair_all(&diagnosis).await.len(), 1);
     assert_eq!(ward.place.length("").await, 4);
     let diagnosis = ward.examine().await;
     assert_eq!(reasons(&diagnosis), ["Overfilled"]);
@@ -78,24 +78,24 @@ async fn a_full_queue_is_not_left_the_token_that_would_overfill_it() {
     let diagnosis = ward.examine().await;
     assert_eq!(reasons(&diagnosis), ["SurplusToken"]);
     assert!(diagnosis.damage[0].remark.to_string().contains("although the queue is full"));
-    ward.mend(&diagnosis).await;
+    ward.repair_all(&diagnosis).await;
     ward.check_invariants().await;
 }
 
 #[tokio::test]
-async fn tokens_are_not_touched_while_somebody_works_on_the_queue() {
+async fn tokens_are_not_touched_while_a_client_works_on_the_queue() {
     let server = server().await;
     let mut ward = Ward::with_queue(&server, 1, 3).await;
     let consumer = Worker::consume(&text_queue(&ward.place), "patient", 1).await;
     wait_until_blocked(&ward.place.raw, consumer.client).await;
-    // As it is in the middle of a put: the token is in the producer's hands.
+    // As in the middle of a put: the producer holds the token.
     let () = ward.place.run(&["DEL", &ward.place.key(":not_full")]).await;
     let before = ward.place.dump().await;
     for _ in 0..10 {
         let diagnosis = ward.look(Duration::from_secs(60)).await;
-        assert_eq!(ward.mend(&diagnosis).await, []);
+        assert_eq!(ward.repair_all(&diagnosis).await, []);
     }
-    let repaired = ward.store.repair(&ward.place.queue, &Repair::SettleTokens).await.unwrap();
+    let repaired = ward.repair(&Repair::SettleTokens).await;
     assert_eq!(repaired, Repaired::AlreadySo);
     assert_eq!(ward.place.dump().await, before);
 }

@@ -1,5 +1,5 @@
-//! One connection through the proxy: what is read from either end, when it goes
-//! on to the other, and how it all ends.
+//! One connection through the proxy: reads data from either end, decides when it passes
+//! to the other, and ends the connection.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -14,36 +14,37 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::wire::{Reader, Sender};
 use super::{Shared, Trap, When};
 
-/// How it stands with a connection.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Everything passes.
     Open,
-    /// Nothing does.
+    /// Nothing passes.
     Held,
-    /// It ends at once, for both sides.
+    /// It ends immediately, for both sides.
     Cut,
 }
 
-/// What a trap does with the connection of the method that it waited for.
+/// Action of a trap on the connection of the awaited method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Hold,
     Cut,
 }
 
-/// What one direction has to do next.
+/// Next step of one direction.
 enum Step {
-    /// Pass this on, when it is due and may.
+    /// Pass this on when it is due and permitted.
     Pass(Instant, Vec<u8>),
-    /// Do this to the connection; these bytes still pass, and no answer to them.
+    /// Apply this action to the connection. These bytes still pass, but no answer to
+    /// them.
     Act(Action, Vec<u8>, watch::Sender<bool>),
     /// The sender has closed.
     End,
 }
 
-/// Passes everything between a client and the broker until one of them, or a
-/// test, ends the connection.
+/// Passes all data between a client and the broker until one of them, or a test, ends the
+/// connection.
 pub async fn serve(
     shared: Arc<Shared>,
     number: usize,
@@ -63,7 +64,7 @@ pub async fn serve(
             state: &state,
         };
         tokio::select! {
-            // A cut first: what else is ready then doesn't pass any more.
+            // A cut first, so that other ready data no longer passes.
             biased;
             _ = watched.wait_for(|state| *state == State::Cut) => false,
             trapped = direction(Sender::Client).run(near_read, far_write) => trapped,
@@ -71,15 +72,15 @@ pub async fn serve(
         }
     };
     if trapped || *state.borrow() == State::Cut {
-        // RST, which no client can take for an orderly end.
+        // RST, which no client can mistake for an orderly end.
         let _ = near.set_zero_linger();
     }
     drop(near);
     let mut answers = [0; 4096];
     if trapped {
-        // The broker drops what it has read and not done when a connection ends,
-        // so that comes when it has no more to say, or has talked for long: messages
-        // to a consumer have no end.
+        // When a connection ends, the broker drops data that it has read but not
+        // processed. So the end is sent when it has nothing more to send, or has sent for
+        // long, because messages to a consumer never end.
         let quiet = Duration::from_millis(100);
         let talks = async {
             while timeout(quiet, far.read(&mut answers))
@@ -89,7 +90,7 @@ pub async fn serve(
         };
         let _ = timeout(Duration::from_secs(1), talks).await;
     }
-    // Nor may it lose, by an RST, what it has not read.
+    // An RST must not discard data that it has not read either.
     let _ = far.shutdown().await;
     let rest = async { while far.read(&mut answers).await.unwrap_or(0) > 0 {} };
     let _ = timeout(Duration::from_secs(1), rest).await;
@@ -117,7 +118,7 @@ impl Direction<'_> {
         }
     }
 
-    /// Reads, and tells the writer what to do, which alone ends this.
+    /// Reads data and sends steps to the writer, which alone ends this.
     async fn read(
         &mut self,
         mut from: ReadHalf<'_>,
@@ -144,8 +145,8 @@ impl Direction<'_> {
         }
     }
 
-    /// Notes the methods that end in `bytes` before these pass: whoever sees an
-    /// answer finds the question counted. Returns the traps they spring.
+    /// Records the methods that end in `bytes` before these pass, so that the request of
+    /// any visible answer is already counted. Returns the traps that they trigger.
     fn look(&mut self, bytes: &[u8]) -> Vec<(usize, usize, Trap)> {
         let mut log = self.shared.log.lock().unwrap();
         let mut traps = self.shared.traps.lock().unwrap();
@@ -155,7 +156,7 @@ impl Direction<'_> {
         });
         let mut sprung = Vec::new();
         for (start, end, method) in methods {
-            // One method springs one trap; the others wait for the next.
+            // One method triggers one trap. The others wait for the next one.
             if let Some(at) = traps.iter_mut().position(|trap| (trap.predicate)(&method)) {
                 sprung.push((start, end, traps.swap_remove(at)));
             }
@@ -165,7 +166,7 @@ impl Direction<'_> {
     }
 }
 
-/// Lets one direction's bytes through, or doesn't.
+/// Lets one direction's bytes pass, or not.
 struct Gate<'a> {
     frozen: watch::Receiver<bool>,
     held: watch::Receiver<State>,
@@ -187,7 +188,7 @@ impl Gate<'_> {
                 }
                 Step::Act(action, bytes, sprung) => {
                     self.opened().await;
-                    // Before the bytes pass: an answer could be quicker.
+                    // Before the bytes pass, because the answer could be faster.
                     self.state.send_replace(State::Held);
                     let _ = to.write_all(&bytes).await;
                     sprung.send_replace(true);

@@ -1,41 +1,41 @@
-//! Reading AMQP as it goes by: where frames end, and which methods they are.
-//! Only looks; what becomes of the bytes is decided by others.
+//! Parses AMQP in transit: where frames end, and which methods they contain. See
+//! `connection` for how the bytes are forwarded.
 
 use amq_protocol::frame::{AMQPFrame, parse_frame};
 use amq_protocol::protocol::{AMQPClass, basic, queue};
 
-/// A method on its way.
+/// A method in transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// The connection it goes over, from 1, in the order they were accepted.
+    /// The connection, numbered from 1 in the order of acceptance.
     pub connection: usize,
     /// The channel on that connection; 0 is the connection itself.
     pub channel: u16,
-    /// Who sends it.
+    /// The end that sends it.
     pub sender: Sender,
-    /// What the protocol calls it, such as `basic.publish` or `queue.delete-ok`;
-    /// a declare that only looks is `queue.declare(passive)`.
+    /// Its name in the protocol, for example `basic.publish` or `queue.delete-ok`. A
+    /// passive declare is `queue.declare(passive)`.
     pub name: String,
-    /// The queue or routing key it names, or empty.
+    /// The queue or routing key in the method, or empty.
     pub queue: String,
 }
 
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// Whoever connected.
+    /// The connecting client.
     Client,
     /// The real broker.
     Broker,
 }
 
-/// What one end of one connection has sent so far.
+/// The data that one end of one connection has sent so far.
 pub struct Reader {
     connection: usize,
     sender: Sender,
-    /// The beginning of a frame whose end is still to come.
+    /// The start of an incomplete frame.
     pending: Vec<u8>,
-    /// No AMQP, as far as can be told: nothing more is read.
+    /// The data is not AMQP, as far as detectable. Nothing more is parsed.
     lost: bool,
 }
 
@@ -44,9 +44,9 @@ impl Reader {
         Self { connection, sender, pending: Vec::new(), lost: false }
     }
 
-    /// Takes the next bytes; returns for each method that they complete where in
-    /// them its frame begins (0 if that was before) and where it ends. An error
-    /// says what could not be read; from then on nothing is.
+    /// Parses the next bytes. Returns each method that they complete, with the positions
+    /// in them where its frame starts (0 if that was before) and ends. An error describes
+    /// the data that could not be parsed; after it, nothing is parsed.
     pub fn read(&mut self, bytes: &[u8]) -> Result<Vec<(usize, usize, Method)>, String> {
         let before = self.pending.len();
         let mut methods = Vec::new();
@@ -78,7 +78,7 @@ impl Reader {
     }
 }
 
-/// The length of the frame that begins here, when enough is there to tell.
+/// Returns the length of the frame that starts here, if enough bytes are available.
 fn frame_length(bytes: &[u8]) -> Option<usize> {
     match bytes {
         // The protocol header, "AMQP" and a version.
@@ -91,7 +91,7 @@ fn frame_length(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The protocol's name, from the library's: `Queue(DeclareOk(…` is
+/// Returns the protocol's name of a method from the library's: `Queue(DeclareOk(…` is
 /// `queue.declare-ok`.
 fn name(class: &AMQPClass) -> String {
     let text = format!("{class:?}");

@@ -1,4 +1,6 @@
-//! What is read out of a Redis server's Secret, URL and environment.
+//! Tests of parsing a Redis server's Secret, URL and environment.
+
+use secrecy::ExposeSecret;
 
 use super::super::tests::data;
 use super::*;

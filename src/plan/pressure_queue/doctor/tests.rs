@@ -1,4 +1,4 @@
-//! Tests of the diagnosis: what is damage, and what may be mended when.
+//! Tests of the diagnosis: findings that are damage, and when they may be repaired.
 
 mod model;
 
@@ -20,15 +20,25 @@ fn connection(id: u64) -> Connection {
     }
 }
 
-/// A look at this second, at which these connections were there.
+/// An observation at this second, with these connections open. Every subject has had a
+/// guard since the first observation.
 fn look(second: u64, seen: &QueueSeen, connections: &[u64]) -> Look {
+    let all = connections.iter().map(|&id| connection(id)).collect();
+    look_with(second, seen, &Guarded::Untouched { guard: 1, connections: Some(all) })
+}
+
+/// An observation with this guard state for every subject.
+fn look_with(second: u64, seen: &QueueSeen, guarded: &Guarded) -> Look {
     Look {
         at: Duration::from_secs(second),
         time: Timestamp::from_second(1_000_000 + i64::try_from(second).unwrap()).unwrap(),
-        run_id: Some("a".to_owned()),
         seen: seen.clone(),
-        connections: Connections::Listed(connections.iter().map(|&id| connection(id)).collect()),
+        guarded: subjects(seen).into_iter().map(|subject| (subject, guarded.clone())).collect(),
     }
+}
+
+fn listed(connections: &[Connection]) -> Guarded {
+    Guarded::Untouched { guard: 1, connections: Some(connections.into()) }
 }
 
 fn doctor() -> Doctor {
@@ -55,12 +65,12 @@ fn is_mended(diagnosis: &Diagnosis) -> bool {
 }
 
 #[test]
-fn a_role_is_given_back_once_it_was_quiet_and_everybody_who_was_there_is_gone() {
+fn a_role_is_released_after_a_quiet_time_once_all_earlier_clients_are_gone() {
     let (mut doctor, seen) = (doctor(), produced(10, 3));
     let first = doctor.look(look(0, &seen, &[1, 2]));
     assert!(first.damage.is_empty(), "one look shows nothing: {first:?}");
     assert_eq!(first.at_work.len(), 1);
-    // Whoever came later can't have the role.
+    // A client that connected later can't have the role.
     let second = doctor.look(look(1, &seen, &[2, 3]));
     assert!(second.damage.is_empty());
     let third = doctor.look(look(2, &seen, &[3]));
@@ -78,14 +88,14 @@ fn a_role_is_given_back_once_it_was_quiet_and_everybody_who_was_there_is_gone() 
 }
 
 #[test]
-fn a_living_client_that_waits_for_room_or_data_keeps_its_role_for_ever() {
+fn a_connected_client_that_waits_for_room_or_data_keeps_its_role() {
     for seen in [QueueSeen { not_full: 0, ..produced(3, 3) }, consumed(3, 0)] {
         let mut doctor = doctor();
         for hour in 0..1000 {
             let diagnosis = doctor.look(look(hour * 3600, &seen, &[1]));
             assert!(diagnosis.damage.is_empty(), "{diagnosis:?}");
         }
-        // The role is free to be mended when the client is gone.
+        // The role may be released once the client is gone.
         let diagnosis = doctor.look(look(1000 * 3600, &seen, &[]));
         assert_eq!(reasons(&diagnosis), ["RoleStuck"]);
         assert!(is_mended(&diagnosis));
@@ -93,7 +103,7 @@ fn a_living_client_that_waits_for_room_or_data_keeps_its_role_for_ever() {
 }
 
 #[test]
-fn a_client_that_could_go_on_and_does_not_is_named_and_keeps_its_role() {
+fn a_client_that_could_continue_and_does_not_is_named_and_keeps_its_role() {
     for seen in [produced(10, 3), consumed(10, 3), consumed(0, 0).into_closed()] {
         let mut doctor = doctor();
         assert!(doctor.look(look(0, &seen, &[1])).damage.is_empty());
@@ -117,7 +127,7 @@ impl QueueSeen {
 }
 
 #[test]
-fn whatever_moves_begins_the_evidence_anew_but_the_other_role_may_come_and_go() {
+fn any_change_except_in_the_other_role_restarts_the_evidence() {
     let seen = produced(10, 3);
     let moved = [
         QueueSeen { length: 2, ..seen.clone() },
@@ -132,7 +142,7 @@ fn whatever_moves_begins_the_evidence_anew_but_the_other_role_may_come_and_go() 
         let mut doctor = doctor();
         doctor.look(look(0, &seen, &[]));
         doctor.look(look(40, &moved, &[9]));
-        // Also when it is as before again: its holder may be another one.
+        // Also if it looks as before: its holder may be another one.
         let diagnosis = doctor.look(look(50, &seen, &[9]));
         assert!(!is_mended(&diagnosis), "{moved:?}");
         assert!(!is_mended(&doctor.look(look(100, &seen, &[9]))), "{moved:?}");
@@ -150,61 +160,90 @@ fn connections_of_ours_of_other_databases_and_those_that_listen_don_t_count() {
     let own = Connection { name: "lockkeeper/operator".to_owned(), ..connection(1) };
     let elsewhere = Connection { database: 0, ..connection(2) };
     let replica = Connection { only_listens: true, ..connection(3) };
-    let all = Connections::Listed(vec![own, elsewhere, replica]);
-    doctor.look(Look { connections: all.clone(), ..look(0, &seen, &[]) });
-    assert!(is_mended(&doctor.look(Look { connections: all, ..look(30, &seen, &[]) })));
-    // Only the beginning of a name counts.
+    let all = listed(&[own, elsewhere, replica]);
+    doctor.look(look_with(0, &seen, &all));
+    assert!(is_mended(&doctor.look(look_with(30, &seen, &all))));
+    // Only the prefix of a name counts.
     let mut doctor = Doctor::new(IDLE, DATABASE);
     let named = Connection { name: "my-lockkeeper/".to_owned(), ..connection(1) };
-    let all = Connections::Listed(vec![named]);
-    doctor.look(Look { connections: all.clone(), ..look(0, &seen, &[]) });
-    assert!(!is_mended(&doctor.look(Look { connections: all, ..look(30, &seen, &[]) })));
+    let all = listed(&[named]);
+    doctor.look(look_with(0, &seen, &all));
+    assert!(!is_mended(&doctor.look(look_with(30, &seen, &all))));
 }
 
 #[test]
-fn without_client_list_or_run_id_nothing_is_given_back_and_that_is_said() {
+fn without_the_permissions_no_role_is_released_and_the_reason_is_reported() {
     let seen = produced(10, 3);
-    let forbidden =
-        |second| Look { connections: Connections::Forbidden, ..look(second, &seen, &[]) };
-    let nameless = |second| Look { run_id: None, ..look(second, &seen, &[]) };
-    let looks: [&dyn Fn(u64) -> Look; 2] = [&forbidden, &nameless];
-    for look in looks {
+    for (guarded, against, part) in [
+        (Guarded::Forbidden, Against::NotTold, "CLIENT LIST"),
+        (Guarded::NotYet, Against::NotWatched, "the limit of queues"),
+    ] {
         let mut doctor = doctor();
-        doctor.look(look(0));
-        let diagnosis = doctor.look(look(1_000_000));
-        assert_eq!(diagnosis.damage[0].remedy, Remedy::Wait(Against::NotTold));
-        assert!(Against::NotTold.to_string().contains("CLIENT LIST"));
+        doctor.look(look_with(0, &seen, &guarded));
+        let diagnosis = doctor.look(look_with(1_000_000, &seen, &guarded));
+        assert!(against.to_string().contains(part), "{against}");
+        assert_eq!(diagnosis.damage[0].remedy, Remedy::Wait(against));
     }
 }
 
 #[test]
-fn connections_that_were_not_asked_for_yet_show_nothing() {
+fn connections_listed_before_the_guard_was_set_show_nothing() {
     let (mut doctor, seen) = (doctor(), produced(10, 3));
-    let blind = |second| Look {
-        connections: Connections::NotAsked,
-        run_id: None,
-        ..look(second, &seen, &[])
-    };
-    assert!(!doctor.needs_connections(&seen));
-    doctor.look(blind(0));
-    assert!(doctor.needs_connections(&seen));
-    assert!(!is_mended(&doctor.look(blind(100))));
-    // Who is there now may have the role, however long it is taken.
+    let early = Guarded::Untouched { guard: 1, connections: None };
+    doctor.look(look_with(0, &seen, &early));
+    assert!(!is_mended(&doctor.look(look_with(100, &seen, &early))));
+    // A client that is connected now may have the role, however long it has been taken.
     assert!(!is_mended(&doctor.look(look(200, &seen, &[5]))));
     assert!(!is_mended(&doctor.look(look(300, &seen, &[5]))));
     assert!(is_mended(&doctor.look(look(400, &seen, &[]))));
-    assert!(!doctor.needs_connections(&used(10, 3)), "nobody works on it");
 }
 
 #[test]
-fn a_restart_of_the_server_begins_the_evidence_anew() {
-    let (mut doctor, seen) = (doctor(), produced(10, 3));
-    doctor.look(look(0, &seen, &[1]));
-    // The living holder is back, with a number of the new server's.
-    let restarted = |second| Look { run_id: Some("b".to_owned()), ..look(second, &seen, &[7]) };
-    for second in [40, 80, 8000] {
-        assert!(!is_mended(&doctor.look(restarted(second))));
+fn evidence_starts_over_when_the_keys_were_touched_or_not_watched_for_a_while() {
+    let seen = produced(10, 3);
+    let mut interrupted = doctor();
+    interrupted.look(look(0, &seen, &[1]));
+    interrupted.look(look_with(40, &seen, &Guarded::Touched));
+    // The active holder has another connection now, and the keys look as before.
+    let again = |connections: &[u64]| Guarded::Untouched {
+        guard: 2,
+        connections: Some(connections.iter().map(|&id| connection(id)).collect()),
+    };
+    for second in [50, 100, 8000] {
+        assert!(!is_mended(&interrupted.look(look_with(second, &seen, &again(&[7])))));
     }
+    assert!(is_mended(&interrupted.look(look_with(8001, &seen, &again(&[])))));
+    // The same if only the guard is another one, for example after a restart of the
+    // server.
+    let mut restarted = doctor();
+    restarted.look(look(0, &seen, &[]));
+    for second in [40, 80, 8000] {
+        assert!(!is_mended(&restarted.look(look_with(second, &seen, &again(&[7])))));
+    }
+    // The time counts from the guard on, too.
+    let mut late = doctor();
+    late.look(look(0, &seen, &[]));
+    assert!(!is_mended(&late.look(look_with(1000, &seen, &again(&[])))));
+    assert!(!is_mended(&late.look(look_with(1029, &seen, &again(&[])))));
+    assert!(is_mended(&late.look(look_with(1030, &seen, &again(&[])))));
+}
+
+#[test]
+fn only_what_may_be_repaired_is_guarded_and_lists_connections() {
+    let waiting = consumed(3, 0);
+    let resting = consumed(3, 1);
+    let role = [Subject::Role(QueueRole::Consumer)];
+    let after_one_look = |seen: &QueueSeen, effort| {
+        let mut doctor = doctor();
+        doctor.look(Look { guarded: Vec::new(), ..look(0, seen, &[]) });
+        doctor.to_guard(seen, effort)
+    };
+    assert_eq!(after_one_look(&waiting, Effort::Report), []);
+    assert_eq!(after_one_look(&waiting, Effort::Repair), role);
+    assert_eq!(after_one_look(&resting, Effort::Report), role);
+    assert_eq!(after_one_look(&used(3, 1), Effort::Full), [], "no role is taken");
+    assert_eq!(doctor().to_guard(&waiting, Effort::Repair), [], "seen once it shows nothing");
+    assert_eq!(doctor().to_guard(&waiting, Effort::Full), role);
 }
 
 #[test]
@@ -234,11 +273,15 @@ fn left(keys: &[&str], length: u64) -> QueueSeen {
 }
 
 #[test]
-fn a_deletion_is_finished_only_where_the_keys_show_that_it_had_begun() {
+fn elements_are_removed_only_if_a_deletion_has_begun_for_certain() {
+    let all = [DATA_LABEL, ":closed", ":consumer", ":producer_free"];
+    let with_tokens = |tokens| QueueSeen { closed_tokens: tokens, ..left(&all, 3) };
     let begun = [
-        left(&[DATA_LABEL, ":closed", ":consumer"], 3),
-        left(&[DATA_LABEL, ":stats:produced_messages"], 3),
+        // Two of the close and two of the deletion; a client has taken one.
+        with_tokens(4),
+        with_tokens(3),
         left(&[":producer_free", ":consumer_free", ":not_full"], 0),
+        left(&[":closed", ":consumer"], 0),
     ];
     for seen in begun {
         let mut doctor = doctor();
@@ -248,18 +291,31 @@ fn a_deletion_is_finished_only_where_the_keys_show_that_it_had_begun() {
         let remedy = &diagnosis.damage[0].remedy;
         assert!(matches!(remedy, Remedy::Mend(Repair::FinishDeletion { .. })), "{seen:?}");
     }
-    for role in [":producer", ":consumer", ":producer_free", ":consumer_free"] {
+    let ambiguous = [
+        // Closed, or open and partially deleted.
+        with_tokens(2),
+        with_tokens(1),
+        left(&[DATA_LABEL, ":producer"], 3),
+        left(&[DATA_LABEL, ":consumer_free"], 3),
+        // As after an eviction.
+        left(&[DATA_LABEL, ":stats:produced_messages"], 3),
+        left(&[DATA_LABEL], 3),
+    ];
+    for seen in ambiguous {
         let mut doctor = doctor();
-        let seen = left(&[DATA_LABEL, role], 3);
         doctor.look(look(0, &seen, &[]));
         let diagnosis = doctor.look(look(1_000_000, &seen, &[]));
         assert_eq!(reasons(&diagnosis), ["Residue"]);
-        assert!(matches!(diagnosis.damage[0].remedy, Remedy::Leave(_)), "data without a :bound");
+        assert!(matches!(diagnosis.damage[0].remedy, Remedy::Leave(_)), "{seen:?}");
+        assert_eq!(doctor.to_guard(&seen, Effort::Full), []);
+        // The user has requested the deletion, elements included.
+        doctor.expect_deletion();
+        assert!(is_mended(&doctor.look(look(1_000_001, &seen, &[]))));
     }
 }
 
 #[test]
-fn a_token_is_lost_only_where_nobody_can_hold_it() {
+fn a_token_is_lost_only_where_no_client_can_hold_it() {
     let idle = QueueSeen { not_full: 0, ..used(10, 3) };
     assert_eq!(symptoms(&idle), [Remark::LostToken]);
     assert_eq!(symptoms(&QueueSeen { not_full: 0, ..produced(10, 3) }), []);
@@ -305,7 +361,7 @@ fn a_token_of_a_full_queue_and_of_an_overfilled_one_is_taken_away() {
 }
 
 #[test]
-fn counters_that_don_t_add_up_are_named_while_nobody_works_and_never_corrected() {
+fn counter_drift_is_reported_while_no_client_works_and_never_corrected() {
     let off = QueueSeen { produced_messages: 3, consumed_messages: 5, ..used(0, 4) };
     assert_eq!(Diagnosis::drift(&off), Some(-6));
     assert_eq!(symptoms(&off), [Remark::CounterDrift { by: -6 }]);

@@ -1,34 +1,35 @@
-//! The values of a diagnosis: who is connected, what was found, what may be done
-//! about it and what speaks against that. How they come about is not here.
+//! The types of a diagnosis: connections, findings, remedies, and obstacles to a repair.
+//! See `doctor` for how they are determined.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::plan::pressure_queue::{QueueRole, QueueSeen, Remark, Role};
 
-/// What the names of Lockkeeper's own connections begin with. They never hold a
-/// role from one command to the next.
+/// Name prefix of Lockkeeper's own connections. They never hold a role from one command
+/// to the next.
 pub const OWN_CONNECTIONS: &str = "lockkeeper/";
 
-/// Most connections that a text names.
+/// Maximum number of connections named in a text.
 const MOST_NAMED: usize = 5;
 
-/// A connection of the server's.
+/// A connection of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Its number, which a server never gives twice until it is restarted.
+    /// Its number, which a server does not reuse until it is restarted.
     pub id: u64,
-    /// Where it comes from, cleaned.
+    /// Its address, sanitized.
     pub address: String,
-    /// What its client calls it, cleaned; empty where it has no name.
+    /// The name set by its client, sanitized. Empty if it has no name.
     pub name: String,
-    /// For how long it is open, in whole seconds.
+    /// How long it has been open, in whole seconds.
     pub age: Duration,
-    /// The database that it has selected.
+    /// The selected database.
     pub database: i64,
-    /// Whether it only listens: a replica's link, a monitor, a subscriber.
+    /// Whether it only receives: a replica's link, a monitor, a subscriber.
     pub only_listens: bool,
 }
 
@@ -50,62 +51,93 @@ impl fmt::Display for Connection {
     }
 }
 
-/// What is known of the server's connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Connections {
-    /// It was not asked this time.
-    NotAsked,
-    /// It may not be asked: nothing that hangs on connections is ever mended.
-    Forbidden,
-    /// These were there, after the queue was read.
-    Listed(Vec<Connection>),
+/// The subject of a guard, watched until its holder is proven to be dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A role that is taken.
+    Role(QueueRole),
+    /// A queue with only some of its keys, `:bound` among them.
+    Creation,
+    /// A queue with keys, but no `:bound`.
+    Deletion,
 }
 
-/// One look at a queue.
+/// For which subjects the server watches keys and lists its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// For subjects that are inactive although they could continue. Sufficient to report
+    /// damage.
+    Report,
+    /// Also for roles whose holders wait for room or data. Required to repair.
+    Repair,
+    /// Like `Repair`, but from the first observation on instead of the second.
+    Full,
+}
+
+/// The server's answer about the keys and the possible holders of a subject.
+#[derive(Clone, Debug)]
+pub enum Guarded {
+    /// The ACL does not allow watching keys or listing connections.
+    Forbidden,
+    /// The keys are not watched yet, because too many others are.
+    NotYet,
+    /// The keys were changed, or the connection that watched them was closed.
+    Touched,
+    /// As far as known, the keys were not changed since this guard was set.
+    Untouched {
+        /// The guard's number. A different number means that the keys were unwatched for
+        /// some time.
+        guard: u64,
+        /// The connections that were open at a moment after the guard was set.
+        connections: Option<Arc<[Connection]>>,
+    },
+}
+
+/// One observation of a queue.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// When, on a clock that only goes forward.
+    /// Time on a monotonic clock.
     pub at: Duration,
-    /// When, for people.
+    /// Time for display.
     pub time: Timestamp,
-    /// The start of the server that answered, if it tells.
-    pub run_id: Option<String>,
-    /// What the queue's keys held.
+    /// The content of the queue's keys.
     pub seen: QueueSeen,
-    /// Who was connected just after.
-    pub connections: Connections,
+    /// The state of each subject of [`Doctor::to_guard`](super::Doctor::to_guard).
+    pub guarded: Vec<(Subject, Guarded)>,
 }
 
-/// Something that is wrong, or may be.
+/// A fault, or a possible one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// The finding.
     pub remark: Remark,
-    /// What can be done about it.
+    /// The possible remedy.
     pub remedy: Remedy,
 }
 
-/// What can be done about a finding.
+/// The remedy for a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// It may be mended now.
+    /// It may be repaired now.
     Mend(Repair),
-    /// It may be mended once this is no longer so.
+    /// It may be repaired once this obstacle is gone.
     Wait(Against),
-    /// Nothing is ever done about it; the text says what a person can do.
+    /// It is never repaired automatically. The text describes what a person can do.
     Leave(&'static str),
 }
 
-/// What speaks against a repair.
+/// An obstacle to a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Against {
-    /// The queue was not seen unchanged for so long yet.
+    /// The queue has not been unchanged for this long yet.
     Moved(Duration),
-    /// These connections were there when the queue was first seen as it is, and
-    /// each may be that of a living holder.
+    /// These connections were open when the queue was first observed in this state. Each
+    /// may belong to a living holder.
     Connected(Vec<Connection>),
-    /// The server does not tell its connections or its run id.
+    /// The ACL forbids a command that the diagnosis requires.
     NotTold,
+    /// The limit of concurrently watched queues is reached.
+    NotWatched,
 }
 
 impl fmt::Display for Against {
@@ -125,65 +157,84 @@ impl fmt::Display for Against {
                 }
             }
             Self::NotTold => f.write_str(
-                "never while the Redis user may not run CLIENT LIST and INFO: nobody can tell a dead client from one that waits",
+                "never while the Redis user may not run CLIENT LIST, CLIENT SETNAME, WATCH, MULTI and EXEC: without them a dead client looks like one that waits",
+            ),
+            Self::NotWatched => f.write_str(
+                "not before it can be watched: the limit of queues that are watched at the same time is reached, or Redis accepts no further connection",
             ),
         }
     }
 }
 
-/// One repair, with what must still be so when it is made.
+/// A repair, with the evidence that must still be valid when it is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// Give a dead client's role back, and put the token right.
+    /// Release a dead client's role, and repair the token.
     GiveBack {
         /// The role.
         role: QueueRole,
-        /// What must still be so.
+        /// The evidence that must still be valid.
         evidence: Box<Evidence>,
     },
-    /// Write what a dead creator has not.
+    /// Write the keys that a dead creator has not written.
     FinishCreation {
-        /// What must still be so.
+        /// The evidence that must still be valid.
         evidence: Box<Evidence>,
     },
-    /// Remove what a dead deleter has left.
+    /// Remove the leftovers of a dead deleter.
     FinishDeletion {
-        /// What must still be so.
+        /// The evidence that must still be valid.
         evidence: Box<Evidence>,
     },
-    /// Leave one token in each key that has more, and, while nobody works on the
-    /// queue, one in `:not_full` if there is room and none if not.
+    /// Leave one token in each key that has more. If both roles are free, leave one in
+    /// `:not_full` if there is room and none if not.
     SettleTokens,
 }
 
-/// What a repair rests on, and must not have changed when it is made.
+/// The basis of a repair, which must not have changed when it is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// What of the queue was seen unchanged; see [`Repair::still_fits`].
+    /// The part of the queue that was observed unchanged. See [`Repair::still_fits`].
     pub unchanged: QueueSeen,
-    /// The start of the server that was asked.
-    pub run_id: String,
-    /// For how long the queue had to be seen so.
-    pub idle: Duration,
+    /// The number of the guard that has watched the keys since then.
+    pub guard: u64,
 }
 
 impl Repair {
-    /// Whether the queue is still as it was when the repair was decided.
+    /// Returns the subject and the evidence of the repair. `None` for a repair that is
+    /// based on the content of the keys alone.
+    #[must_use]
+    pub fn evidence(&self) -> Option<(Subject, &Evidence)> {
+        match self {
+            Self::GiveBack { role, evidence } => Some((Subject::Role(*role), evidence)),
+            Self::FinishCreation { evidence } => Some((Subject::Creation, evidence)),
+            Self::FinishDeletion { evidence } => Some((Subject::Deletion, evidence)),
+            Self::SettleTokens => None,
+        }
+    }
+
+    /// Whether the queue is still in the state in which the repair was decided.
     #[must_use]
     pub fn still_fits(&self, now: &QueueSeen) -> bool {
+        self.evidence().is_none_or(|(subject, evidence)| evidence.unchanged == subject.part_of(now))
+    }
+}
+
+impl Subject {
+    /// Returns the part of a queue that must stay unchanged for the subject's holder to
+    /// be considered dead.
+    pub(super) fn part_of(self, seen: &QueueSeen) -> QueueSeen {
         match self {
-            Self::GiveBack { role, evidence } => evidence.unchanged == of_role(*role, now),
-            Self::FinishCreation { evidence } | Self::FinishDeletion { evidence } => {
-                evidence.unchanged == *now
-            }
-            Self::SettleTokens => true,
+            Self::Creation | Self::Deletion => seen.clone(),
+            Self::Role(role) => of_role(role, seen),
         }
     }
 }
 
-/// What of a queue must stay as it is for a role's holder to be believed dead: what
-/// only the holder changes, and length and counters. The other role may come and go.
-pub(super) fn of_role(role: QueueRole, seen: &QueueSeen) -> QueueSeen {
+/// Returns the part of a queue that must stay unchanged for a role's holder to be
+/// considered dead: the keys that only the holder changes, length and counters. The other
+/// role may change hands.
+fn of_role(role: QueueRole, seen: &QueueSeen) -> QueueSeen {
     let mut seen = QueueSeen { not_full: 0, closed_tokens: 0, ..seen.clone() };
     match role {
         QueueRole::Producer => (seen.consumer, seen.consumer_free) = (Role::default(), 0),

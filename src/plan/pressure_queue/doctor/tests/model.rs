@@ -1,24 +1,63 @@
-//! Random series of looks at clients that take roles, work and die: none ever lets
-//! a living client's role be given back.
+//! Random series of observations of clients that take roles, work and die. None may ever
+//! release a living client's role.
 
 use proptest::prelude::*;
 
 use super::super::super::tests::any_seen;
 use super::*;
 
-/// What a step of the model does.
+/// A step of the model.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Somebody connects.
+    /// A client connects.
     Connect,
-    /// The n-th connection is cut, whatever its client holds.
+    /// The n-th connection is closed, whatever its client holds.
     Cut(usize),
     /// The n-th client takes the producer role, if it is free.
     Take(usize),
-    /// The role's holder, if it lives, puts an element and gives the role back.
+    /// The role's holder, if alive, puts an element and releases the role.
     Put,
-    /// Time passes and the doctor looks.
-    Look(u64),
+    /// The role's holder, if alive, releases the role and takes it again under the same
+    /// id, over a new connection.
+    TryAgain,
+    /// Time passes and the queue is observed. The list of connections may be an old one.
+    Look(u64, bool),
+}
+
+/// The model of the server, which records whether the watched keys were touched.
+#[derive(Default)]
+struct Server {
+    guard: Option<u64>,
+    is_touched: bool,
+    guards_set: u64,
+}
+
+impl Server {
+    /// An observation, taken as `QueueDoctor` takes it.
+    fn look(
+        &mut self,
+        doctor: &Doctor,
+        second: u64,
+        seen: &QueueSeen,
+        list: Option<&[u64]>,
+    ) -> Look {
+        if doctor.to_guard(seen, Effort::Repair).is_empty() {
+            self.guard = None;
+            return Look { guarded: Vec::new(), ..look(second, seen, &[]) };
+        }
+        if self.guard.is_none() {
+            self.guards_set += 1;
+            (self.guard, self.is_touched) = (Some(self.guards_set), false);
+        }
+        let guarded = if self.is_touched && list.is_some() {
+            self.guard = None;
+            Guarded::Touched
+        } else {
+            let connections = list.map(|all| all.iter().map(|&id| connection(id)).collect());
+            Guarded::Untouched { guard: self.guards_set, connections }
+        };
+        look_with(second, seen, &guarded)
+    }
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -27,7 +66,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => (0..6_usize).prop_map(Step::Cut),
         2 => (0..6_usize).prop_map(Step::Take),
         1 => Just(Step::Put),
-        5 => (0..40_u64).prop_map(Step::Look),
+        2 => Just(Step::TryAgain),
+        5 => (0..40_u64, any::<bool>()).prop_map(|(pause, is_new)| Step::Look(pause, is_new)),
     ]
 }
 
@@ -35,10 +75,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn no_living_client_s_role_is_ever_given_back_and_a_dead_one_s_always_is(
+    fn roles_of_connected_clients_are_never_released_and_of_dead_ones_always(
         steps in proptest::collection::vec(any_step(), 1..60),
     ) {
-        let mut doctor = doctor();
+        let (mut doctor, mut server) = (doctor(), Server::default());
         let (mut connected, mut last, mut second) = (vec![1, 2], 2, 0);
         let mut holder: Option<u64> = None;
         let mut seen = used(0, 0);
@@ -54,17 +94,28 @@ proptest! {
                     let id = Some(format!("client {}", connected[n]));
                     seen.producer = Role { id, busy: true };
                     seen.producer_free = 0;
+                    server.is_touched = true;
                 }
                 Step::Put if holder.is_some_and(|id| connected.contains(&id)) => {
                     holder = None;
                     seen.producer.busy = false;
                     (seen.producer_free, seen.length) = (1, seen.length + 1);
                     seen.produced_messages += 1;
+                    server.is_touched = true;
                 }
-                Step::Look(pause) => {
+                Step::TryAgain if holder.is_some_and(|id| connected.contains(&id)) => {
+                    connected.retain(|id| Some(*id) != holder);
+                    last += 1;
+                    connected.push(last);
+                    holder = Some(last);
+                    server.is_touched = true;
+                }
+                Step::Look(pause, is_new) => {
                     second += pause;
-                    let diagnosis = doctor.look(look(second, &seen, &connected));
-                    if is_mended(&diagnosis) {
+                    let list = is_new.then_some(connected.as_slice());
+                    let diagnosis = doctor.look(server.look(&doctor, second, &seen, list));
+                    // The transaction of a repair fails if the keys were touched.
+                    if is_mended(&diagnosis) && !server.is_touched {
                         let id = holder.expect("a role that is taken");
                         prop_assert!(!connected.contains(&id), "{id} lives: {diagnosis:?}");
                     }
@@ -72,10 +123,13 @@ proptest! {
                 _ => {}
             }
         }
-        // In the end all who are connected go, and then the role is free again.
+        // Finally all clients disconnect, and then the role is free again.
         second += 1000;
-        doctor.look(look(second, &seen, &[]));
-        let diagnosis = doctor.look(look(second + 1000, &seen, &[]));
+        let mut diagnosis = Diagnosis::default();
+        for later in 0..4 {
+            let look = server.look(&doctor, second + later * 1000, &seen, Some(&[]));
+            diagnosis = doctor.look(look);
+        }
         prop_assert_eq!(is_mended(&diagnosis), holder.is_some());
     }
 
@@ -94,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_mended_at_a_first_look_but_a_token_of_an_overfilled_queue(seen in any_seen()) {
+    fn a_first_look_repairs_nothing_except_a_token_of_an_overfilled_queue(seen in any_seen()) {
         let diagnosis = doctor().look(look(1_000_000, &seen, &[]));
         for finding in diagnosis.damage {
             prop_assert!(

@@ -1,0 +1,105 @@
+//! What the subcommands of `lockkeeper queue` share: how long they wait, their exit codes,
+//! and their output.
+
+use std::fmt;
+use std::io::Write;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::cli::common::duration;
+use crate::cli::failure::Failure;
+use crate::pressure::{Queue, QueueError, StoreError, Wait};
+
+/// How long to wait.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Patience {
+    /// Give up after no progress for this long [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_wait", help_heading = None)]
+    pub timeout: Option<Duration>,
+
+    /// Give up immediately if the queue is full or empty, or in use by another client
+    #[arg(long, help_heading = None)]
+    pub no_wait: bool,
+}
+
+impl Patience {
+    pub fn wait(&self) -> Wait {
+        match (self.no_wait, self.timeout) {
+            (true, _) => Wait::No,
+            (false, Some(timeout)) => Wait::For(timeout),
+            (false, None) => Wait::Forever,
+        }
+    }
+}
+
+/// Exit code of an error.
+pub(super) fn code(error: &QueueError) -> u8 {
+    match error {
+        QueueError::DoesNotExist => Failure::DOES_NOT_EXIST,
+        QueueError::AlreadyExists | QueueError::Residue { .. } => Failure::ALREADY_EXISTS,
+        QueueError::Closed => Failure::CLOSED,
+        QueueError::Full
+        | QueueError::Empty
+        | QueueError::InUse { .. }
+        | QueueError::TimedOut { .. }
+        | QueueError::Overtaken => Failure::NOT_ACQUIRED,
+        QueueError::TooLarge { .. } => Failure::DATA,
+        // The server works; the request is invalid.
+        QueueError::Store(
+            StoreError::WrongType { .. }
+            | StoreError::ClusterUnsafe { .. }
+            | StoreError::DatabaseOutOfRange { .. },
+        ) => Failure::USAGE,
+        QueueError::Store(_) => Failure::UNAVAILABLE,
+    }
+}
+
+pub(super) fn failed(queue: &Queue, error: &QueueError) -> Failure {
+    Failure::new(code(error), format!("{}: {error}", queue.name()))
+}
+
+/// Failure after a signal, with a message about the work done until then.
+pub(super) fn stopped_by(signal: Signal, done: &str) -> Failure {
+    Failure::new(Failure::signalled(signal as i32), format!("stopped by {signal}. {done}"))
+}
+
+/// Prints true or false and exits accordingly, for use in `if`.
+pub(super) fn answer(is_so: bool) -> Result<(), Failure> {
+    /// As in test(1).
+    const NO: u8 = 1;
+    print(&format!("{is_so}\n"))?;
+    if is_so { Ok(()) } else { Err(Failure::silent(NO)) }
+}
+
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
+}
+
+/// Number of elements and of their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub elements: u64,
+    pub bytes: u64,
+}
+
+impl Tally {
+    pub fn add(&mut self, elements: usize, bytes: usize) {
+        self.elements += elements as u64;
+        self.bytes += bytes as u64;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", count(self.elements, "element"), count(self.bytes, "byte"))
+    }
+}
+
+/// Formats a count: `1 element`, `2 elements`.
+pub(super) fn count(number: u64, what: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{ending}")
+}

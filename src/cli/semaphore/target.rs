@@ -1,0 +1,82 @@
+//! The semaphore of a subcommand: found by name or resource, and observed.
+
+use crate::cli::failure::Failure;
+use crate::cli::output::Format;
+use crate::cli::target::{Found, Place, resource};
+use crate::plan::semaphore::{DEFAULT_OVERSHOOT, SlotsSeen};
+use crate::semaphore::{Broker, BrokerError, BrokerOptions};
+
+/// The semaphore.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct Which {
+    /// Name of the semaphore on the broker, for example ci.deploy; commands that change
+    /// nothing also accept sem/NAME
+    pub name: String,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Output options.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct Form {
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t, help_heading = None)]
+    pub output: Format,
+}
+
+/// A semaphore and its broker.
+pub(in crate::cli) struct Target {
+    pub found: Found,
+    pub broker: Broker,
+}
+
+impl Target {
+    /// Creates the target without connecting.
+    pub fn new(found: Found) -> Self {
+        let broker = Broker::new(found.settings.clone(), BrokerOptions::default());
+        Self { found, broker }
+    }
+}
+
+impl Which {
+    /// Finds the semaphore for a command that changes nothing.
+    pub async fn find(&self) -> Result<Target, Failure> {
+        Ok(Target::new(self.place.find(&self.name).await?))
+    }
+
+    /// Finds the semaphore for a change. Rejects a resource, which the operator manages.
+    pub async fn find_to_change(&self) -> Result<Target, Failure> {
+        if resource(&self.name).is_some() {
+            let message = "a resource's slots are the operator's to change: use kubectl scale, or kubectl delete";
+            return Err(Failure::new(Failure::USAGE, message));
+        }
+        self.find().await
+    }
+}
+
+impl Target {
+    /// Observes the slots on the broker.
+    pub async fn look(&self) -> Result<SlotsSeen, Failure> {
+        let name = &self.found.name;
+        let mark = self.broker.find_mark(name, DEFAULT_OVERSHOOT).await.map_err(|e| failed(&e))?;
+        let to = mark + DEFAULT_OVERSHOOT;
+        self.broker.observe(name, to, to).await.map_err(|error| failed(&error))
+    }
+}
+
+/// Returns the number of slots, provided that there are no gaps.
+pub(in crate::cli) fn slots(seen: &SlotsSeen) -> u32 {
+    u32::try_from(seen.slots.len()).unwrap_or(u32::MAX)
+}
+
+pub(in crate::cli) fn failed(error: &BrokerError) -> Failure {
+    let code = match error {
+        BrokerError::IncompatibleQueue { .. } | BrokerError::ProtocolMismatch { .. } => {
+            Failure::USAGE
+        }
+        BrokerError::MutexBusy { .. } => Failure::NOT_ACQUIRED,
+        _ => Failure::UNAVAILABLE,
+    };
+    Failure::new(code, error.to_string())
+}

@@ -1,0 +1,136 @@
+//! The default connections, for objects that specify none: from flags and the
+//! environment, or from the files of a directory, which may be created and changed while
+//! the operator runs (hazard K29). Certificates are always files. See `fetch` for their
+//! use.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+
+/// Time for which file contents are cached. All objects share one read.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Sources of the default connections. A URL takes precedence over its file.
+#[derive(Clone, Debug, Default)]
+pub struct DefaultSources {
+    /// URL `amqp://user:password@host:5672/vhost`. Defaults to the file `amqpUrl`.
+    pub amqp_url: Option<SecretString>,
+    /// URL of the management API. Defaults to the file `managementUrl`.
+    pub management_url: Option<SecretString>,
+    /// URL of the management API with an administrator's credentials. Defaults to the
+    /// file `adminUrl`.
+    pub admin_url: Option<SecretString>,
+    /// URL `redis://user:password@host:6379/0`. Defaults to the file `redisUrl`.
+    pub redis_url: Option<SecretString>,
+    /// Directory of these files. Each of them is optional.
+    pub directory: Option<PathBuf>,
+}
+
+impl DefaultSources {
+    /// Returns the default broker from the current sources, or `None` without a URL.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a URL or a certificate file is invalid, or if only a management URL is
+    /// given.
+    pub fn rabbitmq(&self) -> Result<Option<RabbitmqSettings>, SettingsError> {
+        let management = self.url(self.management_url.as_ref(), "managementUrl");
+        let Some(amqp) = self.url(self.amqp_url.as_ref(), "amqpUrl") else {
+            let instead =
+                "or --amqp-url: slots are kept over AMQP, and there is only a management URL";
+            let alone = SettingsError::MissingKey { key: "amqpUrl", instead };
+            return if management.is_some() { Err(alone) } else { Ok(None) };
+        };
+        let management = management.as_ref().map(ExposeSecret::expose_secret);
+        let settings = RabbitmqSettings::from_urls(amqp.expose_secret(), management)?
+            .with_tls_of_environment(variable, read)?;
+        match self.url(self.admin_url.as_ref(), "adminUrl") {
+            Some(url) => settings.with_administrator(url.expose_secret(), "adminUrl").map(Some),
+            None => Ok(Some(settings)),
+        }
+    }
+
+    /// Returns the default Redis server from the current sources, or `None` without a
+    /// URL.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the URL or a certificate file is invalid.
+    pub fn redis(&self) -> Result<Option<RedisSettings>, SettingsError> {
+        let Some(url) = self.url(self.redis_url.as_ref(), "redisUrl") else { return Ok(None) };
+        let lookup = |name: &str| match name {
+            "REDIS_URL" => Some(url.expose_secret().to_owned()),
+            _ => variable(name),
+        };
+        RedisSettings::from_environment(lookup, read).map(Some)
+    }
+
+    /// Returns the given URL, otherwise the file's. An empty URL counts as unset, because
+    /// charts leave options out that way.
+    fn url(&self, given: Option<&SecretString>, file: &str) -> Option<SecretString> {
+        let some = |url: &str| (!url.is_empty()).then(|| SecretString::from(url));
+        let given = given.and_then(|url| some(url.expose_secret()));
+        given.or_else(|| {
+            let text = std::fs::read_to_string(self.directory.as_ref()?.join(file)).ok()?;
+            some(text.trim())
+        })
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn read(file: &str) -> Option<String> {
+    std::fs::read_to_string(file).ok()
+}
+
+/// The default connections, reread on use.
+pub struct Defaults {
+    sources: DefaultSources,
+    rabbitmq: Known<RabbitmqSettings>,
+    redis: Known<RedisSettings>,
+}
+
+type Known<T> = Mutex<Option<(Instant, Result<Option<T>, SettingsError>)>>;
+
+impl Defaults {
+    /// Creates the default connections without reading them.
+    #[must_use]
+    pub fn new(sources: DefaultSources) -> Self {
+        Self { sources, rabbitmq: Mutex::default(), redis: Mutex::default() }
+    }
+
+    /// Returns [`DefaultSources::rabbitmq`], cached for at most a second.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a file can't be read, or its content is invalid.
+    pub fn rabbitmq(&self) -> Result<Option<RabbitmqSettings>, SettingsError> {
+        fresh(&self.rabbitmq, || self.sources.rabbitmq())
+    }
+
+    /// Returns [`DefaultSources::redis`], cached for at most a second.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`]: a file can't be read, or its content is invalid.
+    pub fn redis(&self) -> Result<Option<RedisSettings>, SettingsError> {
+        fresh(&self.redis, || self.sources.redis())
+    }
+}
+
+fn fresh<T: Clone>(
+    known: &Known<T>,
+    read: impl FnOnce() -> Result<Option<T>, SettingsError>,
+) -> Result<Option<T>, SettingsError> {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*known {
+        Some((at, settings)) if at.elapsed() < FRESH => settings.clone(),
+        _ => known.insert((Instant::now(), read())).1.clone(),
+    }
+}

@@ -1,0 +1,43 @@
+//! What all objects of a kind share, besides the context of all kinds.
+
+use std::sync::Arc;
+
+use kube::runtime::reflector::Store as Cache;
+
+use super::context::Context;
+use super::kind::Kind;
+use super::limits::Demands;
+use super::memory::Memories;
+use super::names::Names;
+use super::proofs::Proofs;
+use crate::plan::quota::Limits;
+
+/// What all objects of a kind share.
+pub struct KindContext<K: Kind> {
+    /// What all kinds share.
+    pub shared: Arc<Context>,
+    /// The watched objects.
+    pub cache: Cache<K>,
+    /// Their names on the servers.
+    pub names: Names,
+    /// Their demands on the quotas of their namespaces.
+    pub demands: Demands<K>,
+    /// Their states.
+    pub states: Memories<K::Status, K::State>,
+    /// Connections that lead to the same server.
+    pub proofs: Proofs,
+}
+
+impl<K: Kind> KindContext<K> {
+    /// Creates the context of a kind whose objects are in `cache`.
+    pub fn new(shared: Arc<Context>, cache: Cache<K>, limits: Limits) -> Self {
+        Self {
+            shared,
+            cache,
+            names: Names::default(),
+            demands: Demands::new(limits),
+            states: Memories::default(),
+            proofs: Proofs::default(),
+        }
+    }
+}

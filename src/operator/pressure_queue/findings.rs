@@ -1,0 +1,59 @@
+//! What a reconcile of a `PressureQueue` remembers between two runs, and finds in one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::api::PressureQueue;
+use crate::api::conditions::Say;
+use crate::operator::fetch::Connected;
+use crate::operator::kind::StateOf;
+use crate::operator::outcome::Note;
+use crate::plan::pressure_queue::doctor::Finding;
+use crate::plan::pressure_queue::{QueueSeen, Remark};
+use crate::pressure::{QueueDoctor, Store};
+
+/// State that is kept only for `PressureQueue`s.
+#[derive(Default)]
+pub struct State {
+    /// Remarks of the last observation that must be confirmed by the next one.
+    pub suspected: Vec<Remark>,
+    /// Keeps observations of the queue while it may be damaged.
+    pub doctor: Option<QueueDoctor>,
+    /// Number of observations since the start.
+    pub looks: u32,
+    /// The damage for which events were published. `None` after a start.
+    pub told: Option<BTreeSet<String>>,
+    /// The last store that answered, for a cleanup after its Secret is gone.
+    pub store: Option<Connected<Store>>,
+}
+
+pub type QueueState = StateOf<PressureQueue>;
+
+/// Interval of observations while a change waits for a client, or a remark for its
+/// confirmation.
+pub const SOON: Duration = Duration::from_secs(1);
+
+/// Results of the steps that were completed.
+#[derive(Default)]
+pub struct Findings {
+    pub queue: String,
+    pub backend: Option<String>,
+    /// The server where the queue was last read.
+    pub reached_backend: Option<String>,
+    /// Whether the queue was closed when it was last observed. A closed queue stays
+    /// closed, so this remains valid while the server is unreachable.
+    pub was_closed: Option<bool>,
+    pub seen: Option<QueueSeen>,
+    pub remarks: Vec<Remark>,
+    /// Remarks that must be observed again to be confirmed.
+    pub unconfirmed: Vec<Remark>,
+    /// Damage of the queue.
+    pub damage: Vec<Finding>,
+    /// Whether the damage is repaired as far as the spec allows.
+    pub is_mended: bool,
+    /// The previous condition Damaged, until the damage can be observed again.
+    pub kept: Option<Say>,
+    /// Whether the diagnosis needs another observation soon.
+    pub is_unsure: bool,
+    pub notes: Vec<Note>,
+}

@@ -1,0 +1,97 @@
+//! Removes a deleted Semaphore from its broker, unless `deletionGuard: Unused` delays it.
+//! See `cleanup` for the rest of a deletion.
+
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use super::findings::{FACTS_INTERVAL, Findings};
+use super::status::to_report;
+use crate::api::conditions::reason;
+use crate::api::semaphore::MAX_LISTED_HOLDERS;
+use crate::api::{FORCE_FINALIZE, Semaphore, SemaphoreStatus};
+use crate::operator::cleanup::namespace_is_terminating;
+use crate::operator::error::jitter;
+use crate::operator::kind::Session;
+use crate::operator::outcome::{Outcome, Removal};
+use crate::plan::semaphore::sweep_to;
+use crate::semaphore::BrokerError;
+
+/// First pause while clients hold slots. Each observation takes the admin mutex.
+const HELD: Duration = Duration::from_secs(2);
+
+/// Returns the last written high-water mark. Includes the spec's count, because a resize
+/// may have started without a status write.
+fn mark(session: &Session<'_, Semaphore>) -> Option<u32> {
+    let mark = u32::try_from(session.old.highest_slot?).ok()?;
+    Some(mark.max(session.valid.wish.slots))
+}
+
+/// Removes the slots. Holders keep theirs until they release them.
+pub(super) async fn destroy(
+    session: &Session<'_, Semaphore>,
+) -> Result<Removal<SemaphoreStatus>, BrokerError> {
+    let Session { ctx, object, valid, connected, .. } = session;
+    let broker = &connected.handle;
+    let done = broker.destroy(&valid.lock, valid.wish, mark(session), &ctx.stop).await?;
+    Ok(if done.left == 0 {
+        Removal::Gone
+    } else if namespace_is_terminating(ctx, *object).await {
+        let why = "its namespace is being deleted, and clients still hold the rest of it";
+        Removal::LeftBehind(why.to_owned())
+    } else {
+        Removal::Waiting(still_held(done.left, valid.lock.has_slots()), HELD)
+    })
+}
+
+/// Describes the slots or tokens that remain until their holders release.
+fn still_held(left: u32, has_slots: bool) -> String {
+    let unit = if has_slots { "slots" } else { "tokens" };
+    format!(
+        "It can no longer be acquired; {left} of its {unit} are still held, and are removed when they are released. To delete the object before that, set the annotation {FORCE_FINALIZE}=true"
+    )
+}
+
+/// Returns the report while slots are held, and `None` if no slot is held.
+pub(super) async fn in_use(
+    session: &Session<'_, Semaphore>,
+) -> Result<Option<Removal<SemaphoreStatus>>, BrokerError> {
+    let Session { ctx, object: semaphore, valid, connected, .. } = session;
+    let (broker, lock, slots) = (&connected.handle, &valid.lock, valid.wish.slots);
+    let mark = match mark(session) {
+        None if lock.has_slots() => broker.find_mark(lock, valid.wish.overshoot).await?,
+        mark => mark.unwrap_or_default(),
+    };
+    // An earlier holder may have been missed and still hold a slot above the mark.
+    let to = sweep_to(valid.wish, mark);
+    let seen = broker.observe(lock, to, to).await?;
+    let held = seen.held.len();
+    if held == 0 {
+        return Ok(None);
+    }
+    let holders = broker.holders(lock, &seen, slots, MAX_LISTED_HOLDERS).await;
+    let pause = if holders.incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe };
+    let found = Findings {
+        name: semaphore.name_any(),
+        lock: lock.to_string(),
+        backend: Some(connected.backend.clone()),
+        reached_backend: Some(connected.backend.clone()),
+        reached: true,
+        slots,
+        has_slots: lock.has_slots(),
+        mark: Some(mark.max(seen.highest())),
+        waiting: broker.waiting(lock).await?,
+        seen: Some(seen),
+        holders: Some(holders),
+        ..Findings::default()
+    };
+    let (one, more) =
+        if found.has_slots { ("slot is", "slots are") } else { ("token is", "tokens are") };
+    let unit = if held == 1 { one } else { more };
+    let message = format!(
+        "deletionGuard is Unused, and {held} {unit} held: nothing is removed before all are released. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
+    );
+    let outcome = Outcome::Working { reason: reason::IN_USE, message };
+    let report = Box::new(to_report(&found, outcome));
+    Ok(Some(Removal::Guarded(report, reason::IN_USE, jitter(pause))))
+}

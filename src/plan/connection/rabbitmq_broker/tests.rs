@@ -1,0 +1,97 @@
+//! Tests of how the settings of a broker are read.
+
+use secrecy::ExposeSecret;
+
+use super::super::tests::data;
+use super::*;
+
+#[test]
+fn the_cluster_operators_default_user_secret_is_understood() {
+    let s = RabbitmqSettings::from_secret(
+        &data(&[("host", "rabbit"), ("port", "5673"), ("username", "u"), ("password", "p")]),
+        Some("prod"),
+    )
+    .unwrap();
+    assert_eq!(format!("{s:?}"), "amqp://u@rabbit:5673/prod");
+    assert!(s.management.is_none());
+}
+
+#[test]
+fn a_uri_without_an_amqp_scheme_is_the_management_address() {
+    for uri in ["http://rabbit:15672", "rabbit:15672"] {
+        let s = RabbitmqSettings::from_secret(
+            &data(&[("uri", uri), ("host", "rabbit"), ("username", "u"), ("password", "p")]),
+            None,
+        )
+        .unwrap();
+        assert_eq!(s.management.unwrap().url, "http://rabbit:15672");
+    }
+}
+
+#[test]
+fn the_administrator_has_separate_credentials() {
+    let of = |admin| {
+        let keys = [("amqpUri", "amqp://u:p@h"), ("adminUri", admin)];
+        RabbitmqSettings::from_secret(&data(&keys), None)
+    };
+    let settings = of("http://root:secret@m:15672").unwrap();
+    let administrator = settings.administrator.unwrap();
+    assert_eq!(format!("{administrator:?}"), "http://m:15672 as root");
+    assert!(of("http://m:15672").unwrap_err().to_string().contains("administrator"));
+}
+
+#[test]
+fn an_encoded_vhost_and_password_are_decoded() {
+    let s = RabbitmqSettings::from_urls("amqp://u:p%40ss@h/%2Fx", Some("http://m:1/")).unwrap();
+    assert_eq!(s.vhost, "/x");
+    assert_eq!(s.password.expose_secret(), "p@ss");
+    assert_eq!(s.management.unwrap().url, "http://m:1");
+}
+
+const CA: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+
+#[test]
+fn each_way_to_ask_for_encryption_is_understood() {
+    let secret = |pairs: &[(&str, &str)]| {
+        let s = RabbitmqSettings::from_secret(&data(pairs), None).unwrap();
+        let management = s.management.as_ref().is_some_and(|m| m.tls.is_some());
+        (format!("{s:?}"), management)
+    };
+    assert_eq!(secret(&[("uri", "amqps://u:p@h")]), ("amqps://u@h:5671//".into(), false));
+    let keys = [("host", "h"), ("username", "u"), ("password", "p")];
+    let with = |more: &[(&'static str, &'static str)]| [&keys[..], more].concat();
+    assert_eq!(secret(&with(&[("tls", "true")])).0, "amqps://u@h:5671//");
+    // As the cluster operator writes it for a cluster with TLS.
+    let written = [("port", "5671"), ("connection_string", "amqps://u:p@h:5671/")];
+    assert_eq!(secret(&with(&written)).0, "amqps://u@h:5671//");
+    let both = secret(&with(&[("uri", "https://h:15671"), ("ca.crt", CA)]));
+    assert_eq!(both, ("amqp://u@h:5672//".into(), true));
+    let six = RabbitmqSettings::from_urls("amqps://u:p@[::1]/v", None).unwrap();
+    assert_eq!((six.host.as_str(), format!("{six:?}").as_str()), ("::1", "amqps://u@[::1]:5671/v"));
+}
+
+#[test]
+fn certificates_without_encryption_and_half_a_pair_are_refused_without_showing_them() {
+    let said = |pairs: &[(&str, &str)]| {
+        RabbitmqSettings::from_secret(&data(pairs), None).unwrap_err().to_string()
+    };
+    let plain = said(&[("uri", "amqp://u:p@h"), ("ca.crt", CA)]);
+    assert!(plain.contains("no connection is encrypted"), "{plain}");
+    let key = "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\n";
+    let half = said(&[("uri", "amqps://u:p@h"), ("tls.key", key)]);
+    assert!(half.contains("tls.crt") && !half.contains("hush"), "{half}");
+    let wrong = said(&[("uri", "amqps://u:p@h"), ("tls.crt", CA), ("tls.key", "hush")]);
+    assert!(wrong.contains("tls.key") && !wrong.contains("hush"), "{wrong}");
+}
+
+#[test]
+fn the_files_of_an_environment_are_read_and_one_that_can_not_be_is_named() {
+    let settings = || RabbitmqSettings::from_urls("amqps://h", Some("https://h:1")).unwrap();
+    let variable = |name: &str| (name == "RABBITMQ_TLS_CA_FILE").then(|| "/ca".to_owned());
+    let read = |file: &str| (file == "/ca").then(|| CA.to_owned());
+    let s = settings().with_tls_of_environment(variable, read).unwrap();
+    assert!(s.tls.unwrap().authorities.is_some());
+    assert!(s.management.unwrap().tls.unwrap().authorities.is_some());
+    let err = settings().with_tls_of_environment(variable, |_| None).unwrap_err();
+    assert!(err.to_string().contains("RABBITMQ_TLS_CA_FILE"), "{err}");
+}

@@ -1,0 +1,63 @@
+//! The options of a queue client, and its default id.
+
+use std::time::Duration;
+
+use derive_setters::Setters;
+
+use crate::pressure::StoreOptions;
+
+/// Options for a queue client's connections and waits.
+#[derive(Clone, Debug, Setters)]
+#[setters(prefix = "with_", strip_option)]
+#[non_exhaustive]
+pub struct QueueOptions {
+    /// The id of this client, written into `:producer` and `:consumer`. Default: host,
+    /// process and thread, `host/4242/4243`.
+    #[setters(into)]
+    pub client_id: String,
+    /// Maximum time for opening a connection, login included. Default 3 s.
+    pub connect_timeout: Duration,
+    /// Maximum silence of the server while an answer is awaited. An answer may take
+    /// longer while bytes flow. Default 5 s. The answer to a get contains its elements
+    /// and is awaited until the connection ends: see [`Queue`](super::Queue), "Cancel safety".
+    pub response_timeout: Duration,
+    /// Interval at which a waiting operation checks the queue again. This detects keys
+    /// that were removed outside of the protocol, which wakes no client. Default 60 s.
+    pub look_interval: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        let store = StoreOptions::new(client_id());
+        Self {
+            client_id: store.client_id,
+            connect_timeout: store.connect_timeout,
+            response_timeout: store.response_timeout,
+            look_interval: Duration::from_mins(1),
+        }
+    }
+}
+
+/// Returns machine, process and thread, as in the source document, "Clients". A [`Queue`](super::Queue)
+/// keeps its id, on whichever threads its tasks run.
+fn client_id() -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let host = host.to_string_lossy();
+    let host = if host.is_empty() { "localhost".into() } else { host };
+    format!("{host}/{}/{}", std::process::id(), nix::unistd::gettid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_named_by_host_process_and_thread() {
+        let id = client_id();
+        let parts: Vec<&str> = id.rsplitn(3, '/').collect();
+        assert_eq!(parts[1], std::process::id().to_string());
+        assert!(parts[0].parse::<u32>().is_ok() && !parts[2].is_empty(), "{id}");
+        let other = std::thread::spawn(client_id).join().unwrap();
+        assert_ne!(other, id);
+    }
+}

@@ -1,0 +1,13 @@
+//! AMQP without any knowledge of locks: connections, pooled channels, probes, and the
+//! broker's description of itself.
+
+pub mod connect;
+pub mod identity;
+pub mod lane;
+pub mod link;
+pub mod probe;
+
+/// Returns a random id for an acquisition or a change.
+pub fn new_id() -> String {
+    format!("{:020x}", rand::random::<u128>() >> 48)
+}

@@ -1,0 +1,282 @@
+//! Opens one connection to the broker, and closes it reliably. See `link` for retries and
+//! sharing, and `lane` and `probe` for operations.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use rustls::ClientConfig;
+use secrecy::ExposeSecret;
+
+use super::lane::IdleLanes;
+use crate::plan::connection::RabbitmqSettings;
+use crate::semaphore::error::BrokerError;
+use crate::tls::client_config;
+
+/// Maximum frame size, in bytes. lapin keeps two buffers of 32 frames for each
+/// connection. With the broker's 128 KiB that is 8 MiB, and Lockkeeper's largest frame
+/// has only a queue name and a few facts of a holder.
+const FRAME_MAX: u32 = 16 * 1024;
+
+/// The address of a broker, and how to connect to it.
+pub struct Endpoint {
+    pub settings: RabbitmqSettings,
+    /// Connection name shown by the broker's management UI.
+    pub client_name: String,
+    /// Time limit of TCP and the whole handshake.
+    pub connect_timeout: Duration,
+    /// Time limit of each operation on the open connection.
+    pub operation_timeout: Duration,
+    /// In seconds. `None`: the broker's proposal.
+    pub heartbeat: Option<u16>,
+    /// The TLS configuration, created with the first connection.
+    pub connector: Connector,
+    /// Whether a connection to it has ever succeeded.
+    pub connected: AtomicBool,
+}
+
+impl Endpoint {
+    /// Returns `host:port`, for messages.
+    pub fn address(&self) -> String {
+        self.settings.address()
+    }
+
+    fn uri(&self) -> AMQPUri {
+        AMQPUri {
+            // Also with TLS, which is added once this process has its own handle on the
+            // socket.
+            scheme: AMQPScheme::AMQP,
+            authority: AMQPAuthority {
+                userinfo: AMQPUserInfo {
+                    username: self.settings.username.clone(),
+                    password: self.settings.password.expose_secret().to_owned(),
+                },
+                host: self.settings.host.clone(),
+                port: self.settings.port,
+            },
+            vhost: self.settings.vhost.clone(),
+            query: AMQPQueryString {
+                heartbeat: self.heartbeat,
+                frame_max: Some(FRAME_MAX),
+                ..AMQPQueryString::default()
+            },
+        }
+    }
+
+    /// Returns the TLS configuration. `None` for an unencrypted connection.
+    pub fn tls(&self) -> Result<Option<Arc<ClientConfig>>, BrokerError> {
+        let Some(tls) = &self.settings.tls else { return Ok(None) };
+        let made = self.connector.get_or_init(|| client_config(Some(tls)));
+        made.clone()
+            .map(Some)
+            .map_err(|why| BrokerError::CertificateRefused { endpoint: self.address(), why })
+    }
+}
+
+/// The TLS configuration, or why it could not be created.
+pub type Connector = OnceLock<Result<Arc<ClientConfig>, String>>;
+
+/// An open connection. It is never recovered: a replacement is a new connection, and
+/// exclusive objects of the old one are gone (hazard A11).
+pub struct Conn {
+    lapin: Connection,
+    /// A second handle on the socket, to close the connection if the broker no longer
+    /// answers.
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    retired: AtomicBool,
+    /// The first error of the connection.
+    failure: OnceLock<BrokerError>,
+    pub operation_timeout: Duration,
+    pub idle: IdleLanes,
+}
+
+impl Conn {
+    /// Connects. `role` is appended to the client's name, so that an operator of the
+    /// broker sees the purpose of each connection.
+    ///
+    /// Cancel safe: a dropped attempt closes its socket.
+    pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        match Self::open_once(endpoint, role).await {
+            // A broker rejects the client certificate only after the handshake. Whether
+            // its reason arrives or the connection just breaks is a race.
+            Err(error) if endpoint.settings.tls.is_some() && error.is_cut() => {}
+            other => return other,
+        }
+        Self::open_once(endpoint, role).await.map_err(|error| {
+            if !error.is_cut() {
+                return error;
+            }
+            let why = "the broker ended the connection right after the handshake".to_owned();
+            BrokerError::CertificateRefused { endpoint: endpoint.address(), why }
+        })
+    }
+
+    async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        let settings = &endpoint.settings;
+        let uri = endpoint.uri();
+        let connector = endpoint.tls()?.map(RustlsConnector::from);
+        // Never use `enable_auto_recover`: it would declare exclusive queues again on a
+        // new connection, an unnoticed gap in a lock.
+        let properties = ConnectionProperties::default()
+            .with_connection_name(format!("{} {role}", endpoint.client_name).into())
+            .with_client_property("product".into(), "lockkeeper".into())
+            .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into());
+
+        let unreachable = |why: &str| BrokerError::Unreachable {
+            endpoint: endpoint.address(),
+            why: why.to_owned(),
+        };
+        let runtime = lapin::runtime::default_runtime().map_err(|e| unreachable(&e.to_string()))?;
+        let attempt = Attempt { socket: Arc::default(), kept: false };
+        let shared = Arc::clone(&attempt.socket);
+        let patience = endpoint.connect_timeout;
+        let connect = Connection::connector(
+            uri,
+            runtime,
+            async move |uri, runtime| {
+                // lapin runs this on its own thread. Nothing else would stop it while a
+                // packet filter drops the SYNs. (The runtime below lapin sets
+                // `TCP_NODELAY`.)
+                let connecting = async {
+                    let stream =
+                        uri.connect_with_config_async(TLSConfig::default(), &runtime).await?;
+                    if let AsyncTcpStream::Plain(plain) = &stream {
+                        let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
+                        *lock(&shared) = Some(TcpStream::from(handle));
+                    }
+                    match &connector {
+                        Some(connector) => stream.into_rustls(connector, &uri.authority.host).await,
+                        None => Ok(stream),
+                    }
+                };
+                let connected = tokio::time::timeout(patience, connecting).await;
+                Ok(connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??)
+            },
+            properties,
+        );
+        let lapin = tokio::time::timeout(patience, connect)
+            .await
+            .map_err(|_| unreachable(&format!("no answer within {patience:?}")))?
+            .map_err(|error| {
+                BrokerError::connecting(
+                    &error,
+                    &endpoint.address(),
+                    &settings.username,
+                    &settings.vhost,
+                )
+            })?;
+        endpoint.connected.store(true, Ordering::Release);
+        Ok(Self {
+            lapin,
+            socket: attempt.keep(),
+            retired: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            operation_timeout: endpoint.operation_timeout,
+            idle: IdleLanes::default(),
+        })
+    }
+
+    /// Returns lapin's connection, to open channels and listen to events.
+    pub fn lapin(&self) -> &Connection {
+        &self.lapin
+    }
+
+    /// Whether the connection is open and no error was found.
+    pub fn is_usable(&self) -> bool {
+        !self.retired.load(Ordering::Acquire) && self.lapin.status().connected()
+    }
+
+    /// Whether the broker has blocked this connection (an alarm).
+    pub fn is_blocked(&self) -> bool {
+        self.lapin.status().blocked()
+    }
+
+    /// Closes the socket immediately, without the AMQP close handshake. Use it when the
+    /// broker did not answer, or when objects declared on the connection must be freed
+    /// for certain. The handshake could hang too.
+    pub fn kill(&self) {
+        self.retired.store(true, Ordering::Release);
+        shut_down(&self.socket);
+    }
+
+    /// Returns the first error found on the connection.
+    pub fn failure(&self) -> Option<BrokerError> {
+        self.failure.get().cloned()
+    }
+
+    /// Returns the error for a channel that was found closed. The listener of the
+    /// connection's events receives the reason.
+    pub fn closed(&self) -> BrokerError {
+        let closed = BrokerError::ConnectionLost { why: "the channel was closed".to_owned() };
+        self.failure().unwrap_or(closed)
+    }
+
+    /// Closes the connection immediately because of `error`. Returns the error to report:
+    /// if several operations fail together, the first error is the cause, and the lost
+    /// connection is its consequence.
+    pub fn fail(&self, error: BrokerError) -> BrokerError {
+        let cause = self.failure.get_or_init(|| error.clone()).clone();
+        self.kill();
+        if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
+    }
+
+    /// Closes the connection by the AMQP close handshake, and by force if it is not
+    /// answered in time.
+    pub async fn close(&self) {
+        self.retired.store(true, Ordering::Release);
+        let closing = self.lapin.close(200, "OK".into());
+        if !matches!(tokio::time::timeout(self.operation_timeout, closing).await, Ok(Ok(()))) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        // lapin sends the close handshake when its last handle is dropped, and its thread
+        // ends with it. A retired connection got no answer before.
+        if self.retired.load(Ordering::Acquire) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+/// A connection attempt that closes its socket when it is dropped. Otherwise lapin's
+/// thread would wait without limit for a broker that accepts the connection but sends
+/// nothing.
+struct Attempt {
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    kept: bool,
+}
+
+impl Attempt {
+    fn keep(mut self) -> Arc<Mutex<Option<TcpStream>>> {
+        self.kept = true;
+        Arc::clone(&self.socket)
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.kept {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn shut_down(socket: &Mutex<Option<TcpStream>>) {
+    if let Some(socket) = lock(socket).take() {
+        // Fails only if the socket is closed already.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}

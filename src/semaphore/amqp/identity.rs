@@ -1,0 +1,83 @@
+//! A broker's description of itself when a connection starts. lapin does not expose it,
+//! so a separate connection reads it and closes before the login.
+
+use std::io;
+
+use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
+use lapin::types::AMQPValue;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::connect::Endpoint;
+use crate::plan::clean_text;
+use crate::semaphore::error::BrokerError;
+
+/// Maximum length of the first frame. RabbitMQ's has about 500 bytes.
+const MAX_FRAME: u32 = 65_536;
+
+/// A broker's description of itself. Any server can claim the same, so it does not prove
+/// that two addresses lead to one broker. See [`Broker::is_same_as`](crate::semaphore::Broker::is_same_as).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BrokerIdentity {
+    /// The cluster's id. Only the management API shows it, and only to an administrator.
+    pub cluster_id: Option<String>,
+    /// The cluster's name. The RabbitMQ cluster operator uses the name of the
+    /// `RabbitmqCluster`, so two clusters often have the same name.
+    pub cluster_name: String,
+    /// `RabbitMQ`, or another product that implements AMQP 0-9-1.
+    pub product: String,
+    /// The version of the node that answered.
+    pub version: String,
+}
+
+/// Reads the identity over AMQP. The cluster's id stays empty.
+pub async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerError> {
+    let limit = endpoint.connect_timeout;
+    let tls = endpoint.tls()?.map(TlsConnector::from);
+    let payload = tokio::time::timeout(limit, async {
+        let host = endpoint.settings.host.as_str();
+        let stream = TcpStream::connect((host, endpoint.settings.port)).await?;
+        match tls {
+            None => first_frame(stream).await,
+            Some(tls) => {
+                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+                first_frame(tls.connect(name, stream).await?).await
+            }
+        }
+    })
+    .await
+    .map_err(|_| BrokerError::Unreachable {
+        endpoint: endpoint.address(),
+        why: format!("no answer within {limit:?}"),
+    })?
+    .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
+    let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
+    else {
+        return Err(BrokerError::Protocol { why: "its first frame isn't connection.start".into() });
+    };
+    let property = |key: &str| match start.server_properties.inner().get(key) {
+        Some(AMQPValue::LongString(text)) => clean_text(&text.to_string(), 256),
+        _ => String::new(),
+    };
+    Ok(BrokerIdentity {
+        cluster_id: None,
+        cluster_name: property("cluster_name"),
+        product: property("product"),
+        version: property("version"),
+    })
+}
+
+async fn first_frame(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Vec<u8>> {
+    stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
+    // Frame: type, channel, size, payload, frame-end octet.
+    let (_kind, _channel) = (stream.read_u8().await?, stream.read_u16().await?);
+    let size = stream.read_u32().await?;
+    if size > MAX_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an AMQP 0-9-1 broker"));
+    }
+    let mut payload = vec![0; size as usize];
+    stream.read_exact(&mut payload).await?;
+    Ok(payload)
+}

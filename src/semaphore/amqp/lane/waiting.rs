@@ -1,0 +1,108 @@
+//! Queues with client consumers, on a channel: declares the wait queue, and sends
+//! messages to consumers. The wait queue is never probed by publishing, because that
+//! would wake a client. The caller decides when.
+
+use lapin::BasicProperties;
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
+
+use super::{Lane, classic_arguments, short};
+use crate::semaphore::error::{BrokerError, refusal_code};
+
+/// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
+/// probes first.
+const WAKE_UP_LIVES: &str = "1000";
+
+/// The waiters of the lock at the time of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiters {
+    /// The broker was not asked.
+    Unknown,
+    /// The lock has no wait queue.
+    NoQueue,
+    /// Number of consumers on the wait queue.
+    Count(u32),
+}
+
+impl From<Option<u32>> for Waiters {
+    fn from(consumers: Option<u32>) -> Self {
+        consumers.map_or(Self::NoQueue, Self::Count)
+    }
+}
+
+impl Lane {
+    /// Declares the wait queue `name`. An existing queue with other arguments results in
+    /// [`BrokerError::IncompatibleQueue`].
+    pub async fn declare_wait_queue(&mut self, name: &str) -> Result<(), BrokerError> {
+        self.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await
+    }
+
+    /// Runs the operation `one` on `queue` and then counts the consumers of `wait_queue`,
+    /// sent together.
+    pub async fn do_and_count<T>(
+        &mut self,
+        one: impl Future<Output = Result<T, lapin::Error>>,
+        queue: &str,
+        wait_queue: Option<&str>,
+    ) -> Result<Waiters, BrokerError> {
+        let channel = self.channel().await?;
+        let count = async {
+            let Some(name) = wait_queue else { return Ok(Waiters::Unknown) };
+            let passive = QueueDeclareOptions::default().passive();
+            let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+            Ok(looking.await.map_or_else(
+                |error| match refusal_code(&error) {
+                    Some(404) => Waiters::NoQueue,
+                    _ => Waiters::Unknown,
+                },
+                |queue| Waiters::Count(queue.consumer_count()),
+            ))
+        };
+        self.declares += 1;
+        let both = async {
+            let (done, count) = futures::join!(one, count);
+            done.map(|_| count)
+        };
+        self.answer("to giving back", queue, both).await?.map_err(|refused| refused.error)?
+    }
+
+    /// Sends `count` wake-ups to the wait queue `name`. They may name the `slot` that
+    /// became free. If the queue is missing, they are dropped silently. Waiters also poll
+    /// from time to time.
+    pub async fn wake(
+        &mut self,
+        name: &str,
+        count: u32,
+        slot: Option<u32>,
+    ) -> Result<(), BrokerError> {
+        let slot = slot.map(|slot| slot.to_string());
+        self.send(name, &[], count, slot.as_deref()).await
+    }
+
+    /// Sends `count` messages to the consumers of the queue `name`. They expire after a
+    /// second without a consumer. `about` is their correlation id.
+    pub async fn send(
+        &mut self,
+        name: &str,
+        body: &[u8],
+        count: u32,
+        about: Option<&str>,
+    ) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        let name = short(name)?;
+        let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
+        if let Some(about) = about {
+            properties = properties.with_correlation_id(short(about)?);
+        }
+        let publishing = async {
+            for _ in 0..count {
+                let properties = properties.clone();
+                let options = BasicPublishOptions::default();
+                let exchange = ShortString::default();
+                channel.basic_publish(exchange, name.clone(), options, body, properties).await?;
+            }
+            Ok(())
+        };
+        self.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
+    }
+}

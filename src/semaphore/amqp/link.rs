@@ -1,0 +1,159 @@
+//! A lazy connection: opened on first use and reopened after a loss. Concurrent callers
+//! share one attempt, and a failure is cached for a moment. See `connect` for the attempt
+//! itself.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::connect::{Conn, Endpoint};
+use super::lane::Lane;
+use crate::semaphore::error::BrokerError;
+
+/// How long a failed attempt is the answer to all callers. While a broker is down, a
+/// thousand objects must not cause a thousand attempts.
+const REMEMBER_FAILURE: Duration = Duration::from_secs(1);
+
+/// Number of connections that may be opened in a row, and the time until one more is
+/// allowed. A broker that accepts and closes each connection must not receive a storm of
+/// logins (hazard K16).
+const BURST: u32 = 10;
+const ONE_MORE: Duration = Duration::from_secs(1);
+
+/// One lazy connection.
+pub struct Link {
+    endpoint: Arc<Endpoint>,
+    role: &'static str,
+    current: RwLock<Option<Arc<Conn>>>,
+    attempts: Mutex<Attempts>,
+}
+
+/// The state of the attempts.
+#[derive(Default)]
+struct Attempts {
+    last_failure: Option<(Instant, BrokerError)>,
+    pace: Pace,
+}
+
+/// Rate limit of connection attempts.
+struct Pace {
+    left: u32,
+    counted: Instant,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { left: BURST, counted: Instant::now() }
+    }
+}
+
+impl Pace {
+    /// Takes one attempt, or returns how long to wait.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let since = now.saturating_duration_since(self.counted);
+        let more = u32::try_from(since.as_millis() / ONE_MORE.as_millis()).unwrap_or(u32::MAX);
+        if more >= BURST - self.left {
+            (self.left, self.counted) = (BURST, now);
+        } else {
+            self.left += more;
+            self.counted += ONE_MORE * more;
+        }
+        if self.left == 0 {
+            return Err(ONE_MORE.saturating_sub(now.saturating_duration_since(self.counted)));
+        }
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Creates a lazy connection without connecting.
+    pub fn new(endpoint: Arc<Endpoint>, role: &'static str) -> Self {
+        Self { endpoint, role, current: RwLock::default(), attempts: Mutex::default() }
+    }
+
+    /// Returns the open connection, and opens one if there is none.
+    ///
+    /// Cancel safe: the next waiting caller takes over the attempt.
+    pub async fn get(&self) -> Result<Arc<Conn>, BrokerError> {
+        if let Some(conn) = self.usable() {
+            return Ok(conn);
+        }
+        // Held while connecting. The other callers wait here for the result.
+        let mut attempts = self.attempts.lock().await;
+        if let Some(conn) = self.usable() {
+            return Ok(conn);
+        }
+        if let Some((at, error)) = &attempts.last_failure
+            && at.elapsed() < REMEMBER_FAILURE
+        {
+            return Err(error.clone());
+        }
+        while let Err(wait) = attempts.pace.take(Instant::now()) {
+            tokio::time::sleep(wait).await;
+        }
+        match Conn::open(&self.endpoint, self.role).await {
+            Ok(conn) => {
+                let conn = Arc::new(conn);
+                attempts.last_failure = None;
+                let before = self
+                    .current
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .replace(Arc::clone(&conn));
+                drop(before);
+                Ok(conn)
+            }
+            Err(error) => {
+                attempts.last_failure = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns a channel for publishing. During an alarm the broker reads nothing from
+    /// publishers, so this fails immediately.
+    pub async fn publisher(&self) -> Result<Lane, BrokerError> {
+        let conn = self.get().await?;
+        if conn.is_blocked() {
+            return Err(BrokerError::Blocked);
+        }
+        Lane::take(&conn).await
+    }
+
+    /// Closes the connection, if there is one, by the AMQP close handshake.
+    pub async fn close(&self) {
+        let conn = self.current.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(conn) = conn {
+            conn.close().await;
+        }
+    }
+
+    fn usable(&self) -> Option<Arc<Conn>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|conn| conn.is_usable()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_of_connections_may_be_made_at_once_and_then_one_a_second() {
+        let mut pace = Pace::default();
+        let start = pace.counted;
+        let at = |millis| start + Duration::from_millis(millis);
+        assert!((0..BURST).all(|_| pace.take(at(100)).is_ok()));
+        assert_eq!(pace.take(at(200)), Err(Duration::from_millis(900)));
+        assert_eq!(pace.take(at(1_100)), Ok(()));
+        assert_eq!(pace.take(at(1_500)), Err(Duration::from_millis(600)));
+        // Over ten seconds at most ten, whenever they are requested.
+        let made = (1_550..=11_100).step_by(50).filter(|millis| pace.take(at(*millis)).is_ok());
+        assert_eq!(made.count(), 10);
+        // After a rest one burst again, and no more.
+        assert!((0..BURST).all(|_| pace.take(at(60_000)).is_ok()));
+        assert!(pace.take(at(60_000)).is_err());
+    }
+}

@@ -1,0 +1,47 @@
+//! Acquires a token: the permit of a token that the broker gave. See
+//! [`protocol::token`](crate::semaphore::protocol::token) for the requests.
+
+use super::error::AcquireError;
+use super::facts::{fact, facts};
+use super::lock::Lock;
+use super::options::AcquireOptions;
+use super::permit::{Begin, Permit};
+use crate::semaphore::amqp::new_id;
+use crate::semaphore::protocol::interface::Wait;
+use crate::semaphore::protocol::token::client::{HeldFacts, Request, Taken, take};
+
+impl Lock {
+    /// Runs the whole acquisition, from the first request to the permit.
+    ///
+    /// Cancel safe: a token in flight is requeued when the connection closes.
+    pub(super) async fn acquire_token(
+        &self,
+        options: &AcquireOptions,
+        wait: Wait,
+    ) -> Result<Permit, AcquireError> {
+        let id = new_id();
+        let mut hold = self.shared().pool.take().await?;
+        hold.begin();
+        let request = Request {
+            conn: hold.conn(),
+            lock: self.name(),
+            id: &id,
+            identity: options.identity.as_deref().map(fact),
+            priority: options.priority,
+            facts: facts(&id, options),
+            wait,
+        };
+        let error = match take(request).await? {
+            Taken::Yes(HeldFacts { held, token_id, fence, sent }) => {
+                let (slot, wait_queue, record) = (None, None, None);
+                let begin =
+                    Begin { id, fence, slot, token_id, hold, held, sent, wait_queue, record };
+                return Ok(Permit::begin(self.shared(), begin));
+            }
+            Taken::Full => AcquireError::Full { lock: self.name().to_string(), slots: 0 },
+            Taken::Missing => AcquireError::NoSlots { lock: self.name().to_string() },
+        };
+        hold.settle();
+        Err(error)
+    }
+}

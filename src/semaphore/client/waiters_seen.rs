@@ -1,0 +1,85 @@
+//! What a client knows about the waiters of locks, from the broker's answers to its own
+//! requests. See `fairness` for what follows from it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::semaphore::amqp::lane::Waiters;
+
+/// How long a client relies on the absence of waiters before it asks the broker again.
+/// Within this time it may overtake a new waiter once: its next release finds the waiter.
+const BELIEVED: Duration = Duration::from_secs(5);
+
+/// Maximum number of cached wait queues. Beyond it, the cache is cleared.
+const MOST: usize = 4096;
+
+/// The broker's last answer about the waiters of each lock, by wait queue.
+#[derive(Default)]
+pub struct WaitersSeen(Mutex<HashMap<String, (Waiters, Moment)>>);
+
+impl WaitersSeen {
+    /// Records an answer of the broker, usually that of a release.
+    pub fn note(&self, wait_queue: &str, waiters: Waiters) {
+        if waiters == Waiters::Unknown {
+            return;
+        }
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() >= MOST && !seen.contains_key(wait_queue) {
+            seen.clear();
+        }
+        seen.insert(wait_queue.to_owned(), (waiters, Moment::now()));
+    }
+
+    /// Whether the wait queue was missing. Each further check would cost a channel, so
+    /// only joining reveals that it exists now.
+    pub fn is_missing(&self, wait_queue: &str) -> bool {
+        matches!(self.recall(wait_queue), Some((Waiters::NoQueue, _)))
+    }
+
+    /// Whether there are waiters, if the cached answer is recent enough.
+    pub fn any(&self, wait_queue: &str) -> Option<bool> {
+        match self.recall(wait_queue)? {
+            (Waiters::NoQueue, _) => Some(false),
+            (Waiters::Count(0), since) => (since.elapsed() < BELIEVED).then_some(false),
+            (Waiters::Count(_), _) => Some(true),
+            (Waiters::Unknown, _) => None,
+        }
+    }
+
+    fn recall(&self, wait_queue: &str) -> Option<(Waiters, Moment)> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.get(wait_queue).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiters_are_believed_until_a_release_finds_none() {
+        let seen = WaitersSeen::default();
+        assert_eq!(seen.any("a-W"), None);
+        seen.note("a-W", Waiters::Count(2));
+        seen.note("a-W", Waiters::Unknown);
+        assert_eq!((seen.any("a-W"), seen.any("b-W")), (Some(true), None));
+        seen.note("a-W", Waiters::Count(0));
+        assert_eq!(seen.any("a-W"), Some(false));
+        assert!(!seen.is_missing("a-W"));
+        seen.note("a-W", Waiters::NoQueue);
+        assert!(seen.is_missing("a-W"));
+        assert_eq!(seen.any("a-W"), Some(false));
+    }
+
+    #[test]
+    fn the_number_of_remembered_wait_queues_is_limited() {
+        let seen = WaitersSeen::default();
+        for lock in 0..=MOST {
+            seen.note(&format!("{lock}-W"), Waiters::Count(1));
+        }
+        assert!(seen.0.lock().unwrap().len() <= MOST);
+        assert_eq!(seen.any(&format!("{MOST}-W")), Some(true));
+    }
+}

@@ -1,0 +1,136 @@
+//! The interface that each lock protocol implements for administrators. See `hold` and
+//! `numbered::holding` for the one for clients.
+
+use std::time::Instant;
+
+use async_trait::async_trait;
+
+use super::fault::{Expected, Fault};
+use super::holders::Holders;
+use super::revoke::{Revoke, RevokeError};
+use super::waiters::Waiter;
+use crate::clock::Moment;
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::semaphore::amqp::lane::Lane;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::Management;
+use crate::semaphore::session::access::Access;
+use crate::semaphore::session::change::{Change, Converged};
+
+/// How long to wait for a free slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Do not wait.
+    No,
+    /// Wait until that moment.
+    Until(Moment),
+    /// Wait without a limit.
+    Forever,
+}
+
+impl Wait {
+    /// Returns the end of the wait, if there is one.
+    pub fn until(self) -> Option<Moment> {
+        match self {
+            Self::Until(until) => Some(until),
+            Self::No | Self::Forever => None,
+        }
+    }
+}
+
+/// A protocol for locks with any number of holders, for administrators. Each method is as
+/// cancel safe as the public operation that calls it.
+#[async_trait]
+pub trait AdminProtocol: Send + Sync {
+    /// [`Broker::observe`](crate::semaphore::Broker::observe).
+    async fn observe(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        slots_to: u32,
+        holders_to: u32,
+    ) -> Result<SlotsSeen, BrokerError>;
+
+    /// [`Broker::sweep`](crate::semaphore::Broker::sweep).
+    async fn sweep(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        (slots_to, holders_to): (u32, u32),
+        _since: Option<Instant>,
+    ) -> Result<SlotsSeen, BrokerError> {
+        self.observe(access, lock, slots_to, holders_to).await
+    }
+
+    /// [`Broker::find_mark`](crate::semaphore::Broker::find_mark).
+    async fn find_mark(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<u32, BrokerError>;
+
+    /// Returns the high-water mark and the existing slots, for a change that depends on
+    /// them.
+    async fn survey(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+    ) -> Result<(u32, SlotsSeen), BrokerError>;
+
+    /// [`Broker::waiting`](crate::semaphore::Broker::waiting).
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError>;
+
+    /// [`Broker::waiters`](crate::semaphore::Broker::waiters).
+    async fn waiters(
+        &self,
+        management: &Management,
+        lock: &LockName,
+    ) -> Result<Vec<Waiter>, String>;
+
+    /// [`Broker::lost_parts`](crate::semaphore::Broker::lost_parts).
+    async fn lost_parts(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        wish: SlotWish,
+    ) -> Result<Vec<&'static str>, BrokerError>;
+
+    /// [`Broker::holders`](crate::semaphore::Broker::holders).
+    async fn holders(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        seen: &SlotsSeen,
+        slots: u32,
+        limit: usize,
+    ) -> Holders;
+
+    /// Applies the change under the admin mutex. The sweep ends at `swept_to`.
+    async fn apply(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Converged, BrokerError>;
+
+    /// Whether the lock exists, given the observed slots. A lock can exist without slots.
+    async fn exists(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        seen: &SlotsSeen,
+    ) -> Result<bool, BrokerError>;
+
+    /// Lists the faults of the lock, under the admin mutex.
+    async fn check(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        expected: Expected,
+    ) -> Result<Vec<Fault>, BrokerError>;
+
+    /// Revokes a slot from its holder.
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError>;
+}

@@ -1,0 +1,175 @@
+//! Protocols with numbered slots: what they have in common for administrators. A client
+//! may take a slot while its slot queue `A[i]` exists. See [`Holding`] for how a slot is
+//! held.
+
+mod auxiliary;
+mod check;
+mod converge;
+pub mod exclusive_consumer;
+pub mod exclusive_queue;
+pub mod holders;
+pub mod holding;
+pub mod mismatch;
+mod observe;
+pub mod records;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+
+use self::holders::HolderCache;
+use self::holding::Holding;
+use self::records::RecordsSeen;
+use super::fault::{Expected, Fault};
+use super::holders::Holders;
+use super::interface::AdminProtocol;
+use super::revoke::{Revoke, RevokeError};
+use super::waiters::{self, Waiter};
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::semaphore::amqp::lane::Lane;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::Management;
+use crate::semaphore::session::access::Access;
+use crate::semaphore::session::change::{Change, Converged};
+
+/// The protocol with numbered slots that are held as `H` defines.
+pub struct Numbered<H> {
+    how: H,
+    holders: Arc<HolderCache>,
+}
+
+impl<H> Numbered<H> {
+    /// Creates the protocol with the cache of holders that all of these share.
+    pub fn new(how: H, holders: Arc<HolderCache>) -> Self {
+        Self { how, holders }
+    }
+}
+
+#[async_trait]
+impl<H: Holding> AdminProtocol for Numbered<H> {
+    async fn observe(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        slots_to: u32,
+        holders_to: u32,
+    ) -> Result<SlotsSeen, BrokerError> {
+        observe::observe(access, &self.how, lock, slots_to, holders_to).await
+    }
+
+    async fn sweep(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        (slots_to, holders_to): (u32, u32),
+        since: Option<Instant>,
+    ) -> Result<SlotsSeen, BrokerError> {
+        if self.how.has_separate_holders()
+            && let Some(slots) = observe::listed(access, lock, slots_to, since).await
+        {
+            let held = self.observe(access, lock, 0, holders_to).await?;
+            return Ok(SlotsSeen { swept_to: slots_to, slots, ..held });
+        }
+        self.observe(access, lock, slots_to, holders_to).await
+    }
+
+    async fn find_mark(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<u32, BrokerError> {
+        observe::find_highest(access, &self.how, lock, overshoot).await
+    }
+
+    async fn survey(&self, change: &Change, _: &mut Lane) -> Result<(u32, SlotsSeen), BrokerError> {
+        let (access, lock) = (&change.access, &change.lock);
+        let mark = self.find_mark(access, lock, change.wish.overshoot).await?;
+        Ok((mark, self.observe(access, lock, mark, 0).await?))
+    }
+
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        access.publisher().await?.consumers(&queue).await
+    }
+
+    async fn waiters(
+        &self,
+        management: &Management,
+        lock: &LockName,
+    ) -> Result<Vec<Waiter>, String> {
+        match lock.wait_queue() {
+            Some(queue) => waiters::of_queue(management, &queue, |_| true).await,
+            // Clients of amqp-locks-python only poll.
+            None => Ok(Vec::new()),
+        }
+    }
+
+    async fn lost_parts(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        wish: SlotWish,
+    ) -> Result<Vec<&'static str>, BrokerError> {
+        let mut lost = Vec::new();
+        if wish.records.is_some() {
+            match records::look(access, lock, 1..=wish.slots).await? {
+                RecordsSeen::WithoutQueue => lost.push("slot records"),
+                RecordsSeen::Emptied(slots) if slots.is_empty() => {}
+                RecordsSeen::Emptied(_) => lost.push("emptied slot records"),
+            }
+        }
+        if !self.how.can_be_held(access, lock, 1..=wish.slots).await? {
+            lost.push("holder queues");
+        }
+        Ok(lost)
+    }
+
+    async fn holders(
+        &self,
+        _: &Access,
+        lock: &LockName,
+        seen: &SlotsSeen,
+        slots: u32,
+        limit: usize,
+    ) -> Holders {
+        HolderCache::holders(&self.holders, lock, seen, slots, limit).await
+    }
+
+    async fn apply(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Converged, BrokerError> {
+        change.make_slots(&self.how, lane, swept_to).await
+    }
+
+    async fn exists(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        seen: &SlotsSeen,
+    ) -> Result<bool, BrokerError> {
+        Ok(!seen.slots.is_empty()
+            || match change.lock.wait_queue() {
+                Some(queue) => lane.consumers(&queue).await?.is_some(),
+                None => false,
+            })
+    }
+
+    async fn check(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        expected: Expected,
+    ) -> Result<Vec<Fault>, BrokerError> {
+        change.check_slots(&self.how, lane, expected).await
+    }
+
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        self.how.revoke(revoke).await
+    }
+}

@@ -1,0 +1,210 @@
+//! Protocol Token, as described by the RabbitMQ blog. A queue contains one message, a
+//! token, per permitted holder. A holder consumes a token and keeps it unacknowledged.
+//! The broker delivers a free token to the waiter of the highest priority.
+//!
+//! This module is the protocol's part for administrators, and reads tokens. See `client`
+//! for taking a token and `admin` for the number of tokens.
+
+mod account;
+mod admin;
+pub mod client;
+mod count;
+mod drain;
+mod held;
+mod holders;
+mod queue;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use lapin::BasicProperties;
+use lapin::types::AMQPValue;
+
+use self::count::Tokens;
+use self::drain::Drains;
+use self::holders::Watched;
+use self::queue::DRAIN_TAG;
+use super::fault::{Expected, Fault};
+use super::holders::Holders;
+use super::interface::AdminProtocol;
+use super::revoke::{HeldBy, Revoke, RevokeError};
+use super::waiters::{self, Waiter};
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::semaphore::amqp::lane::Lane;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::Management;
+use crate::semaphore::session::access::Access;
+use crate::semaphore::session::change::{Change, Converged};
+
+/// Protocol Token, and the state of its locks.
+#[derive(Default)]
+pub struct Token {
+    tokens: Arc<Tokens>,
+    drains: Drains,
+    watched: Arc<Watched>,
+}
+
+#[async_trait]
+impl AdminProtocol for Token {
+    async fn observe(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        _: u32,
+        _: u32,
+    ) -> Result<SlotsSeen, BrokerError> {
+        admin::observe(access, &self.tokens, lock).await
+    }
+
+    async fn find_mark(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        _: u32,
+    ) -> Result<u32, BrokerError> {
+        Ok(admin::observe(access, &self.tokens, lock).await?.highest())
+    }
+
+    async fn survey(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+    ) -> Result<(u32, SlotsSeen), BrokerError> {
+        admin::survey((&self.tokens, &self.drains), change, lane).await
+    }
+
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        holders::waiting(access, lock).await
+    }
+
+    async fn waiters(
+        &self,
+        management: &Management,
+        lock: &LockName,
+    ) -> Result<Vec<Waiter>, String> {
+        // Clients wait for tokens in the token queue itself, and also hold them there.
+        let holding = management.unacknowledged().await?;
+        waiters::of_queue(management, &lock.token_queue(), |consumer| {
+            let holds = consumer.channel().and_then(|channel| holding.get(channel));
+            consumer.consumer_tag != DRAIN_TAG
+                && holds.is_none_or(|unacknowledged| *unacknowledged == 0)
+        })
+        .await
+    }
+
+    async fn lost_parts(
+        &self,
+        _: &Access,
+        _: &LockName,
+        _: SlotWish,
+    ) -> Result<Vec<&'static str>, BrokerError> {
+        // The token queue is the only part.
+        Ok(Vec::new())
+    }
+
+    async fn holders(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        seen: &SlotsSeen,
+        slots: u32,
+        limit: usize,
+    ) -> Holders {
+        holders::holders(access, &self.watched, lock, seen, slots, limit).await
+    }
+
+    async fn apply(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        _: u32,
+    ) -> Result<Converged, BrokerError> {
+        admin::apply((&self.tokens, &self.drains), change, lane).await
+    }
+
+    async fn exists(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        _: &SlotsSeen,
+    ) -> Result<bool, BrokerError> {
+        Ok(lane.look(&change.lock.token_queue()).await?.is_some())
+    }
+
+    async fn check(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        expected: Expected,
+    ) -> Result<Vec<Fault>, BrokerError> {
+        admin::check((&self.tokens, &self.drains), change, lane, expected.slots).await
+    }
+
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        revoke.by_closing(HeldBy::Token).await
+    }
+}
+
+/// Parses the id from a token's body: microseconds since 1970. `None` if Lockkeeper did
+/// not publish the token.
+fn token_id(body: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(body).ok()?;
+    let id: u64 = text.parse().ok()?;
+    (id > 0 && id.to_string() == text).then_some(id)
+}
+
+/// Returns how often a quorum queue delivered this token before. `None` if the queue
+/// doesn't count deliveries. (RabbitMQ 4 omits the header on the first delivery.)
+fn times_delivered(properties: &BasicProperties, redelivered: bool) -> Option<u64> {
+    let headers = properties.headers().as_ref().map(lapin::types::FieldTable::inner);
+    match headers.and_then(|headers| headers.get("x-delivery-count")) {
+        Some(count) => count_of(count),
+        None if redelivered => None,
+        None => Some(0),
+    }
+}
+
+fn count_of(value: &AMQPValue) -> Option<u64> {
+    match *value {
+        AMQPValue::LongLongInt(count) => u64::try_from(count).ok(),
+        AMQPValue::LongInt(count) => u64::try_from(count).ok(),
+        AMQPValue::ShortInt(count) => u64::try_from(count).ok(),
+        AMQPValue::ShortShortInt(count) => u64::try_from(count).ok(),
+        AMQPValue::LongUInt(count) => Some(count.into()),
+        AMQPValue::ShortUInt(count) => Some(count.into()),
+        AMQPValue::ShortShortUInt(count) => Some(count.into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    #[test]
+    fn only_a_body_written_by_lockkeeper_is_a_token_id() {
+        assert_eq!(token_id(b"1763756400000000"), Some(1_763_756_400_000_000));
+        for body in ["", "0", "007", "+7", "resource", "18446744073709551616", "7\n"] {
+            assert_eq!(token_id(body.as_bytes()), None, "{body:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_does_not_count_deliveries_gives_no_fence() {
+        let counted = |count| {
+            let mut headers = FieldTable::default();
+            headers.insert("x-delivery-count".into(), count);
+            BasicProperties::default().with_headers(headers)
+        };
+        let none = BasicProperties::default();
+        // On the first delivery 3.10 sends 0 and 4.0 sends no header. A classic queue
+        // never sends one.
+        assert_eq!(times_delivered(&counted(AMQPValue::LongLongInt(0)), false), Some(0));
+        assert_eq!(times_delivered(&none, false), Some(0));
+        assert_eq!(times_delivered(&counted(AMQPValue::LongLongInt(7)), true), Some(7));
+        assert_eq!(times_delivered(&none, true), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! Observes the number of tokens and converges it: publishes missing tokens and removes
+//! surplus ones. Everything except observing runs under the admin mutex. See `count` for
+//! the number and `drain` for surplus tokens that are held.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use lapin::options::QueueDeclareOptions;
+
+use super::account::Account;
+use super::count::{Tokens, apart, count, queue_type, total, unknown};
+use super::drain::Drains;
+use super::queue::{Ready, arguments, release};
+use crate::plan::naming::{LockName, MAX_SLOTS};
+use crate::plan::semaphore::SlotsSeen;
+use crate::semaphore::amqp::lane::Lane;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::fault::Fault;
+use crate::semaphore::session::access::Access;
+use crate::semaphore::session::change::{Change, Converged};
+
+/// Represents tokens as slots: one slot per token, and one held slot per token that is
+/// not free. The ordinals have no meaning.
+fn seen(total: u32, ready: Ready) -> SlotsSeen {
+    let held = total.saturating_sub(ready.free);
+    SlotsSeen {
+        swept_to: MAX_SLOTS.max(total),
+        slots: (1..=total).collect(),
+        held: (1..=held).collect(),
+        ..SlotsSeen::default()
+    }
+}
+
+fn nothing() -> SlotsSeen {
+    seen(0, Ready { free: 0, consumers: 0 })
+}
+
+/// Observes the tokens without changes.
+pub async fn observe(
+    access: &Access,
+    tokens: &Tokens,
+    lock: &LockName,
+) -> Result<SlotsSeen, BrokerError> {
+    let ready = access.publisher().await?.ready(&lock.token_queue()).await?;
+    let Some(ready) = ready else { return Ok(nothing()) };
+    let ours = tokens.account(lock, |account| account.ours(Instant::now(), apart(lock)));
+    let total = match ours {
+        Some(total) => total,
+        // At least the free tokens exist, however old or foreign the figures are.
+        None => total(access, lock).await?.max(ready.free),
+    };
+    Ok(seen(total, ready))
+}
+
+/// Returns the number of tokens, or the number that a running drain will leave.
+pub async fn survey(
+    (tokens, drains): (&Tokens, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+) -> Result<(u32, SlotsSeen), BrokerError> {
+    let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
+        return Ok((0, nothing()));
+    };
+    let total = match drains.wish(&change.lock) {
+        Some(wish) => wish,
+        None => count(tokens, change, lane, None).await?,
+    };
+    Ok((total, seen(total, ready)))
+}
+
+/// Applies the change.
+pub async fn apply(
+    (tokens, drains): (&Arc<Tokens>, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+) -> Result<Converged, BrokerError> {
+    let (access, lock) = (&change.access, &change.lock);
+    let (queue, wish) = (lock.token_queue(), change.wish.slots);
+    change.go_on(lane)?;
+    // The drain has another target. Its token must be free again.
+    drains.stop(lock).await;
+    let mut done = Converged {
+        seen: nothing(),
+        declared: 0,
+        deleted: 0,
+        seeded: 0,
+        waiting: None,
+        left: 0,
+        mutex_wait: change.mutex_wait,
+    };
+    if lane.ready(&queue).await?.is_none() {
+        tokens.forget(lock);
+        if change.destroy {
+            return Ok(done);
+        }
+        let version = access.identity().await?.version;
+        change.go_on(lane)?;
+        let arguments = arguments(queue_type(lock), release(&version));
+        lane.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
+        tokens.account(lock, |account| account.changed(0, Instant::now()));
+    }
+    let mut total = count(tokens, change, lane, Some(wish)).await?;
+    change.go_on(lane)?;
+    if total != wish {
+        // Until the outcome of the change is known.
+        tokens.account(lock, Account::forget);
+    }
+    if total < wish {
+        let count = wish - total;
+        lane.publish_tokens(&queue, tokens.new_ids(count), count).await?;
+        (done.declared, total) = (count, wish);
+    } else if total > wish {
+        done.deleted = lane.remove_free(&queue, total - wish).await?;
+        total -= done.deleted;
+    }
+    if done.declared > 0 || done.deleted > 0 {
+        tokens.account(lock, |account| account.changed(total, Instant::now()));
+    }
+    done.left = total.saturating_sub(wish);
+    if change.destroy && total == 0 {
+        tokens.forget(lock);
+        if !lane.delete_tokens(&queue, queue_type(lock)).await? {
+            return Err(unknown(lock, "another client has published one concurrently"));
+        }
+        return Ok(done);
+    }
+    if done.left > 0 {
+        drains.start(access, tokens, lock, change.wish);
+    }
+    let ready = lane.ready(&queue).await?;
+    done.seen = ready.map_or_else(nothing, |ready| seen(total, ready));
+    Ok(done)
+}
+
+/// Lists the faults of the lock. Changes nothing.
+pub async fn check(
+    (tokens, drains): (&Tokens, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+    slots: Option<u32>,
+) -> Result<Vec<Fault>, BrokerError> {
+    if lane.look(&change.lock.token_queue()).await?.is_none() {
+        return Ok(vec![Fault::Absent]);
+    }
+    let total = match drains.wish(&change.lock) {
+        Some(wish) if slots.is_none() => wish,
+        _ => match count(tokens, change, lane, slots).await {
+            Ok(total) => total,
+            Err(BrokerError::IncompatibleQueue { why, .. }) => {
+                return Ok(vec![Fault::Foreign { slot: 1, why }]);
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    let slots = slots.unwrap_or(total);
+    let missing = (total + 1..=slots).map(|slot| Fault::Missing { slot });
+    Ok(missing.chain((slots + 1..=total).map(|slot| Fault::Stray { slot })).collect())
+}

@@ -1,0 +1,6 @@
+//! What the operations of one administrator share: its connections, the admin mutex, and
+//! one change that runs under it. See `protocol` for what a change does.
+
+pub mod access;
+pub mod change;
+pub mod mutex;

@@ -1,0 +1,194 @@
+//! Fairness when clients release and acquire in a loop. Measured in holds instead of
+//! time: each hold lasts until another client waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, Connection};
+use lockkeeper::plan::naming::Protocol;
+use lockkeeper::semaphore::{Lock, Permit};
+
+use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::{Method, Proxy, When};
+use crate::client::support::rabbitmq::eventually;
+use crate::client::wire::{LONG, about, taking, through};
+use crate::client::{any, lock, name, resize};
+
+with_protocols! {
+    every {
+        a_client_that_acquires_again_waits_behind_another_waiter,
+        equal_loops_get_equal_shares,
+    }
+    slots {
+        a_newcomer_does_not_overtake_a_waiter_that_was_woken,
+        only_with_barge_a_client_takes_a_slot_before_the_waiters,
+    }
+}
+
+/// A lock with one slot, and a channel to observe its waiters.
+struct Scene {
+    place: Place,
+    _connection: Connection,
+    channel: Channel,
+    done: AtomicBool,
+}
+
+impl Scene {
+    async fn new(protocol: Protocol) -> Arc<Self> {
+        let place = Place::create(protocol).await;
+        resize(&place, 1).await;
+        let (connection, channel) = place.channel().await;
+        let done = AtomicBool::new(false);
+        Arc::new(Self { place, _connection: connection, channel, done })
+    }
+
+    /// Returns the number of waiters. In protocol Token the holder may be one of them.
+    async fn waiting(&self) -> u32 {
+        let name = self.place.lock_name();
+        let queue = name.wait_queue().unwrap_or_else(|| name.token_queue());
+        let passive = QueueDeclareOptions::default().passive();
+        let queue =
+            self.channel.queue_declare(queue.as_str().into(), passive, FieldTable::default());
+        queue.await.unwrap().consumer_count()
+    }
+
+    /// Holds the slot until another client waits or the test ends.
+    async fn hold(&self, permit: Permit) {
+        while !self.done.load(Ordering::SeqCst) && self.waiting().await == 0 {
+            tokio::task::yield_now().await;
+        }
+        permit.release().await.unwrap();
+    }
+
+    /// The lock, with a separate client.
+    fn lock(&self) -> Lock {
+        lock(&self.place)
+    }
+}
+
+async fn a_client_that_acquires_again_waits_behind_another_waiter(protocol: Protocol) {
+    let shared = Scene::new(protocol).await;
+    let one = shared.lock();
+    take_turns(&shared, one.clone(), one).await;
+    let apart = Scene::new(protocol).await;
+    take_turns(&apart, apart.lock(), apart.lock()).await;
+}
+
+/// Two loops with priorities 0 and 255: the second waits for at most 2 holds, 100 times.
+async fn take_turns(scene: &Arc<Scene>, low: Lock, high: Lock) {
+    let holds = Arc::new(AtomicUsize::new(0));
+    let first = tokio::spawn({
+        let (scene, holds) = (Arc::clone(scene), Arc::clone(&holds));
+        async move {
+            while !scene.done.load(Ordering::SeqCst) {
+                let permit = low.acquire(&any()).await.unwrap();
+                holds.fetch_add(1, Ordering::SeqCst);
+                scene.hold(permit).await;
+            }
+        }
+    });
+    let options = any().with_priority(255);
+    let mut longer = Vec::new();
+    for turn in 0..100 {
+        let before = holds.load(Ordering::SeqCst);
+        let permit = high.acquire(&options).await.unwrap();
+        let waited = holds.load(Ordering::SeqCst) - before;
+        // The first time, it connects before it can wait.
+        if waited > 2 && turn > 0 {
+            longer.push((turn, waited));
+        }
+        scene.hold(permit).await;
+    }
+    scene.done.store(true, Ordering::SeqCst);
+    first.await.unwrap();
+    assert!(longer.is_empty(), "turns that waited for more than two holds: {longer:?}");
+}
+
+async fn equal_loops_get_equal_shares(protocol: Protocol) {
+    const HOLDS: usize = 400;
+    let scene = Scene::new(protocol).await;
+    let in_one_process = scene.lock();
+    let total = Arc::new(AtomicUsize::new(0));
+    let loops = (0..8).map(|n| {
+        // Half of them share one process.
+        let lock = if n % 2 == 0 { in_one_process.clone() } else { scene.lock() };
+        let (scene, total) = (Arc::clone(&scene), Arc::clone(&total));
+        tokio::spawn(async move {
+            let mut share = 0;
+            while !scene.done.load(Ordering::SeqCst) {
+                let permit = lock.acquire(&any()).await.unwrap();
+                share += 1;
+                if total.fetch_add(1, Ordering::SeqCst) + 1 >= HOLDS {
+                    scene.done.store(true, Ordering::SeqCst);
+                }
+                scene.hold(permit).await;
+            }
+            share
+        })
+    });
+    let shares = futures::future::join_all(loops.collect::<Vec<_>>()).await;
+    let shares: Vec<usize> = shares.into_iter().map(Result::unwrap).collect();
+    let (smallest, largest) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+    assert!(smallest * 2 >= *largest, "{shares:?}");
+}
+
+async fn a_newcomer_does_not_overtake_a_waiter_that_was_woken(protocol: Protocol) {
+    let scene = Scene::new(protocol).await;
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let proxy = Proxy::start().await;
+    let woken = through(&proxy, &scene.place, LONG);
+    let on_its_way = proxy.hold_at(When::Before, about(taking(protocol)));
+    let woken = tokio::spawn(async move { woken.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || scene.waiting().await == 1).await;
+    permit.release().await.unwrap();
+    on_its_way.wait().await;
+    // The slot is free, but a waiter was already notified.
+    let newcomer = scene.lock();
+    let newcomer = tokio::spawn(async move { newcomer.acquire(&any()).await.unwrap() });
+    eventually("the newcomer waits as well", async || scene.waiting().await == 2).await;
+    proxy.resume();
+    let woken = tokio::time::timeout(Duration::from_secs(30), woken).await;
+    let permit = woken.expect("the newcomer has overtaken it").unwrap();
+    assert!(!newcomer.is_finished());
+    permit.release().await.unwrap();
+    newcomer.await.unwrap().release().await.unwrap();
+}
+
+async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    // A waiter with the highest priority whose process is suspended.
+    let (_connection, deaf) = place.channel().await;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-priority".into(), AMQPValue::LongInt(255));
+    let queue = name().wait_queue().unwrap().as_str().into();
+    let options = BasicConsumeOptions::default();
+    deaf.basic_qos(1, BasicQosOptions::default()).await.unwrap();
+    let _consumer = deaf.basic_consume(queue, "deaf".into(), options, arguments).await.unwrap();
+
+    let proxy = Proxy::start().await;
+    let lock_ = through(&proxy, &place, LONG);
+    let has_joined = || {
+        let joins =
+            |method: &Method| method.name == "basic.consume" && method.queue.ends_with("-W");
+        let joined = proxy.methods().iter().any(joins);
+        proxy.reset();
+        joined
+    };
+    let barging = any().with_barge(true);
+    lock_.acquire(&barging).await.unwrap().release().await.unwrap();
+    assert!(!has_joined());
+    lock_.try_acquire(&any()).await.unwrap().release().await.unwrap();
+    assert!(!has_joined());
+    // The wake-ups of the releases went to the suspended waiter. Others soon detect the
+    // free slot.
+    let limit = Duration::from_secs(20);
+    let permit = lock_.acquire_timeout(&any(), limit).await.unwrap();
+    assert!(has_joined());
+    permit.release().await.unwrap();
+    // So does a client that does not observe the waiters.
+    lock(&place).acquire_timeout(&any(), limit).await.unwrap().release().await.unwrap();
+}

@@ -1,0 +1,96 @@
+//! `lockkeeper semaphore verify`: the faults that it finds, and that it changes nothing.
+
+use lapin::options::QueuePurgeOptions;
+use serde_json::json;
+
+use crate::exec::commands::{Running, Scratch, WRITE};
+use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
+
+async fn verify(vhost: &Vhost) -> Outcome {
+    run(vhost, &["semaphore", "verify", LOCK]).await
+}
+
+/// Checks that it finds exactly this fault, and leaves every queue unchanged.
+async fn finds(vhost: &Vhost, fault: &str) {
+    let before = vhost.queues().await;
+    let found = verify(vhost).await;
+    assert_eq!((found.code, found.stdout.lines().count()), (Some(1), 1), "{found:?}");
+    assert!(found.stdout.contains(fault), "{found:?}");
+    assert_eq!(vhost.queues().await, before, "{fault}");
+}
+
+/// Recreates a lock of two slots with records.
+async fn create(vhost: &Vhost) {
+    if !vhost.queues().await.is_empty() {
+        succeed(vhost, &["semaphore", "destroy", LOCK, "--yes"]).await;
+    }
+    succeed(vhost, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
+    let fine = verify(vhost).await;
+    assert_eq!((fine.code, fine.stdout.as_str()), (Some(0), ""), "{fine:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_whatever_is_missing_empty_or_foreign() {
+    let vhost = Vhost::create().await;
+    finds(&vhost, "the semaphore does not exist: check its name").await;
+    for (queue, fault) in [
+        ("ci.deploy-1-F", "slot 1 has no record"),
+        ("ci.deploy-2-F", "slot 2 has no record"),
+        ("ci.deploy-W", "the wait queue is missing"),
+        ("ci.deploy-1-A", "slot 1 is missing"),
+    ] {
+        create(&vhost).await;
+        vhost.delete(queue).await;
+        finds(&vhost, fault).await;
+    }
+    create(&vhost).await;
+    let (_connection, channel) = vhost.channel().await;
+    channel.queue_purge("ci.deploy-2-F".into(), QueuePurgeOptions::default()).await.unwrap();
+    finds(&vhost, "slot 2 has lost its record").await;
+    create(&vhost).await;
+    vhost.declare("ci.deploy-1-B", json!({"durable": true})).await;
+    finds(&vhost, "slot 1 can't be held, because \"ci.deploy-1-B\" is an ordinary queue").await;
+    vhost.delete("ci.deploy-1-B").await;
+    vhost.delete("ci.deploy-W").await;
+    vhost.declare("ci.deploy-W", json!({"durable": true, "auto_delete": true})).await;
+    finds(&vhost, "the wait queue is not Lockkeeper's").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_takes_neither_a_holder_nor_its_record_for_a_fault() {
+    let vhost = Vhost::create().await;
+    create(&vhost).await;
+    let scratch = Scratch::new();
+    let register = scratch.file("register");
+    let holding = lockkeeper(&vhost, &["exec", LOCK, "--", "sh", "-c", WRITE, &register]);
+    let _holding = Running::start(&scratch, "holding", holding);
+    scratch.next_holder(&[]).await;
+    let held = verify(&vhost).await;
+    assert_eq!(held.code, Some(0), "{held:?}");
+    succeed(&vhost, &["semaphore", "shrink", LOCK, "2"]).await;
+    let drains = verify(&vhost).await;
+    assert_eq!(drains.code, Some(0), "a draining holder, and 0 slots: {drains:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_of_another_protocol_is_refused_by_every_verb() {
+    let vhost = Vhost::create().await;
+    let consumer = ["--protocol", "ExclusiveConsumer"];
+    let create = [&["semaphore", "create", LOCK, "--slots", "1"][..], &consumer].concat();
+    succeed(&vhost, &create).await;
+    let before = vhost.queues().await;
+    for words in [
+        &["exec", LOCK, "--no-wait", "--", "true"][..],
+        &["exec", LOCK, "--timeout", "10s", "--", "true"],
+        &["semaphore", "grow", LOCK, "1"],
+    ] {
+        let refused = run(&vhost, words).await;
+        assert_eq!(refused.code, Some(64), "{refused:?}");
+        let why = "one of protocol ExclusiveConsumer, as the queue \"ci.deploy-1-C\" shows";
+        assert!(refused.stderr.contains(why), "{refused:?}");
+    }
+    finds(&vhost, "one of protocol ExclusiveConsumer").await;
+    assert_eq!(vhost.queues().await, before);
+    succeed(&vhost, &[&["exec", LOCK][..], &consumer, &["--", "true"]].concat()).await;
+}

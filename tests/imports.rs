@@ -1,0 +1,240 @@
+//! The imports between the files of the sources: no cycles, and the layers inside a
+//! module. See `rooms` for the layers between the modules. Reads the sources; no server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use syn::visit::{self, Visit};
+use syn::{Item, ItemMod, ItemUse, UseTree, Visibility};
+
+/// The layers inside a module, the lowest first. A file imports only files of its own
+/// layer and of lower ones. Files that are in no layer are not restricted.
+const LAYERS: [(&str, &[&[&str]]); 2] = [
+    (
+        "semaphore",
+        &[
+            &["error", "refusal"],
+            &["amqp"],
+            &["management"],
+            &["session"],
+            &["protocol"],
+            &["admin", "client"],
+        ],
+    ),
+    (
+        "operator",
+        &[
+            &["error", "events", "fetch", "defaults", "memory", "metrics", "turns"],
+            &["context", "outcome"],
+            &["kind"],
+            &["limits", "names", "proofs", "kind_context", "owners", "report", "watched"],
+            &["semaphore", "pressure_queue", "reconcile", "cleanup"],
+            &["work", "leaving"],
+        ],
+    ),
+];
+
+/// The path of a module: `["semaphore", "amqp"]`.
+type Module = Vec<String>;
+
+#[test]
+fn no_more_than_two_files_import_each_other() {
+    let imports = imports();
+    let mut cycles = Vec::new();
+    let mut seen = BTreeSet::new();
+    for file in imports.keys() {
+        let ahead = reach(&imports, file);
+        let cycle: Vec<&Module> =
+            ahead.iter().filter(|other| reach(&imports, other).contains(file)).collect();
+        if cycle.len() > 2 && seen.insert(cycle.clone().into_iter().cloned().collect::<Vec<_>>()) {
+            cycles.push(cycle.iter().map(|file| file.join("::")).collect::<Vec<_>>().join(", "));
+        }
+    }
+    assert!(cycles.is_empty(), "{}", cycles.join("\n"));
+}
+
+#[test]
+fn a_file_imports_only_its_own_layer_and_lower_ones() {
+    let mut wrong = Vec::new();
+    for (file, imported) in &imports() {
+        for other in imported {
+            if let (Some(own), Some(its)) = (layer(file), layer(other))
+                && file[0] == other[0]
+                && its > own
+            {
+                wrong.push(format!("{} must not import {}", file.join("::"), other.join("::")));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn layer(file: &Module) -> Option<usize> {
+    let (_, layers) = LAYERS.iter().find(|(module, _)| *module == file[0])?;
+    let name = file.get(1)?;
+    layers.iter().position(|layer| layer.contains(&name.as_str()))
+}
+
+/// Returns the files that are reached from this one by imports.
+fn reach(imports: &BTreeMap<Module, BTreeSet<Module>>, from: &Module) -> BTreeSet<Module> {
+    let mut found = BTreeSet::new();
+    let mut next = vec![from];
+    while let Some(file) = next.pop() {
+        for other in imports.get(file).into_iter().flatten() {
+            if found.insert(other.clone()) {
+                next.push(other);
+            }
+        }
+    }
+    found
+}
+
+/// Returns the files that each file imports, by `use` or by a path in its code. A
+/// re-export counts as the file that has the item. Tests inside a file are left out.
+fn imports() -> BTreeMap<Module, BTreeSet<Module>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = BTreeMap::new();
+    read(&root, &mut Vec::new(), &mut files);
+    assert!(files.len() > 100, "{} files", files.len());
+    let modules: BTreeSet<Module> = files.keys().cloned().collect();
+    let found = |file: &Module, paths: &[Module]| -> BTreeSet<Module> {
+        let targets = paths.iter().filter_map(|path| target(path, &modules, &files));
+        targets.filter(|target| target != file).collect()
+    };
+    files.iter().map(|(file, paths)| (file.clone(), found(file, &paths.used))).collect()
+}
+
+/// Returns the file that has the item of this absolute path.
+fn target(
+    path: &[String],
+    modules: &BTreeSet<Module>,
+    files: &BTreeMap<Module, Paths>,
+) -> Option<Module> {
+    let module = (1..=path.len()).rev().map(|n| &path[..n]).find(|m| modules.contains(*m))?;
+    match path.get(module.len()).and_then(|item| files[module].exported.get(item)) {
+        Some(exported) if exported != path => {
+            let rest = &path[module.len() + 1..];
+            target(&[exported, rest].concat(), modules, files)
+        }
+        _ => Some(module.to_vec()),
+    }
+}
+
+fn read(folder: &Path, module: &mut Module, files: &mut BTreeMap<Module, Paths>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            module.push(name);
+            read(&path, module, files);
+            module.pop();
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && !["lib", "main", "tests"].contains(&name.as_str())
+        {
+            let mut module = module.clone();
+            if name != "mod" {
+                module.push(name);
+            }
+            let code = syn::parse_file(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let mut paths = Paths { module: module.clone(), ..Paths::default() };
+            paths.visit_file(&code);
+            files.insert(module, paths);
+        }
+    }
+}
+
+/// The absolute paths in a file.
+#[derive(Default)]
+struct Paths {
+    module: Module,
+    children: BTreeSet<String>,
+    used: Vec<Module>,
+    /// The paths that it exports under these names.
+    exported: BTreeMap<String, Module>,
+}
+
+impl Paths {
+    fn add(&mut self, path: &[String], exported: bool) {
+        let Some(path) = self.absolute(path) else { return };
+        let is_own = path.starts_with(&self.module);
+        if exported && let Some(name) = path.last() {
+            self.exported.insert(name.clone(), path.clone());
+        }
+        // A file does not depend on the children that it only passes on.
+        if !(exported && is_own) {
+            self.used.push(path);
+        }
+    }
+
+    fn absolute(&self, path: &[String]) -> Option<Module> {
+        let mut module = self.module.clone();
+        let mut rest = path;
+        match path.first()?.as_str() {
+            "crate" => return Some(path[1..].to_vec()),
+            "self" => rest = &path[1..],
+            "super" => {
+                while rest.first().is_some_and(|part| part == "super") {
+                    module.pop();
+                    rest = &rest[1..];
+                }
+            }
+            first if self.children.contains(first) => {}
+            _ => return None,
+        }
+        Some([&module, rest].concat())
+    }
+
+    fn add_tree(&mut self, before: &mut Module, tree: &UseTree, exported: bool) {
+        match tree {
+            UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.add_tree(before, &path.tree, exported);
+                before.pop();
+            }
+            UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.add_tree(before, tree, exported));
+            }
+            UseTree::Name(name) if name.ident == "self" => self.add(before, exported),
+            UseTree::Name(name) => {
+                self.add(&[before, &[name.ident.to_string()][..]].concat(), exported);
+            }
+            UseTree::Rename(name) => {
+                self.add(&[before, &[name.ident.to_string()][..]].concat(), exported);
+            }
+            UseTree::Glob(_) => self.add(before, exported),
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Paths {
+    fn visit_file(&mut self, file: &'a syn::File) {
+        for item in &file.items {
+            if let Item::Mod(module) = item {
+                self.children.insert(module.ident.to_string());
+            }
+        }
+        visit::visit_file(self, file);
+    }
+
+    fn visit_item_mod(&mut self, module: &'a ItemMod) {
+        // Only tests are modules inside a file.
+        if module.content.is_none() {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'a ItemUse) {
+        let exported = !matches!(item.vis, Visibility::Inherited);
+        self.add_tree(&mut Vec::new(), &item.tree, exported);
+    }
+
+    fn visit_visibility(&mut self, _: &'a Visibility) {}
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        if path.segments.len() > 1 {
+            let names: Module = path.segments.iter().map(|part| part.ident.to_string()).collect();
+            self.add(&names, false);
+        }
+        visit::visit_path(self, path);
+    }
+}

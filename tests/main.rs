@@ -1,0 +1,38 @@
+//! All integration tests, in one binary. It is linked once, and one pool of threads runs
+//! them, so that no core idles while a slow test of one directory ends. dev/test starts
+//! the servers and runs it in three steps: the pool, then `scale::`, which measures and
+//! so runs alone, then `last::`, which checks the whole run.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+mod support;
+
+mod apiserver;
+mod broker;
+mod chart;
+mod client;
+mod exec;
+mod generated;
+mod gitops;
+mod hazards;
+mod imports;
+mod kubectl;
+mod last;
+mod observability;
+mod operator;
+mod pipe;
+mod queue;
+mod rooms;
+mod scale;
+mod store;
+
+use support::{
+    api_server, audit, authority, canaries, collector, environment, evaluator, own_server,
+    pressure_pseudo, pressure_text, pressure_text_unblocked, redis as redis_support, redis_tls,
+    world,
+};

@@ -1,0 +1,36 @@
+//! The operator as a process, against a real API server, RabbitMQ and Redis. One file per
+//! subject. The names of the tests describe the expected behavior.
+
+use crate::{audit, canaries, collector, pressure_text, redis_support, redis_tls, support, world};
+
+use support::{authority, environment, own_server};
+
+mod around;
+mod deletion;
+mod doctor;
+mod drift;
+mod encrypted;
+mod exec;
+mod guard;
+mod holders;
+mod idle;
+mod kinds;
+mod leader;
+mod lifecycle;
+mod management;
+mod metrics;
+mod namespaces;
+mod outages;
+mod owners;
+mod pipe;
+mod protocols;
+mod queues;
+mod references;
+mod restarts;
+mod revoking;
+mod rights;
+mod settings;
+mod slots;
+mod tenancy;
+mod traces;
+mod waiting_clients;

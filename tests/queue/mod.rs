@@ -1,0 +1,31 @@
+//! The queue as programs use it, against a real Redis and together with foreign clients
+//! of the protocol.
+
+use crate::{pressure_pseudo, pressure_text, pressure_text_unblocked, redis_support};
+
+mod abandoning;
+mod limits;
+mod operations;
+mod outages;
+mod schedules;
+mod stopping;
+mod waiting;
+
+use lockkeeper::pressure::{Queue, QueueOptions};
+use pressure_text::TextQueue;
+use redis_support::Place;
+
+/// Returns the place's queue as our client, with its own connections.
+fn ours(place: &Place, id: &str) -> Queue {
+    let options = QueueOptions::default().with_client_id(id);
+    Queue::new(place.settings(), place.queue.clone(), options)
+}
+
+/// Returns the place's queue for a foreign client.
+fn text_queue(place: &Place) -> TextQueue {
+    TextQueue {
+        url: place.url.clone(),
+        prefix: place.queue.prefix().to_owned(),
+        name: place.queue.as_str().to_owned(),
+    }
+}
