@@ -1,6 +1,8 @@
 //! Points in time on the clock that measures a lock's validity. See `keeper` for the
 //! validity itself.
 
+pub(crate) mod token_bucket;
+
 use std::ops::{Add, Sub};
 use std::time::Duration;
 

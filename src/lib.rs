@@ -86,5 +86,5 @@ pub use self::pressure::{
 #[cfg(feature = "client")]
 pub use self::semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
-    LostReason, Permit, Start,
+    LostReason, ManagementError, Permit, Start,
 };

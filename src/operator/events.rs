@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, mpsc};
 use tracing::{debug, warn};
 
 use crate::api::FIELD_MANAGER;
+use crate::clock::token_bucket::TokenBucket;
 
 /// Number of events that may be published without delay.
 const BURST: u32 = 25;
@@ -24,7 +25,7 @@ const BACKLOG: usize = 5000;
 /// The publisher of events.
 pub struct Events {
     recorder: Recorder,
-    pace: Mutex<Pace>,
+    limit: Mutex<TokenBucket>,
     later: mpsc::Sender<(Event, ObjectReference)>,
 }
 
@@ -34,7 +35,8 @@ impl Events {
     pub fn new(client: Client) -> (Self, impl Future<Output = ()>) {
         let recorder = Recorder::new(client, Reporter::from(FIELD_MANAGER));
         let (later, mut waiting) = mpsc::channel::<(Event, ObjectReference)>(BACKLOG);
-        let events = Self { recorder: recorder.clone(), pace: Mutex::default(), later };
+        let limit = Mutex::new(TokenBucket::full(BURST, PACE, Instant::now()));
+        let events = Self { recorder: recorder.clone(), limit, later };
         let work = async move {
             while let Some((event, about)) = waiting.recv().await {
                 publish(&recorder, &event, &about).await;
@@ -48,7 +50,7 @@ impl Events {
     /// because events must not block a reconcile.
     pub async fn publish(&self, event: Event, about: ObjectReference) {
         let nobody_waits = self.later.capacity() == self.later.max_capacity();
-        if nobody_waits && self.pace.lock().await.may_go(Instant::now()) {
+        if nobody_waits && self.limit.lock().await.take(Instant::now()).is_ok() {
             publish(&self.recorder, &event, &about).await;
         } else if let Err(error) = self.later.try_send((event, about)) {
             warn!(%error, "too many events: one is not published");
@@ -72,48 +74,4 @@ fn is_of_terminating_namespace(error: &kube::Error) -> bool {
     let kube::Error::Api(answer) = error else { return false };
     let causes = answer.details.as_ref().map_or(&[][..], |details| &details.causes);
     causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
-}
-
-/// Rate limit: [`BURST`] events after a pause, and one more for each [`PACE`].
-struct Pace {
-    left: u32,
-    counted: Option<Instant>,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { left: BURST, counted: None }
-    }
-}
-
-impl Pace {
-    fn may_go(&mut self, now: Instant) -> bool {
-        let counted = *self.counted.get_or_insert(now);
-        let earned = now.duration_since(counted).as_millis() / PACE.as_millis();
-        if let Ok(earned @ 1..) = u32::try_from(earned) {
-            self.left = self.left.saturating_add(earned).min(BURST);
-            self.counted = Some(counted + PACE * earned);
-        }
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_goes_at_once_and_then_one_at_a_time() {
-        let mut pace = Pace::default();
-        let start = Instant::now();
-        assert!((0..BURST).all(|_| pace.may_go(start)));
-        assert!(!pace.may_go(start));
-        assert!(!pace.may_go(start + PACE / 2));
-        assert!(pace.may_go(start + PACE));
-        assert!(!pace.may_go(start + PACE));
-        let rested = start + PACE * 1000;
-        assert_eq!((0..1000).filter(|_| pace.may_go(rested)).count(), BURST as usize);
-    }
 }

@@ -6,6 +6,7 @@
 
 mod answer;
 mod closing;
+mod error;
 pub mod high_water;
 pub mod listing;
 
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 pub use self::answer::Texts;
 use self::answer::{List, MAX_ANSWER, NoAnswer, REQUEST_TIMEOUT, Turn, root_cause};
 pub use self::closing::Closed;
+pub use self::error::ManagementError;
 use crate::plan::clean_text;
 use crate::plan::connection::{ManagementSettings, RabbitmqSettings};
 use crate::plan::semaphore::HolderFacts;
@@ -192,7 +194,7 @@ impl Management {
 
     /// Returns names and arguments of the virtual host's queues whose name matches a
     /// regular expression (PCRE, evaluated by the broker).
-    pub async fn queues_matching(&self, pattern: &str) -> Result<Vec<ListedQueue>, String> {
+    pub async fn queues_matching(&self, pattern: &str) -> Result<Vec<ListedQueue>, ManagementError> {
         let pattern = utf8_percent_encode(pattern, NON_ALPHANUMERIC);
         let (mut queues, mut left) = (Vec::new(), MAX_ANSWER);
         for page in 1..=MAX_PAGES {
@@ -214,27 +216,27 @@ impl Management {
     /// Returns the names of all queues of the virtual host. A page costs the broker as
     /// much as the whole list, because it builds the list and cuts the page out. (3.10:
     /// 5,000 queues in 10 pages took 8 times as long as in one answer.)
-    pub async fn queue_names(&self) -> Result<Vec<String>, String> {
+    pub async fn queue_names(&self) -> Result<Vec<String>, ManagementError> {
         let path = format!("queues/{}?columns=name&disable_stats=true", self.vhost);
         let queues: List<NamedQueue, MAX_NAMES> = self.list(&path).await?;
         Ok(queues.0.into_iter().map(|queue| queue.name).collect())
     }
 
     /// Returns the cluster's name, which is also sent to AMQP connections.
-    pub async fn cluster_name(&self) -> Result<Option<String>, String> {
+    pub async fn cluster_name(&self) -> Result<Option<String>, ManagementError> {
         let named: Option<Texts> = self.get("cluster-name").await?;
         Ok(named.and_then(|named| Some(clean_text(named.get("name")?, 256))))
     }
 
     /// Returns the arguments of a queue. `None` if the queue does not exist.
-    pub async fn arguments_of(&self, queue: &str) -> Result<Option<Texts>, String> {
+    pub async fn arguments_of(&self, queue: &str) -> Result<Option<Texts>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=name,arguments", self.vhost);
         Ok(self.get::<ListedQueue>(&path).await?.map(|queue| queue.arguments))
     }
 
     /// Returns a queue's type and message count. `None` if the queue does not exist.
-    pub async fn totals(&self, queue: &str) -> Result<Option<Totals>, String> {
+    pub async fn totals(&self, queue: &str) -> Result<Option<Totals>, ManagementError> {
         let pattern = format!("^{}$", escaped(queue));
         let pattern = utf8_percent_encode(&pattern, NON_ALPHANUMERIC);
         // Without statistics, because the queue's own page has only counts that are
@@ -249,7 +251,7 @@ impl Management {
 
     /// Returns the consumers of one queue. `None` if the queue does not exist. Some
     /// seconds old.
-    pub async fn consumers_of(&self, queue: &str) -> Result<Option<Vec<QueueConsumer>>, String> {
+    pub async fn consumers_of(&self, queue: &str) -> Result<Option<Vec<QueueConsumer>>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=consumer_details", self.vhost);
         let consumers: Option<QueueConsumers> = self.get(&path).await?;
@@ -258,7 +260,7 @@ impl Management {
 
     /// Returns the virtual host's channels by name, with the number of unacknowledged
     /// messages of each. Some seconds old.
-    pub async fn unacknowledged(&self) -> Result<HashMap<String, u32>, String> {
+    pub async fn unacknowledged(&self) -> Result<HashMap<String, u32>, ManagementError> {
         let path = format!("vhosts/{}/channels?columns=name,messages_unacknowledged", self.vhost);
         let channels: List<ListedChannel, MAX_LISTED> = self.list(&path).await?;
         let channels = channels.0.into_iter();
@@ -266,7 +268,7 @@ impl Management {
     }
 
     /// Returns the virtual host's consumers.
-    pub async fn consumers(&self) -> Result<Vec<ListedConsumer>, String> {
+    pub async fn consumers(&self) -> Result<Vec<ListedConsumer>, ManagementError> {
         let columns = "queue.name,exclusive,consumer_tag,arguments,channel_details.name,channel_details.connection_name";
         let path = format!("consumers/{}?columns={columns}", self.vhost);
         let consumers: List<ListedConsumer, MAX_LISTED> = self.list(&path).await?;
@@ -275,7 +277,7 @@ impl Management {
 
     /// Returns the connection that owns an exclusive queue. `None` without the queue, or
     /// until the API lists the owner (up to 6 s).
-    pub async fn owner_of(&self, queue: &str) -> Result<Option<Owner>, String> {
+    pub async fn owner_of(&self, queue: &str) -> Result<Option<Owner>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=owner_pid_details", self.vhost);
         let details: Option<QueueDetails> = self.get(&path).await?;
@@ -301,13 +303,13 @@ impl Management {
 
     /// Returns the id that a cluster generates when it is created. Visible only to
     /// administrators.
-    pub async fn cluster_id(&self) -> Result<Option<String>, String> {
+    pub async fn cluster_id(&self) -> Result<Option<String>, ManagementError> {
         let parameter: Option<Texts> = self.get("global-parameters/internal_cluster_id").await?;
         Ok(parameter.and_then(|parameter| Some(clean_text(parameter.get("value")?, 128))))
     }
 
     /// Requests one object. `None` if it does not exist.
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, String> {
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, ManagementError> {
         let mut left = MAX_ANSWER;
         match self.read(path, &mut left).await? {
             Ok(found) => Ok(Some(found)),
@@ -316,29 +318,23 @@ impl Management {
         }
     }
 
-    /// Requests a list. It exists wherever the API belongs to the virtual host's broker,
-    /// so a 404 does not mean that the list is empty.
-    async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+    /// Requests a list in one part.
+    async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {
         let mut left = MAX_ANSWER;
         self.page(path, &mut left).await
     }
 
     /// Requests a part of a list. All parts together may have `left` bytes.
-    async fn page<T: DeserializeOwned>(&self, path: &str, left: &mut usize) -> Result<T, String> {
-        match self.read(path, left).await? {
-            Ok(found) => Ok(found),
-            Err(NoAnswer::NotFound) => Err(self.failed(
-                "it answers with status 404: check the URL, and that it is the API of the broker that has the virtual host",
-            )),
-            Err(NoAnswer::Because(why)) => Err(self.failed(&why)),
-        }
+    async fn page<T: DeserializeOwned>(&self, path: &str, left: &mut usize) -> Result<T, ManagementError> {
+        let found = self.read(path, left).await?;
+        found.map_err(|failure| ManagementError::no_list(&self.settings.url, &failure))
     }
 
     async fn read<T: DeserializeOwned>(
         &self,
         path: &str,
         left: &mut usize,
-    ) -> Result<Result<T, NoAnswer>, String> {
+    ) -> Result<Result<T, NoAnswer>, ManagementError> {
         let url = format!("{}/api/{path}", self.settings.url);
         let client = self.client.as_ref().map_err(|why| self.failed(why))?;
         let password = Some(self.settings.password.expose_secret());
@@ -346,11 +342,8 @@ impl Management {
         Ok(answer::read(request, &self.turn, left).await)
     }
 
-    fn failed(&self, why: &str) -> String {
-        clean_text(
-            &format!("the management API at {} is of no help: {why}", self.settings.url),
-            512,
-        )
+    fn failed(&self, why: &str) -> ManagementError {
+        ManagementError::new(&self.settings.url, why)
     }
 }
 

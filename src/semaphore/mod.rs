@@ -28,6 +28,7 @@ pub use self::client::{
     Verdict,
 };
 pub use self::error::BrokerError;
+pub use self::management::ManagementError;
 pub use self::protocol::fault::{Expected, Fault};
 pub use self::protocol::holders::Holders;
 pub use self::protocol::revoke::{Revocation, RevokeError};

@@ -117,7 +117,7 @@ async fn says_why_the_management_api_is_of_no_help() {
     ] {
         api.suffer(fault);
         let broker = Broker::new(api.settings(vhost.settings()), BrokerOptions::default());
-        let why = broker.waiters(&lock()).await.unwrap_err();
+        let why = broker.waiters(&lock()).await.unwrap_err().to_string();
         assert!(why.contains(expected) && why.contains("http://127.0.0.1"), "{why}");
     }
 }

@@ -12,6 +12,7 @@ use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
 use crate::semaphore::amqp::identity::BrokerIdentity;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::ManagementError;
 use crate::semaphore::protocol::Protocols;
 use crate::semaphore::protocol::holders::Holders;
 use crate::semaphore::protocol::interface::AdminProtocol;
@@ -208,8 +209,9 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Why the API didn't answer.
-    pub async fn waiters(&self, lock: &LockName) -> Result<Option<Vec<Waiter>>, String> {
+    /// [`ManagementError`]: the API can't be reached, does not answer in time, or gives an
+    /// answer that can't be used.
+    pub async fn waiters(&self, lock: &LockName) -> Result<Option<Vec<Waiter>>, ManagementError> {
         let Some(management) = &self.0.access.management else { return Ok(None) };
         self.0.of(lock).waiters(management, lock).await.map(Some)
     }

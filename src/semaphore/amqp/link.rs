@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 
 use super::connect::{Conn, Endpoint};
 use super::lane::Lane;
+use crate::clock::token_bucket::TokenBucket;
 use crate::semaphore::error::BrokerError;
 
 /// How long a failed attempt is the answer to all callers. While a broker is down, a
@@ -30,47 +31,17 @@ pub struct Link {
 }
 
 /// The state of the attempts.
-#[derive(Default)]
 struct Attempts {
     last_failure: Option<(Instant, BrokerError)>,
-    pace: Pace,
-}
-
-/// Rate limit of connection attempts.
-struct Pace {
-    left: u32,
-    counted: Instant,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { left: BURST, counted: Instant::now() }
-    }
-}
-
-impl Pace {
-    /// Takes one attempt, or returns how long to wait.
-    fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let since = now.saturating_duration_since(self.counted);
-        let more = u32::try_from(since.as_millis() / ONE_MORE.as_millis()).unwrap_or(u32::MAX);
-        if more >= BURST - self.left {
-            (self.left, self.counted) = (BURST, now);
-        } else {
-            self.left += more;
-            self.counted += ONE_MORE * more;
-        }
-        if self.left == 0 {
-            return Err(ONE_MORE.saturating_sub(now.saturating_duration_since(self.counted)));
-        }
-        self.left -= 1;
-        Ok(())
-    }
+    limit: TokenBucket,
 }
 
 impl Link {
     /// Creates a lazy connection without connecting.
     pub fn new(endpoint: Arc<Endpoint>, role: &'static str) -> Self {
-        Self { endpoint, role, current: RwLock::default(), attempts: Mutex::default() }
+        let limit = TokenBucket::full(BURST, ONE_MORE, Instant::now());
+        let attempts = Mutex::new(Attempts { last_failure: None, limit });
+        Self { endpoint, role, current: RwLock::default(), attempts }
     }
 
     /// Returns the open connection, and opens one if there is none.
@@ -90,7 +61,7 @@ impl Link {
         {
             return Err(error.clone());
         }
-        while let Err(wait) = attempts.pace.take(Instant::now()) {
+        while let Err(wait) = attempts.limit.take(Instant::now()) {
             tokio::time::sleep(wait).await;
         }
         match Conn::open(&self.endpoint, self.role).await {
@@ -133,27 +104,5 @@ impl Link {
     fn usable(&self) -> Option<Arc<Conn>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.as_ref().filter(|conn| conn.is_usable()).cloned()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_of_connections_may_be_made_at_once_and_then_one_a_second() {
-        let mut pace = Pace::default();
-        let start = pace.counted;
-        let at = |millis| start + Duration::from_millis(millis);
-        assert!((0..BURST).all(|_| pace.take(at(100)).is_ok()));
-        assert_eq!(pace.take(at(200)), Err(Duration::from_millis(900)));
-        assert_eq!(pace.take(at(1_100)), Ok(()));
-        assert_eq!(pace.take(at(1_500)), Err(Duration::from_millis(600)));
-        // Over ten seconds at most ten, whenever they are requested.
-        let made = (1_550..=11_100).step_by(50).filter(|millis| pace.take(at(*millis)).is_ok());
-        assert_eq!(made.count(), 10);
-        // After a rest one burst again, and no more.
-        assert!((0..BURST).all(|_| pace.take(at(60_000)).is_ok()));
-        assert!(pace.take(at(60_000)).is_err());
     }
 }

@@ -7,7 +7,9 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use super::answer::{List, MAX_ANSWER, Texts};
-use super::{ListedQueue, MAX_LISTED, MAX_PAGES, Management, PAGE, read, root_cause};
+use super::{
+    ListedQueue, MAX_LISTED, MAX_PAGES, Management, ManagementError, PAGE, read, root_cause,
+};
 use crate::plan::semaphore::HolderFacts;
 
 /// A queue that belongs to a connection, and the facts in its arguments.
@@ -71,7 +73,7 @@ pub enum Closed {
 impl Management {
     /// Returns an exclusive queue and its owner. The outer `None`: there is no such
     /// queue. The inner `None`: the API doesn't list its owner yet.
-    pub async fn owned(&self, queue: &str) -> Result<Option<Option<Owned>>, String> {
+    pub async fn owned(&self, queue: &str) -> Result<Option<Option<Owned>>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let columns = "name,arguments,owner_pid_details";
         let path = format!("queues/{}/{queue}?columns={columns}", self.vhost);
@@ -90,7 +92,7 @@ impl Management {
         connection: &str,
         holding: &[&str],
         unacknowledged: u32,
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, ManagementError> {
         let mut found = Vec::new();
         let queues = self.exclusive_queues(holding).await?;
         if queues.len() > MAX_ASKED {
@@ -101,7 +103,7 @@ impl Management {
                 let path = format!("queues/{}/{queue}?columns=name,owner_pid_details", self.vhost);
                 let queue = self.get::<OwnedQueue>(&path).await?;
                 let is_its = queue.is_some_and(|queue| queue.owner() == Some(connection));
-                Ok::<_, String>(is_its.then(|| format!("the exclusive queue {name}")))
+                Ok::<_, ManagementError>(is_its.then(|| format!("the exclusive queue {name}")))
             });
             let asked: Vec<_> = asked.buffer_unordered(ASKED_AT_ONCE).try_collect().await?;
             found.extend(asked.into_iter().flatten());
@@ -126,7 +128,7 @@ impl Management {
     }
 
     /// Returns the virtual host's exclusive queues except these.
-    async fn exclusive_queues(&self, but: &[&str]) -> Result<Vec<String>, String> {
+    async fn exclusive_queues(&self, but: &[&str]) -> Result<Vec<String>, ManagementError> {
         let (mut names, mut left) = (Vec::new(), MAX_ANSWER);
         for page in 1..=MAX_PAGES {
             let path = format!(
@@ -144,7 +146,7 @@ impl Management {
     }
 
     /// Closes a connection. Its client receives the reason.
-    pub async fn close(&self, connection: &str, reason: &str) -> Result<Closed, String> {
+    pub async fn close(&self, connection: &str, reason: &str) -> Result<Closed, ManagementError> {
         let name = utf8_percent_encode(connection, NON_ALPHANUMERIC);
         let url = format!("{}/api/connections/{name}", self.settings.url);
         let client = self.client.as_ref().map_err(|why| self.failed(why))?;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::plan::semaphore::Holder;
+use crate::semaphore::management::ManagementError;
 
 /// Maximum time that an observation waits for facts.
 pub const PATIENCE: Duration = Duration::from_millis(500);
@@ -27,5 +28,5 @@ pub struct Holders {
     /// connection only after some seconds.
     pub incomplete: bool,
     /// The error of the management API, if it returned no facts.
-    pub management_error: Option<String>,
+    pub management_error: Option<ManagementError>,
 }

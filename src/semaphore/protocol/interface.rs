@@ -14,7 +14,7 @@ use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::Management;
+use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
@@ -87,7 +87,7 @@ pub trait AdminProtocol: Send + Sync {
         &self,
         management: &Management,
         lock: &LockName,
-    ) -> Result<Vec<Waiter>, String>;
+    ) -> Result<Vec<Waiter>, ManagementError>;
 
     /// [`Broker::lost_parts`](crate::semaphore::Broker::lost_parts).
     async fn lost_parts(

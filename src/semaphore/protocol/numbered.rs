@@ -30,7 +30,7 @@ use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::Management;
+use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
@@ -99,7 +99,7 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         &self,
         management: &Management,
         lock: &LockName,
-    ) -> Result<Vec<Waiter>, String> {
+    ) -> Result<Vec<Waiter>, ManagementError> {
         match lock.wait_queue() {
             Some(queue) => waiters::of_queue(management, &queue, |_| true).await,
             // Clients of amqp-locks-python only poll.

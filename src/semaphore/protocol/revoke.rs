@@ -15,7 +15,7 @@ use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{HolderFacts, SlotWish, describe_holders};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::Management;
+use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
 
 /// How long the management API may still list a holder that left, or its connection. Its
@@ -67,8 +67,8 @@ pub enum RevokeError {
         what: String,
     },
     /// The management API failed.
-    #[error("{0}")]
-    Management(String),
+    #[error(transparent)]
+    Management(#[from] ManagementError),
     /// The broker refused the request or did not answer.
     #[error(transparent)]
     Broker(#[from] BrokerError),

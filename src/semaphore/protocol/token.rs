@@ -33,7 +33,7 @@ use crate::plan::naming::LockName;
 use crate::plan::semaphore::{SlotWish, SlotsSeen};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::Management;
+use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
@@ -82,7 +82,7 @@ impl AdminProtocol for Token {
         &self,
         management: &Management,
         lock: &LockName,
-    ) -> Result<Vec<Waiter>, String> {
+    ) -> Result<Vec<Waiter>, ManagementError> {
         // Clients wait for tokens in the token queue itself, and also hold them there.
         let holding = management.unacknowledged().await?;
         waiters::of_queue(management, &lock.token_queue(), |consumer| {

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 
 use crate::plan::clean_text;
-use crate::semaphore::management::{ListedConsumer, Management, read};
+use crate::semaphore::management::{ListedConsumer, Management, ManagementError, read};
 
 /// Maximum number of connections requested.
 const MAX_OWNERS: usize = 50;
@@ -34,7 +34,7 @@ pub async fn of_queue(
     management: &Management,
     queue: &str,
     waits: impl Fn(&ListedConsumer) -> bool,
-) -> Result<Vec<Waiter>, String> {
+) -> Result<Vec<Waiter>, ManagementError> {
     let consumers = management.consumers().await?;
     let mut waiters = Vec::new();
     for consumer in consumers.iter().filter(|one| one.queue.name == queue && waits(one)) {

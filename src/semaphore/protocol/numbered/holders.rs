@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 
 use crate::plan::naming::{LockName, Protocol};
 use crate::plan::semaphore::{HolderFacts, SlotsSeen, describe_holders};
-use crate::semaphore::management::{Management, Owner, read};
+use crate::semaphore::management::{Management, ManagementError, Owner, read};
 use crate::semaphore::protocol::holders::{
     ASK_AGAIN, FORGET, Holders, MAX_OWNERS, OWNERS_AT_ONCE, PATIENCE,
 };
@@ -44,7 +44,7 @@ struct State {
     /// When the list was requested. It lacks everything that appeared later.
     list_at: Option<Instant>,
     attempt_at: Option<Instant>,
-    error: Option<String>,
+    error: Option<ManagementError>,
     /// The running request, and a future to wait for it. The task itself shows whether it
     /// has finished: a shared future that is not polled does not notice.
     refreshing: Option<(AbortHandle, Shared<BoxFuture<'static, ()>>)>,

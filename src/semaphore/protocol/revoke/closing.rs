@@ -41,9 +41,9 @@ impl Revoke<'_> {
         }
         if !self.what.force {
             let holding: Vec<&str> = first.holding.iter().map(String::as_str).collect();
-            let more =
-                administrator.belongings(&first.connection, &holding, first.unacknowledged).await;
-            let more = more.map_err(RevokeError::Management)?;
+            let more = administrator
+                .belongings(&first.connection, &holding, first.unacknowledged)
+                .await?;
             if !more.is_empty() {
                 let what = more.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
                 return Err(RevokeError::OwnsMore { connection: first.connection, what });
@@ -55,10 +55,9 @@ impl Revoke<'_> {
         }
         self.go_on()?;
         let reason = format!("revoked: {}", self.what.reason);
-        match administrator.close(&first.connection, &reason).await {
-            Ok(Closed::Yes) => Ok(()),
-            Ok(Closed::Gone) => Err(RevokeError::NotHeld),
-            Err(why) => Err(RevokeError::Management(why)),
+        match administrator.close(&first.connection, &reason).await? {
+            Closed::Yes => Ok(()),
+            Closed::Gone => Err(RevokeError::NotHeld),
         }
     }
 
@@ -67,8 +66,8 @@ impl Revoke<'_> {
     async fn target(&self, by: HeldBy, administrator: &Management) -> Result<Target, RevokeError> {
         for _ in 1..TRIES {
             match self.find_target(by, administrator).await {
-                Err(RevokeError::Management(why)) => {
-                    tracing::debug!(why, lock = %self.lock, "Asking for the holder again");
+                Err(RevokeError::Management(error)) => {
+                    tracing::debug!(%error, lock = %self.lock, "Asking for the holder again");
                 }
                 found => return found,
             }
@@ -99,7 +98,7 @@ impl Revoke<'_> {
         slot: u32,
     ) -> Result<Target, RevokeError> {
         let unsure = |why: &str| Err(RevokeError::Unsure { why: why.to_owned() });
-        let owned = match administrator.owned(&queue).await.map_err(RevokeError::Management)? {
+        let owned = match administrator.owned(&queue).await? {
             Some(Some(owned)) => owned,
             Some(None) => return unsure("the management API does not know its connection yet"),
             // The management API may belong to another broker.
@@ -122,11 +121,10 @@ impl Revoke<'_> {
     /// Finds the holder of a token, by the exclusive queue that announces it or by its
     /// connection.
     async fn token_target(&self, administrator: &Management) -> Result<Target, RevokeError> {
-        let failed = RevokeError::Management;
         let tokens = self.lock.token_queue();
         let name = escaped(self.lock.as_str());
         let announced = format!("^{name}-[0-9]+-B$");
-        for queue in administrator.queues_matching(&announced).await.map_err(failed)? {
+        for queue in administrator.queues_matching(&announced).await? {
             if read(&queue.arguments).id.is_some_and(|id| {
                 self.is_meant(&HolderFacts { id: Some(id), ..HolderFacts::default() }, 0)
             }) {
@@ -136,8 +134,7 @@ impl Revoke<'_> {
             }
         }
         let (consumers, unacknowledged) =
-            futures::try_join!(administrator.consumers_of(&tokens), administrator.unacknowledged())
-                .map_err(RevokeError::Management)?;
+            futures::try_join!(administrator.consumers_of(&tokens), administrator.unacknowledged())?;
         for consumer in consumers.unwrap_or_default() {
             let channel = consumer.channel_details;
             if unacknowledged.get(&channel.name).is_none_or(|count| *count == 0) {

@@ -62,7 +62,7 @@ impl Tokens {
         let start = Instant::now();
         loop {
             let shown = management.arguments_of(lock.admin_mutex()).await;
-            let shown = shown.map_err(|why| unknown(lock, &why))?;
+            let shown = shown.map_err(|error| unknown(lock, &error.to_string()))?;
             if shown.is_some_and(|shown| shown.get(ID) == Some(change.id.as_str())) {
                 *known() = Arc::downgrade(conn);
                 return Ok(());
@@ -116,7 +116,7 @@ pub async fn total(access: &Access, lock: &LockName) -> Result<u32, BrokerError>
     let queue = lock.token_queue();
     let unknown = |why: &str| unknown(lock, why);
     let management = management(access, lock)?;
-    let totals = management.totals(&queue).await.map_err(|why| unknown(&why))?;
+    let totals = management.totals(&queue).await.map_err(|error| unknown(&error.to_string()))?;
     let Some(Totals { kind, messages, .. }) = totals else {
         return Err(unknown("it does not know the queue yet, or may not show it to this user"));
     };

@@ -12,7 +12,9 @@ use super::queue::DRAIN_TAG;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{Holder, HolderFacts, SlotsSeen, describe_holders};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::{Management, Owner, QueueConsumer, escaped, read};
+use crate::semaphore::management::{
+    Management, ManagementError, Owner, QueueConsumer, escaped, read,
+};
 use crate::semaphore::protocol::holders::{
     ASK_AGAIN, FORGET, Holders, MAX_OWNERS, OWNERS_AT_ONCE, PATIENCE,
 };
@@ -35,7 +37,7 @@ struct Known {
     changed: Instant,
     held: u32,
     list: Vec<HolderFacts>,
-    error: Option<String>,
+    error: Option<ManagementError>,
 }
 
 impl Known {
@@ -140,7 +142,7 @@ async fn find(
     management: &Management,
     lock: &LockName,
     before: &Known,
-) -> Result<Vec<HolderFacts>, String> {
+) -> Result<Vec<HolderFacts>, ManagementError> {
     let name = escaped(lock.as_str());
     let mut announced = management.queues_matching(&format!("^{name}-[0-9]+-B$")).await?;
     announced.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
@@ -151,7 +153,7 @@ async fn find(
             return Ok(known.clone());
         }
         let owner = management.owner_of(&queue.name).await?;
-        Ok::<_, String>(with_owner(facts, owner))
+        Ok::<_, ManagementError>(with_owner(facts, owner))
     });
     let owned: Vec<_> = owned.buffered(OWNERS_AT_ONCE).collect().await;
     let mut list = owned.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -172,7 +174,7 @@ async fn foreign(
     management: &Management,
     lock: &LockName,
     announced: &[HolderFacts],
-) -> Result<Vec<HolderFacts>, String> {
+) -> Result<Vec<HolderFacts>, ManagementError> {
     let queue = lock.token_queue();
     let (consumers, unacknowledged) =
         futures::try_join!(management.consumers_of(&queue), management.unacknowledged())?;

@@ -75,7 +75,7 @@ async fn consumes(
             RevokeError::Unsure { why }
         })?),
     };
-    let consumers = management.consumers().await.map_err(RevokeError::Management)?;
+    let consumers = management.consumers().await?;
     for consumer in consumers {
         if consumer.queue.name != queue || !consumer.exclusive {
             continue;
