@@ -12,6 +12,7 @@ use super::semaphore::target::failed;
 use super::validate::INVALID;
 use crate::api::validate::{ValidQueue, ValidSemaphore};
 use crate::plan::pressure_queue::QueueEffect;
+use crate::plan::semaphore::Observed;
 use crate::pressure::{Applied, Store};
 use crate::semaphore::Broker;
 
@@ -101,13 +102,14 @@ async fn make_slots(
     let (lock, wish) = (&valid.lock, valid.wish);
     let done = broker.converge(lock, wish, sweep_to, true, &CancellationToken::new()).await;
     let done = done.map_err(|error| failed(&error))?;
-    let what = if lock.has_slots() { "slots" } else { "tokens" };
     say(format!(
-        "{called} has {} {what}: {} added, {} removed",
-        wish.slots, done.declared, done.deleted
+        "{called} has {} {}: {} added, {} removed",
+        wish.slots,
+        lock.unit().many(),
+        done.declared,
+        done.deleted
     ));
-    if done.left > 0 && !lock.has_slots() {
-        let left = done.left;
+    if let (Observed::Counted(_), left @ 1..) = (&done.seen, done.left) {
         let message =
             format!("{left} tokens too many are held: apply again when they are released");
         return Err(Failure::new(Failure::NOT_ACQUIRED, message));

@@ -150,17 +150,15 @@ impl Found {
 
     /// Names what a client waits for in messages.
     pub fn wanted(&self) -> String {
-        let article = match (self.is_mutex, self.name.has_slots()) {
-            (true, _) => "the mutex",
-            (false, true) => "a slot of",
-            (false, false) => "a token of",
-        };
-        format!("{article} {}", self.name)
+        if self.is_mutex {
+            return format!("the mutex {}", self.name);
+        }
+        format!("a {} of {}", self.name.unit().one(), self.name)
     }
 
     /// Names the units of the lock in messages: slots or tokens.
     pub fn units(&self) -> &'static str {
-        if self.name.has_slots() { "slots" } else { "tokens" }
+        self.name.unit().many()
     }
 }
 

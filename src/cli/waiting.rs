@@ -100,7 +100,7 @@ async fn who_holds(broker: &Broker, found: &Found) -> String {
     let lock = &found.name;
     let observed = async {
         let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;
-        broker.observe(lock, mark, mark).await
+        broker.observe(lock, mark.unwrap_or(0), mark.unwrap_or(0)).await
     };
     let seen = match observed.await {
         Ok(seen) => seen,
@@ -109,7 +109,7 @@ async fn who_holds(broker: &Broker, found: &Found) -> String {
         }
         Err(_) => return String::new(),
     };
-    let slots = u32::try_from(seen.slots.len()).unwrap_or(u32::MAX);
+    let slots = seen.total();
     if slots == 0 {
         return format!(": it has no {}", found.units());
     }

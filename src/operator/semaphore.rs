@@ -100,7 +100,7 @@ impl Kind for Semaphore {
             backend: old.backend.clone(),
             reached_backend: old.reached_backend.clone(),
             lock: validate::lock_name(self),
-            has_slots: self.spec.naming().has_slots(),
+            unit: self.spec.naming().unit(),
             mark: old.highest_slot.and_then(|mark| u32::try_from(mark).ok()),
             ..Findings::default()
         }

@@ -2,7 +2,11 @@
 //! module maps a slot number to a queue name or a part of a pressure queue to a Redis
 //! key.
 
+mod unit;
+
 use std::fmt;
+
+pub use self::unit::Unit;
 
 /// Maximum length of a lock or queue name, in bytes. AMQP's own limit is 255, and
 /// suffixes are added. `<namespace>.<name>` alone can reach 317, so defaulted names are
@@ -92,7 +96,16 @@ impl Protocol {
     /// has tokens in one queue.
     #[must_use]
     pub fn has_slots(self) -> bool {
-        !matches!(self, Self::Token(_))
+        self.unit() == Unit::Slot
+    }
+
+    /// Returns what clients of such a lock hold.
+    #[must_use]
+    pub fn unit(self) -> Unit {
+        match self {
+            Self::ExclusiveQueue(_) | Self::ExclusiveConsumer => Unit::Slot,
+            Self::Token(_) => Unit::Token,
+        }
     }
 }
 
@@ -161,6 +174,12 @@ impl LockName {
     #[must_use]
     pub fn has_slots(&self) -> bool {
         self.protocol.has_slots()
+    }
+
+    /// Returns what clients of the lock hold.
+    #[must_use]
+    pub fn unit(&self) -> Unit {
+        self.protocol.unit()
     }
 
     /// Returns the slot queue `A[i]`, `N-i-A`. While it exists, slot `i` (from 1) may be

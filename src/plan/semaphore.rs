@@ -2,9 +2,12 @@
 //! and returns effects and conditions. Pure logic. See `naming` for names, and the module
 //! `semaphore` for probing, declaring and deleting queues.
 
+mod observed;
+
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
+pub use self::observed::{Counts, Observed, SlotsSeen, TokensSeen};
 use super::clean_text;
 use super::naming::MAX_SLOTS;
 
@@ -49,61 +52,6 @@ impl SlotWish {
     }
 }
 
-/// The observed state on the broker.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SlotsSeen {
-    /// Slots 1 to this number were probed. The state of higher ones is unknown.
-    pub swept_to: u32,
-    /// The slots whose slot queue `A[i]` exists.
-    pub slots: BTreeSet<u32>,
-    /// The slots with a holder. By protocol, their holder queue `B[i]` exists, or their
-    /// `C[i]` has a consumer.
-    pub held: BTreeSet<u32>,
-    /// The slots without slot queue whose `C[i]` is a leftover without a holder.
-    pub left_over: BTreeSet<u32>,
-}
-
-/// Counts of holders and free slots, as shown in status.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Holders of slots up to the desired count.
-    pub held: u32,
-    /// Holders of slots above the desired count: a shrink waits for them to release.
-    pub draining: u32,
-    /// Slots up to the desired count that exist and are not held, and can be acquired
-    /// now.
-    pub free: u32,
-}
-
-impl SlotsSeen {
-    /// Returns the counts for a semaphore with `slots` desired slots.
-    #[must_use]
-    pub fn counts(&self, slots: u32) -> Counts {
-        let count = |holders: usize| u32::try_from(holders).unwrap_or(u32::MAX);
-        let held = count(self.held.range(..=slots).count());
-        let draining = count(self.held.len()).saturating_sub(held);
-        let free = self.slots.range(..=slots).filter(|slot| !self.held.contains(slot)).count();
-        Counts { held, draining, free: count(free) }
-    }
-
-    /// Returns the highest slot that has a slot queue, a holder or a leftover. 0 if none
-    /// has.
-    #[must_use]
-    pub fn highest(&self) -> u32 {
-        let last = |set: &BTreeSet<u32>| set.last().copied().unwrap_or(0);
-        last(&self.slots).max(last(&self.held)).max(last(&self.left_over))
-    }
-
-    /// Whether exactly the slots 1 to `slots` exist, within the observed range.
-    #[must_use]
-    pub fn is_as_wished(&self, slots: u32) -> bool {
-        self.swept_to >= slots
-            && self.slots.len() == slots as usize
-            && self.slots.last().copied().unwrap_or(0) == slots
-            && !self.slots.contains(&0)
-    }
-}
-
 /// Returns up to which slot to sweep: `max(desired, mark) + overshoot`. Both terms are
 /// capped at [`MAX_SLOTS`], so that a corrupt mark can't cause four billion probes.
 ///
@@ -143,11 +91,73 @@ impl SlotPlan {
     }
 }
 
-/// Plans the change. `mark` is the last persisted high-water mark. `None` counts as 0: a
+/// The effects that converge a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Of a protocol with numbered slots.
+    Numbered(SlotPlan),
+    /// Of a protocol with tokens.
+    Counted(TokenPlan),
+}
+
+/// The effects that converge the number of tokens. At most one of the two is not 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenPlan {
+    /// Number of tokens to publish.
+    pub add: u32,
+    /// Number of tokens to remove: free ones now, and held ones when they are released.
+    pub remove: u32,
+}
+
+impl Plan {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Numbered(plan) => plan.is_empty(),
+            Self::Counted(plan) => *plan == TokenPlan::default(),
+        }
+    }
+
+    /// Returns how many slots or tokens are to be added and removed.
+    #[must_use]
+    pub fn changes(&self) -> (usize, usize) {
+        match self {
+            Self::Numbered(plan) => (plan.declare.len(), plan.delete.len()),
+            Self::Counted(plan) => (plan.add as usize, plan.remove as usize),
+        }
+    }
+
+    /// Returns [`SlotPlan::raise_mark_to`]. Tokens have no high-water mark.
+    #[must_use]
+    pub fn raise_mark_to(&self) -> Option<u32> {
+        match self {
+            Self::Numbered(plan) => plan.raise_mark_to,
+            Self::Counted(_) => None,
+        }
+    }
+}
+
+/// Plans the change of a lock. See [`plan_slots`] for `mark`.
+#[must_use]
+pub fn plan(wish: SlotWish, seen: &Observed, mark: Option<u32>) -> Plan {
+    match seen {
+        Observed::Numbered(seen) => Plan::Numbered(plan_slots(wish, seen, mark)),
+        Observed::Counted(seen) => Plan::Counted(plan_tokens(wish.slots, seen.total)),
+    }
+}
+
+/// Plans the change of `total` tokens.
+#[must_use]
+pub fn plan_tokens(desired: u32, total: u32) -> TokenPlan {
+    TokenPlan { add: desired.saturating_sub(total), remove: total.saturating_sub(desired) }
+}
+
+/// Plans the change of numbered slots. `mark` is the last persisted high-water mark. `None` counts as 0: a
 /// change that reaches beyond the overshoot must then persist the mark first. A small
 /// semaphore needs no write before its creation.
 #[must_use]
-pub fn plan(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
+pub fn plan_slots(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
     let declare: Vec<u32> = (1..=wish.slots).filter(|slot| !seen.slots.contains(slot)).collect();
     let mut delete: Vec<u32> = seen.slots.range(wish.slots.saturating_add(1)..).copied().collect();
     if wish.order == DeletionOrder::Descending {

@@ -83,6 +83,7 @@ async fn a_draining_holders_queues_are_deleted_only_after_its_release() {
     held.pop().unwrap().release().await.unwrap();
     eventually("its holder queue is seen to be left over", async || {
         let seen = broker.observe(&lock(), 19, 19).await.unwrap();
+        let seen = seen.numbered().unwrap();
         seen.left_over == [3].into() && seen.highest() == 3
     })
     .await;

@@ -86,7 +86,7 @@ async fn each_side_of_an_encrypted_connection_checks_the_other_and_reports_the_e
     let works = broker(place.settings("localhost", &ours));
     resize(&works, 3, 3).await.unwrap();
     let seen = works.observe(&lock(), 3, 3).await.unwrap();
-    assert_eq!(seen.slots.len(), 3);
+    assert_eq!(seen.total(), 3);
     let identity = works.identity().await.unwrap();
     assert_eq!(identity.product, "RabbitMQ");
     assert!(identity.cluster_id.is_some(), "the management API answers over TLS: {identity:?}");

@@ -67,7 +67,7 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
         async move { resize(&broker, 3000, 3000).await }
     });
     eventually("some slots", async || {
-        broker.observe(&lock(), 40, 0).await.unwrap().slots.len() > 20
+        broker.observe(&lock(), 40, 0).await.unwrap().total() > 20
     })
     .await;
     assert!(vhost.management.close_connection(&connection, "a test says so").await);

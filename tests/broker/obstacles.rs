@@ -102,7 +102,7 @@ async fn a_foreign_queue_of_a_lock_called_ratelimit_is_no_quota() {
     vhost.declare("ci.ratelimit-1-A", json!({"durable": true, "auto_delete": true})).await;
     assert_in_the_way(&make(2).await.unwrap_err(), "ci.ratelimit-1-A", "auto_delete");
     let seen = broker.observe(&lock, 21, 0).await.unwrap();
-    assert_eq!(seen.slots, [1, 2].into(), "the others are as desired");
+    assert_eq!(seen.numbered().unwrap().slots, [1, 2].into(), "the others are as desired");
     let faults = broker.check(&lock, Expected::default(), &cancel).await.unwrap();
     assert!(matches!(faults[..], [Fault::Foreign { slot: 1, .. }]), "{faults:?}");
 }

@@ -25,7 +25,7 @@ async fn no_probe_of_a_batch_is_given_anothers_verdict() {
     }
     for round in 0..40 {
         let seen = broker.observe(&lock(), 200, 0).await.unwrap();
-        assert_eq!(seen.slots, expected, "round {round}");
+        assert_eq!(seen.numbered().unwrap().slots, expected, "round {round}");
     }
 }
 
@@ -39,7 +39,8 @@ async fn no_channel_probes_enough_names_to_slow_the_broker_down() {
     let broker = Broker::new(settings, BrokerOptions::default());
     let mut seen = BTreeSet::new();
     for _ in 0..10 {
-        seen.extend(broker.observe(&lock(), 300, 300).await.unwrap().slots);
+        let now = broker.observe(&lock(), 300, 300).await.unwrap();
+        seen.extend(now.numbered().unwrap().slots.clone());
     }
     assert_eq!(seen, BTreeSet::new());
     let probes = proxy.count("basic.publish");
@@ -97,6 +98,7 @@ async fn many_observations_at_once_do_not_mix_their_answers() {
         async move { (to, broker.observe(&lock(), to, to / 2).await.unwrap()) }
     });
     for (to, seen) in futures::future::join_all(looks).await {
+        let seen = seen.numbered().unwrap();
         assert_eq!(seen.slots, (1..=to.min(30)).collect(), "1 to {to}");
         assert_eq!((seen.swept_to, seen.held.len()), (to, 0));
     }
@@ -129,6 +131,7 @@ async fn a_queue_that_rejects_publishes_is_found_to_exist() {
     vhost.declare("ci.deploy-3-A", rejecting).await;
     for _ in 0..10 {
         let seen = broker.observe(&lock(), 6, 6).await.unwrap();
+        let seen = seen.numbered().unwrap();
         assert_eq!(seen.slots, [1, 3].into());
         assert!(seen.held.is_empty());
     }
@@ -141,7 +144,7 @@ async fn probes_leave_nothing_behind_in_a_queue_without_a_length_limit() {
     let (_connection, channel) = vhost.channel().await;
     vhost.declare("ci.deploy-1-A", json!({"durable": true})).await;
     for _ in 0..20 {
-        assert_eq!(broker.observe(&lock(), 3, 3).await.unwrap().slots, [1].into());
+        assert_eq!(broker.observe(&lock(), 3, 3).await.unwrap().numbered().unwrap().slots, [1].into());
     }
     let left =
         channel.queue_delete("ci.deploy-1-A".into(), QueueDeleteOptions::default()).await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile};
-use lockkeeper::plan::semaphore::{DeletionOrder, SlotWish, SlotsSeen};
+use lockkeeper::plan::semaphore::{DeletionOrder, Observed, SlotWish, SlotsSeen};
 use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -60,11 +60,12 @@ async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mu
             tokio::join!(resize(&broker, slots, 9), converge(&broker, wish(slots + 1), 10, false));
         let (ours, theirs) = (ours.unwrap().seen, theirs.seen);
         assert!(ours.is_as_wished(slots) && theirs.is_as_wished(slots + 1), "round {round}");
-        assert_eq!((ours.held, theirs.held), ([7].into(), [5].into()));
+        let held = |seen: &Observed| seen.numbered().unwrap().held.clone();
+        assert_eq!((held(&ours), held(&theirs)), ([7].into(), [5].into()));
     }
     let fresh = Broker::new(vhost.settings(), BrokerOptions::default());
-    assert_eq!(fresh.find_mark(&python(), 16).await, Ok(10));
-    assert_eq!(fresh.find_mark(&lock(), 16).await, Ok(9));
+    assert_eq!(fresh.find_mark(&python(), 16).await, Ok(Some(10)));
+    assert_eq!(fresh.find_mark(&lock(), 16).await, Ok(Some(9)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +77,7 @@ async fn the_holder_of_a_slot_of_amqp_locks_python_is_reported() {
     facts.insert("x-lockkeeper-id".into(), lapin::types::AMQPValue::LongString("4fz".into()));
     let exclusive = QueueDeclareOptions::exclusive();
     channel.queue_declare("ci.deploy-B-2".into(), exclusive, facts).await.unwrap();
-    let seen = SlotsSeen { held: [2].into(), ..SlotsSeen::default() };
+    let seen = Observed::Numbered(SlotsSeen { held: [2].into(), ..SlotsSeen::default() });
     let ids = async || {
         let holders = broker.holders(&python(), &seen, 3, 50).await;
         holders.list.into_iter().map(|holder| (holder.id, holder.slot)).collect::<Vec<_>>()
@@ -99,7 +100,8 @@ async fn with_order_ascending_the_lowest_removed_slot_goes_first() {
     let watching = tokio::spawn(async move {
         let mut partial = 0;
         while !stop.load(Ordering::Relaxed) {
-            let seen = watcher.observe(&python(), 200, 0).await.unwrap().slots;
+            let seen = watcher.observe(&python(), 200, 0).await.unwrap();
+            let seen = &seen.numbered().unwrap().slots;
             let above: Vec<u32> = seen.range(6..).copied().collect();
             // The remaining slots are the highest ones, except for the few deleted during
             // the check.

@@ -87,12 +87,12 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
     for queue_type in TYPES {
         let vhost = Vhost::create().await;
         let (broker, name) = (broker(&vhost), tokens(queue_type));
-        assert_eq!(broker.observe(&name, 9, 9).await.unwrap().slots.len(), 0);
-        assert_eq!(broker.find_mark(&name, 3).await, Ok(0));
+        assert_eq!(broker.observe(&name, 9, 9).await.unwrap().total(), 0);
+        assert_eq!(broker.find_mark(&name, 3).await, Ok(None));
         assert_eq!(resize(&broker, &name, ResizeTo::Create(3)).await, Ok((0, 3)));
         assert_eq!(resize(&broker, &name, ResizeTo::Grow(600)).await, Ok((3, 603)));
         assert_eq!(resize(&broker, &name, ResizeTo::Shrink(601)).await, Ok((603, 2)));
-        assert_eq!(broker.find_mark(&name, 3).await, Ok(2));
+        assert_eq!(broker.observe(&name, 9, 9).await.unwrap().total(), 2);
         let done = make(&broker, &name, 4).await.unwrap();
         assert_eq!((done.declared, done.deleted, done.left), (2, 0, 0));
         assert!(done.seen.is_as_wished(4));
@@ -243,7 +243,7 @@ async fn a_queue_of_another_type_is_not_used() {
     assert!(error.to_string().contains("it is a quorum queue where a classic one"), "{error}");
     let faults =
         broker(&vhost).check(&classic(), expected(Some(2)), &CancellationToken::new()).await;
-    assert!(matches!(faults.unwrap()[..], [Fault::Foreign { .. }]));
+    assert!(matches!(faults.unwrap()[..], [Fault::ForeignTokenQueue { .. }]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -264,7 +264,7 @@ async fn a_check_reports_missing_and_surplus_tokens_and_changes_nothing() {
     make(&broker, &classic(), 2).await.unwrap();
     assert_eq!(check(None).await, []);
     assert_eq!(check(Some(2)).await, []);
-    assert_eq!(check(Some(3)).await, [Fault::Missing { slot: 3 }]);
-    assert_eq!(check(Some(1)).await, [Fault::Stray { slot: 2 }]);
+    assert_eq!(check(Some(3)).await, [Fault::TokenCount { missing: 1, surplus: 0 }]);
+    assert_eq!(check(Some(1)).await, [Fault::TokenCount { missing: 0, surplus: 1 }]);
     assert_eq!(total(&vhost).await, Some(2));
 }

@@ -23,7 +23,7 @@ mod wire;
 
 use std::time::Duration;
 
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{Observed, SlotWish, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
 };
@@ -79,7 +79,14 @@ fn held_by(permit: &Permit) -> (Option<u32>, Option<u64>) {
     (permit.slot(), permit.token_id())
 }
 
-/// Returns the held slots.
+/// Returns the held slots, or 1 to the number of held tokens.
 async fn held(at: &impl At) -> Vec<u32> {
-    broker(at).observe(&at.lock_name(), 0, 100).await.unwrap().held.into_iter().collect()
+    held_of(broker(at).observe(&at.lock_name(), 0, 100).await.unwrap())
+}
+
+fn held_of(seen: Observed) -> Vec<u32> {
+    match seen {
+        Observed::Numbered(seen) => seen.held.into_iter().collect(),
+        Observed::Counted(seen) => (1..=seen.held).collect(),
+    }
 }

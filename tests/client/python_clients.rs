@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::support::register::Register;
-use crate::client::{any, broker, name, quick};
+use crate::client::{any, broker, held_of, name, quick};
 
 /// The Python version of Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
@@ -91,8 +91,7 @@ impl Script {
     }
 
     async fn held(self, vhost: &Vhost) -> Vec<u32> {
-        let seen = broker(vhost).observe(&self.name(), 16, 16).await.unwrap();
-        seen.held.into_iter().collect()
+        held_of(broker(vhost).observe(&self.name(), 16, 16).await.unwrap())
     }
 
     async fn is_held(self, vhost: &Vhost) {

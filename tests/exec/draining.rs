@@ -19,7 +19,7 @@ with_protocols! {
 /// Returns whether slot 2, which was removed, is held.
 async fn is_held(place: &Place) -> bool {
     let broker = Broker::new(place.settings(), BrokerOptions::default());
-    broker.observe(&place.lock_name(), 2, 2).await.unwrap().held.contains(&2)
+    broker.observe(&place.lock_name(), 2, 2).await.unwrap().numbered().unwrap().held.contains(&2)
 }
 
 /// A command on slot 2 of 2, and one on slot 1.

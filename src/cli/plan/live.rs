@@ -12,7 +12,7 @@ use crate::cli::manifest::Object;
 use crate::cli::semaphore::target::failed;
 use crate::cli::validate::INVALID;
 use crate::plan::pressure_queue::{Past, QueueEffect, QueueSeen, plan as plan_queue};
-use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan as plan_slots, sweep_to};
+use crate::plan::semaphore::{Observed, Plan, SlotPlan, plan as plan_slots, sweep_to};
 use crate::pressure::{Store, StoreError, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
@@ -65,7 +65,8 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
     }
     let broker = Broker::new(settings, BrokerOptions::default());
     let mark = broker.find_mark(&valid.lock, valid.wish.overshoot).await;
-    let sweep = sweep_to(valid.wish, mark.map_err(|error| failed(&error))?);
+    let mark = mark.map_err(|error| failed(&error))?.unwrap_or_default();
+    let sweep = sweep_to(valid.wish, mark);
     let seen = broker.observe(&valid.lock, sweep, sweep).await.map_err(|error| failed(&error))?;
     let planned = plan_slots(valid.wish, &seen, None);
     shown.draining = draining(&valid, &seen, &planned);
@@ -88,9 +89,9 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
 async fn exists(
     broker: &Broker,
     valid: &ValidSemaphore,
-    seen: &SlotsSeen,
+    seen: &Observed,
 ) -> Result<bool, Failure> {
-    if !seen.slots.is_empty() {
+    if seen.total() > 0 {
         return Ok(true);
     }
     let waiting = broker.waiting(&valid.lock).await.map_err(|error| failed(&error))?;
@@ -100,33 +101,26 @@ async fn exists(
 async fn differences(
     broker: &Broker,
     valid: &ValidSemaphore,
-    seen: &SlotsSeen,
-    planned: &SlotPlan,
+    seen: &Observed,
+    planned: &Plan,
     exists: bool,
 ) -> Result<Vec<Change>, Failure> {
     let (lock, wish) = (&valid.lock, valid.wish);
     let mut changes = Vec::new();
-    let what = if lock.has_slots() { "slots" } else { "tokens" };
-    let before = seen.slots.len();
+    let (what, before) = (lock.unit().many(), seen.total());
     // A semaphore without slots is created only for its auxiliary queues.
-    if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || !lock.has_slots()) {
+    let is_token_queue = matches!(planned, Plan::Counted(_));
+    if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || is_token_queue) {
         changes.push(Change::new(what, Value::Null, wish.slots));
         return Ok(changes);
     }
-    if before as u64 != u64::from(wish.slots) {
+    if before != wish.slots {
         changes.push(Change::new(what, before, wish.slots));
-    } else if lock.has_slots() {
-        if !planned.declare.is_empty() {
-            changes.push(Change::new("missing slots", Value::Null, planned.declare.clone()));
-        }
-        if !planned.delete.is_empty() {
-            changes.push(Change::new("stray slots", planned.delete.clone(), Value::Null));
-        }
     }
-    if !planned.tidy.is_empty() {
-        changes.push(Change::new("left over of slots", planned.tidy.clone(), Value::Null));
+    if let Plan::Numbered(planned) = planned {
+        changes.extend(by_slot(planned, before == wish.slots));
     }
-    if planned.declare.is_empty() && exists {
+    if planned.changes().0 == 0 && exists {
         let lost = broker.lost_parts(lock, wish).await.map_err(|error| failed(&error))?;
         changes.extend(lost.into_iter().map(|part| Change::new(part, Value::Null, "made again")));
         if lock.wait_queue().is_some() {
@@ -145,17 +139,31 @@ async fn differences(
     Ok(changes)
 }
 
+/// Lists the changes to single slots. Those to their number are listed if it stays.
+fn by_slot(planned: &SlotPlan, is_count_kept: bool) -> Vec<Change> {
+    let mut changes = Vec::new();
+    if is_count_kept && !planned.declare.is_empty() {
+        changes.push(Change::new("missing slots", Value::Null, planned.declare.clone()));
+    }
+    if is_count_kept && !planned.delete.is_empty() {
+        changes.push(Change::new("stray slots", planned.delete.clone(), Value::Null));
+    }
+    if !planned.tidy.is_empty() {
+        changes.push(Change::new("left over of slots", planned.tidy.clone(), Value::Null));
+    }
+    changes
+}
+
 /// Number of held slots or tokens that would be removed.
-fn draining(valid: &ValidSemaphore, seen: &SlotsSeen, planned: &SlotPlan) -> u32 {
-    let held = if valid.lock.has_slots() {
-        planned.delete.iter().filter(|slot| seen.held.contains(slot)).count()
-    } else if planned.delete.is_empty() {
-        0
-    } else {
+fn draining(valid: &ValidSemaphore, seen: &Observed, planned: &Plan) -> u32 {
+    match (seen, planned) {
+        (Observed::Numbered(seen), Plan::Numbered(planned)) => {
+            let held = planned.delete.iter().filter(|slot| seen.held.contains(slot)).count();
+            u32::try_from(held).unwrap_or(u32::MAX)
+        }
         // Free tokens are removed first.
-        seen.held.len().saturating_sub(valid.wish.slots as usize)
-    };
-    u32::try_from(held).unwrap_or(u32::MAX)
+        _ => seen.held().saturating_sub(valid.wish.slots),
+    }
 }
 
 async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Failure> {

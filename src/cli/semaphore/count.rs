@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::target::{Form, Target, Which, failed, slots};
+use super::target::{Form, Target, Which, failed};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::Observed;
 
 /// Arguments of `lockkeeper semaphore count`.
 #[derive(Debug, clap::Args)]
@@ -35,10 +35,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Prints the observed counts, also after a change.
-pub(super) async fn print(form: &Form, target: &Target, seen: &SlotsSeen) -> Result<(), Failure> {
+pub(super) async fn print(form: &Form, target: &Target, seen: &Observed) -> Result<(), Failure> {
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
-    let slots = slots(seen);
+    let slots = seen.total();
     let counts = seen.counts(slots);
     let counted = Counted {
         name: name.as_str(),

@@ -1,7 +1,7 @@
 //! `lockkeeper semaphore destroy`: removes a semaphore.
 
 use super::draining::Draining;
-use super::target::{Which, slots};
+use super::target::Which;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
@@ -27,9 +27,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let seen = target.look().await?;
         let question = format!(
             "Destroy the semaphore {name} ({} {}, {} held)?",
-            slots(&seen),
+            seen.total(),
             target.found.units(),
-            seen.held.len()
+            seen.held()
         );
         if !confirmed(&question).await? {
             return Err(Failure::new(Failure::NOT_ACQUIRED, "nothing was changed"));

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::target::{Target, failed, slots};
+use super::target::{Target, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::{INTERRUPTING, Signals};
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::{Observed, SlotWish};
 use crate::semaphore::Converged;
 
 /// Polling interval.
@@ -34,14 +34,14 @@ impl Draining {
         target: &Target,
         tokens: u32,
         done: &Converged,
-    ) -> Result<SlotsSeen, Failure> {
+    ) -> Result<Observed, Failure> {
         let name = &target.found.name;
         let stay = |left: u32| {
             format!(
                 "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {name} {left}` once more, and let it wait"
             )
         };
-        if done.left == 0 || name.has_slots() {
+        if done.left == 0 || done.seen.numbered().is_some() {
             return Ok(done.seen.clone());
         }
         if self.no_wait {
@@ -58,7 +58,7 @@ impl Draining {
                 () = tokio::time::sleep(PAUSE) => {}
             }
             seen = target.look().await?;
-            left = slots(&seen).saturating_sub(tokens);
+            left = seen.total().saturating_sub(tokens);
         }
         Ok(seen)
     }
@@ -78,8 +78,9 @@ impl Draining {
             let (wish, stop) = (SlotWish::new(0), CancellationToken::new());
             let done = target.broker.destroy(name, wish, None, &stop).await;
             let done = done.map_err(|error| failed(&error))?;
-            let held = u32::try_from(done.seen.held.len()).unwrap_or(u32::MAX);
-            let tokens = if name.has_slots() { 0 } else { done.left };
+            let held = done.seen.held();
+            // Tokens go only when they are released.
+            let tokens = if done.seen.numbered().is_some() { 0 } else { done.left };
             let first = before.is_none();
             let counts = *before.get_or_insert((done.deleted + tokens, held.max(done.left)));
             if done.left == 0 {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::target::{Form, Target, Which, slots};
+use super::target::{Form, Target, Which};
 use crate::api::semaphore::HolderStatus;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
@@ -100,7 +100,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 /// Observes the holders on the broker.
 pub(in crate::cli) async fn live(target: &Target) -> Result<Vec<Holder>, Failure> {
     let seen = target.look().await?;
-    let slots = slots(&seen);
+    let slots = seen.total();
     let name = &target.found.name;
     let started = Instant::now();
     let holders = loop {

@@ -3,7 +3,7 @@
 use crate::cli::failure::Failure;
 use crate::cli::output::Format;
 use crate::cli::target::{Found, Place, resource};
-use crate::plan::semaphore::{DEFAULT_OVERSHOOT, SlotsSeen};
+use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
 use crate::semaphore::{Broker, BrokerError, BrokerOptions};
 
 /// The semaphore.
@@ -57,17 +57,12 @@ impl Which {
 
 impl Target {
     /// Observes the slots on the broker.
-    pub async fn look(&self) -> Result<SlotsSeen, Failure> {
+    pub async fn look(&self) -> Result<Observed, Failure> {
         let name = &self.found.name;
         let mark = self.broker.find_mark(name, DEFAULT_OVERSHOOT).await.map_err(|e| failed(&e))?;
-        let to = mark + DEFAULT_OVERSHOOT;
+        let to = mark.unwrap_or_default() + DEFAULT_OVERSHOOT;
         self.broker.observe(name, to, to).await.map_err(|error| failed(&error))
     }
-}
-
-/// Returns the number of slots, provided that there are no gaps.
-pub(in crate::cli) fn slots(seen: &SlotsSeen) -> u32 {
-    u32::try_from(seen.slots.len()).unwrap_or(u32::MAX)
 }
 
 pub(in crate::cli) fn failed(error: &BrokerError) -> Failure {

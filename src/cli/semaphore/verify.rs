@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use super::target::{Which, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
-use crate::semaphore::{Expected, Fault};
+use crate::semaphore::Expected;
 
 /// Arguments of `lockkeeper semaphore verify`.
 #[derive(Debug, clap::Args)]
@@ -30,12 +30,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let expected = Expected { slots, records };
     let checked = target.broker.check(name, expected, &CancellationToken::new()).await;
     let faults = checked.map_err(|error| failed(&error))?;
-    let said = if name.has_slots() {
-        faults.iter().map(ToString::to_string).collect()
-    } else {
-        in_tokens(&faults)
-    };
-    for fault in said {
+    for fault in &faults {
         println!("{fault}");
     }
     if faults.is_empty() {
@@ -48,19 +43,4 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     };
     let message = format!("{name} has {count}: create, grow and shrink repair slots");
     Err(Failure::new(WRONG, message))
-}
-
-/// Counts missing and surplus tokens, which are not numbered.
-fn in_tokens(faults: &[Fault]) -> Vec<String> {
-    let count = |is: fn(&Fault) -> bool| faults.iter().filter(|fault| is(fault)).count();
-    let missing = count(|fault| matches!(fault, Fault::Missing { .. }));
-    let stray = count(|fault| matches!(fault, Fault::Stray { .. }));
-    let counted = [(missing, "tokens are missing"), (stray, "tokens are too many")];
-    let counted = counted.iter().filter(|(count, _)| *count > 0);
-    let others = faults.iter().filter_map(|fault| match fault {
-        Fault::Absent => Some(fault.to_string()),
-        Fault::Foreign { why, .. } => Some(format!("the token queue is foreign: {why}")),
-        _ => None,
-    });
-    counted.map(|(count, what)| format!("{count} {what}")).chain(others).collect()
 }

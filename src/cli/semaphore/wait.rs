@@ -50,10 +50,11 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let (what, held) = match arguments.slot {
             Some(slot) => {
                 let seen = target.broker.observe(name, 0, slot).await;
-                let held = seen.map_err(|error| failed(&error))?.held.contains(&slot);
+                let seen = seen.map_err(|error| failed(&error))?;
+                let held = seen.numbered().is_some_and(|seen| seen.held.contains(&slot));
                 (target.found.what(Some(slot)), held)
             }
-            None => (name.to_string(), !target.look().await?.held.is_empty()),
+            None => (name.to_string(), target.look().await?.held() > 0),
         };
         if held == (arguments.until == Until::Taken) {
             return Ok(());

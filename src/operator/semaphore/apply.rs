@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use super::findings::{Findings, SemaphoreState};
-use super::status::{hold_limit, in_sync_message, slots, to_i32};
+use super::status::{in_sync_message, to_i32};
 use crate::api::conditions::{READY, RECONCILING, STALLED, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::ValidSemaphore;
@@ -16,7 +16,7 @@ use crate::operator::kind::Session;
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Note, Outcome};
 use crate::operator::report::{now, write};
-use crate::plan::semaphore::{SlotsSeen, plan, settled_mark, sweep_to};
+use crate::plan::semaphore::{Observed, SlotsSeen, plan, plan_slots, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError};
 
 /// Converges the slots to the spec, and observes their holders and waiters.
@@ -55,9 +55,8 @@ pub(super) async fn converge(
     // themselves, and independently of the outcome for the slots.
     step.tell_waiters(found).await;
     let Step { broker, valid, .. } = &step;
-    if found.reached && !found.has_slots {
-        let version = broker.identity().await?.version;
-        found.hold_limit = hold_limit(valid.lock.protocol(), &version);
+    if found.reached {
+        found.hold_limit = broker.hold_limit(&valid.lock).await?;
     }
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
@@ -94,16 +93,16 @@ impl Step<'_> {
     ) -> Result<Option<Outcome>, StepError> {
         let wish = self.valid.wish;
         let written_mark = self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
-        if found.mark.is_none() && found.has_slots {
-            found.mark = Some(self.broker.find_mark(&self.valid.lock, wish.overshoot).await?);
+        if found.mark.is_none() {
+            found.mark = self.broker.find_mark(&self.valid.lock, wish.overshoot).await?;
         }
-        found.mark = found.mark.max(Some(memory.detail.reaches));
+        found.mark = found.mark.map(|mark| mark.max(memory.detail.reaches));
         if self.first_look && self.sweep_due && !self.valid.suspend {
             // New spec: all slots are checked under the mutex anyway, so they are not
             // observed before. The mark that must be written first is computed as if no
             // slot existed, because that gives the highest mark.
-            let mark = plan(wish, &SlotsSeen::default(), written_mark).raise_mark_to;
-            let mark = mark.filter(|_| found.has_slots);
+            let none = SlotsSeen::default();
+            let mark = found.mark.and(plan_slots(wish, &none, written_mark).raise_mark_to);
             self.apply(memory, found, mark, &[]).await?;
         } else {
             // observe: without the mutex.
@@ -122,9 +121,9 @@ impl Step<'_> {
             };
 
             // apply: only if there is something to do.
-            let (add, remove) = (planned.declare.len(), planned.delete.len());
+            let (add, remove) = planned.changes();
             if self.valid.suspend && add + remove > 0 {
-                let unit = if found.has_slots { "slots" } else { "tokens" };
+                let unit = found.unit.many();
                 return Ok(Some(Outcome::Blocked {
                     reason: reason::SUSPENDED,
                     message: format!(
@@ -133,20 +132,19 @@ impl Step<'_> {
                 }));
             }
             if self.sweep_due && (differs || !lost.is_empty()) && !self.valid.suspend {
-                let mark = planned.raise_mark_to.filter(|_| found.has_slots);
-                self.apply(memory, found, mark, &lost).await?;
+                self.apply(memory, found, planned.raise_mark_to(), &lost).await?;
             }
         }
         if self.sweep_due
             && let Some(seen) = &found.seen
         {
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            found.mark = Some(settled_mark(wish.slots, seen));
+            found.mark = seen.numbered().map(|seen| settled_mark(wish.slots, seen));
         }
         Ok(None)
     }
 
-    async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<SlotsSeen, BrokerError> {
+    async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<Observed, BrokerError> {
         let seen = self.broker.observe(&self.valid.lock, sweep_to, holders_to);
         self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await
     }
@@ -155,15 +153,17 @@ impl Step<'_> {
         &self,
         memory: &SemaphoreState,
         found: &Findings,
-    ) -> Result<SlotsSeen, BrokerError> {
+    ) -> Result<Observed, BrokerError> {
         let (lock, wish) = (&self.valid.lock, self.valid.wish);
         let mark = found.mark.unwrap_or_default();
         let holders_to = mark.max(wish.slots);
         match &memory.detail.swept {
-            // For tokens, one observation contains everything.
-            Some((_, swept)) if !self.sweep_due && lock.has_slots() => {
-                let held = self.look(0, holders_to).await?.held;
-                Ok(SlotsSeen { held, ..swept.clone() })
+            // Between two sweeps only the holders are observed. For tokens, one observation
+            // contains everything.
+            Some((_, Observed::Numbered(swept))) if !self.sweep_due => {
+                let now = self.look(0, holders_to).await?;
+                let held = now.numbered().map(|now| now.held.clone()).unwrap_or_default();
+                Ok(Observed::Numbered(SlotsSeen { held, ..swept.clone() }))
             }
             swept => {
                 let since = swept.as_ref().map(|(at, _)| *at);
@@ -225,7 +225,7 @@ impl Step<'_> {
             }
             let mut message = format!(
                 "{}: {} added, {} removed",
-                slots(wish.slots, found.has_slots),
+                found.unit.count(wish.slots),
                 converged.declared,
                 converged.deleted
             );
@@ -256,7 +256,7 @@ async fn announce(
     let mut status = old.clone();
     status.highest_slot = Some(to_i32(mark));
     status.reached_backend.clone_from(&found.reached_backend);
-    let message = format!("Resizing to {}", slots(found.slots, found.has_slots));
+    let message = format!("Resizing to {}", found.unit.count(found.slots));
     let generation = old.observed_generation;
     let said = vec![Say::new(RECONCILING, true, reason::RESIZING, message)];
     // The reason for Stalled no longer applies.

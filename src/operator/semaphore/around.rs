@@ -31,7 +31,7 @@ impl Step<'_> {
         // With no holders there are hardly any waiters. Querying at every observation
         // would double the load of thousands of idle locks on the broker.
         let was = self.old.waiting.and_then(|waiting| u32::try_from(waiting).ok());
-        if found.waiting.is_none() && !self.sweep_due && seen.held.is_empty() && was == Some(0) {
+        if found.waiting.is_none() && !self.sweep_due && seen.held() == 0 && was == Some(0) {
             found.waiting = was;
             return;
         }

@@ -7,14 +7,15 @@ use crate::api::Semaphore;
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
 use crate::operator::outcome::Note;
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::naming::Unit;
+use crate::plan::semaphore::Observed;
 use crate::semaphore::{Broker, Holders};
 
 /// State that is kept only for Semaphores.
 #[derive(Default)]
 pub struct State {
     /// Time and result of the last sweep.
-    pub swept: Option<(Instant, SlotsSeen)>,
+    pub swept: Option<(Instant, Observed)>,
     /// The highest slot that may have been created since the last status write. Needed if
     /// another process's status replaces that write.
     pub reaches: u32,
@@ -39,14 +40,14 @@ pub struct Findings {
     pub reached_backend: Option<String>,
     pub reached: bool,
     pub slots: u32,
-    /// Whether the lock has numbered slots. False for tokens.
-    pub has_slots: bool,
-    pub seen: Option<SlotsSeen>,
+    pub unit: Unit,
+    pub seen: Option<Observed>,
     pub holders: Option<Holders>,
     /// Number of waiters, if known.
     pub waiting: Option<u32>,
     /// Whether waiters were notified of slots that a change added.
     pub woken: bool,
+    /// The high-water mark. `None` for tokens, and until it is known.
     pub mark: Option<u32>,
     /// What the broker does to clients that hold a token for long.
     pub hold_limit: Option<&'static str>,

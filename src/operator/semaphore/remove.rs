@@ -14,7 +14,8 @@ use crate::operator::cleanup::namespace_is_terminating;
 use crate::operator::error::jitter;
 use crate::operator::kind::Session;
 use crate::operator::outcome::{Outcome, Removal};
-use crate::plan::semaphore::sweep_to;
+use crate::plan::naming::Unit;
+use crate::plan::semaphore::{SlotsSeen, sweep_to};
 use crate::semaphore::BrokerError;
 
 /// First pause while clients hold slots. Each observation takes the admin mutex.
@@ -40,13 +41,13 @@ pub(super) async fn destroy(
         let why = "its namespace is being deleted, and clients still hold the rest of it";
         Removal::LeftBehind(why.to_owned())
     } else {
-        Removal::Waiting(still_held(done.left, valid.lock.has_slots()), HELD)
+        Removal::Waiting(still_held(done.left, valid.lock.unit()), HELD)
     })
 }
 
 /// Describes the slots or tokens that remain until their holders release.
-fn still_held(left: u32, has_slots: bool) -> String {
-    let unit = if has_slots { "slots" } else { "tokens" };
+fn still_held(left: u32, unit: Unit) -> String {
+    let unit = unit.many();
     format!(
         "It can no longer be acquired; {left} of its {unit} are still held, and are removed when they are released. To delete the object before that, set the annotation {FORCE_FINALIZE}=true"
     )
@@ -59,13 +60,13 @@ pub(super) async fn in_use(
     let Session { ctx, object: semaphore, valid, connected, .. } = session;
     let (broker, lock, slots) = (&connected.handle, &valid.lock, valid.wish.slots);
     let mark = match mark(session) {
-        None if lock.has_slots() => broker.find_mark(lock, valid.wish.overshoot).await?,
-        mark => mark.unwrap_or_default(),
+        None => broker.find_mark(lock, valid.wish.overshoot).await?,
+        mark => mark,
     };
     // An earlier holder may have been missed and still hold a slot above the mark.
-    let to = sweep_to(valid.wish, mark);
+    let to = sweep_to(valid.wish, mark.unwrap_or_default());
     let seen = broker.observe(lock, to, to).await?;
-    let held = seen.held.len();
+    let held = seen.held();
     if held == 0 {
         return Ok(None);
     }
@@ -78,18 +79,16 @@ pub(super) async fn in_use(
         reached_backend: Some(connected.backend.clone()),
         reached: true,
         slots,
-        has_slots: lock.has_slots(),
-        mark: Some(mark.max(seen.highest())),
+        unit: lock.unit(),
+        mark: mark.max(seen.numbered().map(SlotsSeen::highest)),
         waiting: broker.waiting(lock).await?,
         seen: Some(seen),
         holders: Some(holders),
         ..Findings::default()
     };
-    let (one, more) =
-        if found.has_slots { ("slot is", "slots are") } else { ("token is", "tokens are") };
-    let unit = if held == 1 { one } else { more };
+    let held = format!("{} {}", found.unit.count(held), if held == 1 { "is" } else { "are" });
     let message = format!(
-        "deletionGuard is Unused, and {held} {unit} held: nothing is removed before all are released. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
+        "deletionGuard is Unused, and {held} held: nothing is removed before all are released. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
     );
     let outcome = Outcome::Working { reason: reason::IN_USE, message };
     let report = Box::new(to_report(&found, outcome));

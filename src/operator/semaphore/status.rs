@@ -7,8 +7,8 @@ use crate::api::semaphore::HolderStatus;
 use crate::api::{GROUP, SemaphoreStatus};
 use crate::operator::outcome::{Outcome, Report};
 use crate::plan::clean_text;
-use crate::plan::naming::{Protocol, QueueType};
-use crate::plan::semaphore::{Holder, SlotsSeen};
+use crate::plan::naming::Unit;
+use crate::plan::semaphore::{Holder, Observed, SlotsSeen};
 
 pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
     let suspended = if suspended { "; suspended" } else { "" };
@@ -16,37 +16,9 @@ pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    let wanted = slots(found.slots, found.has_slots);
+    let wanted = found.unit.count(found.slots);
     let limit = found.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
     format!("The broker has exactly the desired {wanted}{suspended}{who}{limit}")
-}
-
-/// Returns what a broker of this version does to a token that is held for long, unless
-/// the token queue permits that itself.
-pub(super) fn hold_limit(protocol: Protocol, version: &str) -> Option<&'static str> {
-    let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
-    let release = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    match (protocol, release) {
-        (Protocol::Token(QueueType::Quorum), (3, 12..) | (4.., _))
-        | (Protocol::Token(_), (4, 3..) | (5.., _)) => None,
-        (Protocol::Token(_), (3, 12..) | (4, _)) => Some(
-            "a token that is held for longer than the broker's consumer_timeout is lost, which is 30 min unless rabbitmq.conf or a policy says otherwise",
-        ),
-        (Protocol::Token(_), _) => Some(
-            "a token that is held for longer than the broker's consumer_timeout is lost, which is 30 min unless rabbitmq.conf says otherwise",
-        ),
-        _ => None,
-    }
-}
-
-/// Formats a count of slots, or of tokens for locks without slots.
-pub(super) fn slots(count: u32, has_slots: bool) -> String {
-    let (one, more) = units(has_slots);
-    if count == 1 { format!("1 {one}") } else { format!("{count} {more}") }
-}
-
-fn units(has_slots: bool) -> (&'static str, &'static str) {
-    if has_slots { ("slot", "slots") } else { ("token", "tokens") }
 }
 
 /// Converts the findings to the status, as input of `report`.
@@ -55,7 +27,7 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
         lock_name: Some(found.lock.clone()),
         backend: found.backend.clone(),
         reached_backend: found.reached_backend.clone(),
-        highest_slot: found.mark.filter(|_| found.has_slots).map(to_i32),
+        highest_slot: found.mark.map(to_i32),
         selector: Some(selector(found)),
         ..SemaphoreStatus::default()
     };
@@ -63,20 +35,19 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreS
     let mut said = Vec::new();
     if let (Some(seen), true) = (&found.seen, found.reached) {
         let counts = seen.counts(found.slots);
-        status.slots = Some(count(seen.slots.range(..=found.slots).count()));
+        status.slots = Some(to_i32(seen.total_up_to(found.slots)));
         status.held = Some(to_i32(counts.held));
         status.free = Some(to_i32(counts.free));
         status.draining = Some(to_i32(counts.draining));
-        said.push(if found.has_slots {
-            drained(seen, found.slots)
-        } else {
-            drained_tokens(counts.draining, found.slots)
+        said.push(match seen {
+            Observed::Numbered(seen) => drained(seen, found.slots),
+            Observed::Counted(_) => drained_tokens(counts.draining, found.slots),
         });
-        said.push(saturated(counts.held, counts.free, found.has_slots));
+        said.push(saturated(counts.held, counts.free, found.unit));
     }
     if let Some(holders) = &found.holders {
         let listed = holders.list.len();
-        let all = found.seen.as_ref().map_or(listed, |seen| seen.held.len());
+        let all = found.seen.as_ref().map_or(listed, |seen| seen.held() as usize);
         status.holders_truncated = all > listed;
         status.holders = holders.list.iter().map(Into::into).collect();
         status.holders_summary = Some(summary(&status.holders, all));
@@ -117,8 +88,8 @@ fn drained_tokens(draining: u32, tokens: u32) -> Say {
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
 }
 
-fn saturated(held: u32, free: u32, has_slots: bool) -> Say {
-    let (one, _) = units(has_slots);
+fn saturated(held: u32, free: u32, unit: Unit) -> Say {
+    let one = unit.one();
     let (saturated, reason, message) = match (held, free) {
         (_, 1..) => (false, reason::SLOTS_FREE, format!("A {one} may be taken")),
         (0, 0) => (true, reason::NO_SLOTS, format!("There is no {one} to take")),
@@ -152,10 +123,6 @@ fn summary(holders: &[HolderStatus], all: usize) -> String {
 }
 
 pub(super) fn to_i32(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-fn count(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
@@ -194,24 +161,5 @@ mod tests {
         assert_eq!(of(&[long, "b"], 2), "deploy-shop-production-7d9f8b…, b");
         assert_eq!(of(&[long, long], 2), "deploy-shop-production-7d9f8b…, +1");
         assert_eq!(of(&[], 3), "+3", "held by clients that could not be listed");
-    }
-
-    #[test]
-    fn the_hold_limit_of_a_token_is_reported_where_the_queue_sets_none() {
-        let says = |protocol, version| hold_limit(protocol, version).unwrap_or("no limit");
-        let (classic, quorum) = (QueueType::Classic, QueueType::Quorum);
-        for (queue_type, version, told) in [
-            (classic, "3.10.8", "unless rabbitmq.conf says"),
-            (classic, "3.12.0", "unless rabbitmq.conf or a policy says"),
-            (classic, "4.0.5", "unless rabbitmq.conf or a policy says"),
-            (classic, "4.3.0", "no limit"),
-            (quorum, "3.10.8", "unless rabbitmq.conf says"),
-            (quorum, "3.13.7", "no limit"),
-            (quorum, "4.0.5", "no limit"),
-        ] {
-            let said = says(Protocol::Token(queue_type), version);
-            assert!(said.contains(told), "{queue_type:?} on {version}: {said}");
-        }
-        assert_eq!(says(Protocol::ExclusiveConsumer, "3.10.8"), "no limit");
     }
 }

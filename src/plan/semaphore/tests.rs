@@ -18,7 +18,7 @@ fn seen(slots: impl IntoIterator<Item = u32>, held: impl IntoIterator<Item = u32
 
 #[test]
 fn growth_declares_every_missing_slot_ascending_not_only_the_last() {
-    let plan = plan(wish(5), &seen([1, 2], []), Some(2));
+    let plan = plan_slots(wish(5), &seen([1, 2], []), Some(2));
     assert_eq!(plan.declare, [3, 4, 5]);
     assert!(plan.delete.is_empty());
     assert_eq!(plan.raise_mark_to, None);
@@ -26,7 +26,7 @@ fn growth_declares_every_missing_slot_ascending_not_only_the_last() {
 
 #[test]
 fn holes_are_filled_and_everything_above_is_deleted_descending() {
-    let plan = plan(wish(3), &seen([1, 3, 4, 7], [7]), Some(7));
+    let plan = plan_slots(wish(3), &seen([1, 3, 4, 7], [7]), Some(7));
     assert_eq!(plan.declare, [2]);
     assert_eq!(plan.delete, [7, 4]);
 }
@@ -34,21 +34,21 @@ fn holes_are_filled_and_everything_above_is_deleted_descending() {
 #[test]
 fn zero_slots_deletes_everything_in_the_requested_order() {
     let three = seen([1, 2, 3], []);
-    assert_eq!(plan(wish(0), &three, Some(3)).delete, [3, 2, 1]);
+    assert_eq!(plan_slots(wish(0), &three, Some(3)).delete, [3, 2, 1]);
     let upwards = SlotWish { order: DeletionOrder::Ascending, ..wish(0) };
-    assert_eq!(plan(upwards, &three, Some(3)).delete, [1, 2, 3]);
+    assert_eq!(plan_slots(upwards, &three, Some(3)).delete, [1, 2, 3]);
     let upwards = SlotWish { slots: 2, ..upwards };
-    assert_eq!(plan(upwards, &seen([1, 3, 7, 9], []), Some(9)).delete, [3, 7, 9]);
+    assert_eq!(plan_slots(upwards, &seen([1, 3, 7, 9], []), Some(9)).delete, [3, 7, 9]);
 }
 
 #[test]
 fn the_mark_is_raised_first_only_if_a_later_sweep_would_miss_a_slot() {
     let none = seen([], []);
-    assert_eq!(plan(wish(16), &none, None).raise_mark_to, None);
-    assert_eq!(plan(wish(17), &none, None).raise_mark_to, Some(17));
-    assert_eq!(plan(wish(21), &none, Some(5)).raise_mark_to, None);
-    assert_eq!(plan(wish(22), &none, Some(5)).raise_mark_to, Some(22));
-    assert_eq!(plan(wish(22), &seen(1..=22, []), Some(5)).raise_mark_to, None);
+    assert_eq!(plan_slots(wish(16), &none, None).raise_mark_to, None);
+    assert_eq!(plan_slots(wish(17), &none, None).raise_mark_to, Some(17));
+    assert_eq!(plan_slots(wish(21), &none, Some(5)).raise_mark_to, None);
+    assert_eq!(plan_slots(wish(22), &none, Some(5)).raise_mark_to, Some(22));
+    assert_eq!(plan_slots(wish(22), &seen(1..=22, []), Some(5)).raise_mark_to, None);
 }
 
 #[test]
@@ -140,7 +140,7 @@ proptest! {
         for (wanted, stop) in [(first, cut), (second, usize::MAX)] {
             let wish = wish(wanted);
             let seen = look(&slots, sweep_to(wish, mark));
-            let plan = plan(wish, &seen, Some(mark));
+            let plan = plan_slots(wish, &seen, Some(mark));
             if let Some(higher) = plan.raise_mark_to {
                 mark = higher;
             }
@@ -152,6 +152,15 @@ proptest! {
             }
         }
         prop_assert!(look(&slots, 10_000).is_as_wished(second));
-        prop_assert!(super::plan(wish(second), &look(&slots, 10_000), Some(mark)).is_empty());
+        prop_assert!(super::plan_slots(wish(second), &look(&slots, 10_000), Some(mark)).is_empty());
     }
+}
+
+#[test]
+fn tokens_are_only_counted_and_have_no_high_water_mark() {
+    let planned = |total| plan(wish(5), &Observed::Counted(TokensSeen { total, held: 0 }), None);
+    assert_eq!(planned(2), Plan::Counted(TokenPlan { add: 3, remove: 0 }));
+    assert_eq!(planned(9).changes(), (0, 4));
+    assert!(planned(5).is_empty() && !planned(6).is_empty());
+    assert_eq!(planned(0).raise_mark_to(), None);
 }

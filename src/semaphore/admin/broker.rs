@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::{Observed, SlotWish};
 use crate::semaphore::amqp::identity::BrokerIdentity;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::ManagementError;
@@ -103,20 +103,25 @@ impl Broker {
         lock: &LockName,
         slots_to: u32,
         holders_to: u32,
-    ) -> Result<SlotsSeen, BrokerError> {
+    ) -> Result<Observed, BrokerError> {
         self.0.of(lock).observe(&self.0.access, lock, slots_to, holders_to).await
     }
 
     /// Finds the high-water mark of a lock without recorded state. Probes upwards until 2
     /// × `overshoot` slots in a row have neither slot nor holder queue. Starts from the
     /// highest slot of its queues in the management API's list, if there is one. At most
-    /// [`MAX_SLOTS`](crate::plan::naming::MAX_SLOTS). Cancel safe.
+    /// [`MAX_SLOTS`](crate::plan::naming::MAX_SLOTS). `None` in protocol Token: a token has
+    /// no number. Cancel safe.
     ///
     /// # Errors
     ///
     /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn find_mark(&self, lock: &LockName, overshoot: u32) -> Result<u32, BrokerError> {
+    pub async fn find_mark(
+        &self,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<Option<u32>, BrokerError> {
         self.0.of(lock).find_mark(&self.0.access, lock, overshoot).await
     }
 
@@ -129,6 +134,17 @@ impl Broker {
     /// rejects the request.
     pub async fn waiting(&self, lock: &LockName) -> Result<Option<u32>, BrokerError> {
         self.0.of(lock).waiting(&self.0.access, lock).await
+    }
+
+    /// Describes what the broker does to a client that holds for long, if it limits that.
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
+    /// rejects the request.
+    pub async fn hold_limit(&self, lock: &LockName) -> Result<Option<&'static str>, BrokerError> {
+        self.0.of(lock).hold_limit(&self.0.access, lock).await
     }
 
     /// Describes missing auxiliary queues, except the wait queue, which
@@ -166,7 +182,7 @@ impl Broker {
     pub async fn holders(
         &self,
         lock: &LockName,
-        seen: &SlotsSeen,
+        seen: &Observed,
         slots: u32,
         limit: usize,
     ) -> Holders {
@@ -188,7 +204,7 @@ impl Broker {
         slots_to: u32,
         holders_to: u32,
         since: Option<Instant>,
-    ) -> Result<SlotsSeen, BrokerError> {
+    ) -> Result<Observed, BrokerError> {
         self.0.of(lock).sweep(&self.0.access, lock, (slots_to, holders_to), since).await
     }
 

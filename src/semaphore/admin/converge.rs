@@ -95,7 +95,7 @@ impl Broker {
                 let (access, overshoot) = (&change.access, change.wish.overshoot);
                 let mark = match mark {
                     Some(mark) => mark,
-                    None => protocol.find_mark(access, &change.lock, overshoot).await?,
+                    None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
                 };
                 protocol.apply(change, lane, sweep_to(change.wish, mark)).await
             }

@@ -119,7 +119,7 @@ async fn resize(
     let lock = change.lock.clone();
     let protocol = handle.of(&lock);
     let (mark, seen) = protocol.survey(change, lane).await?;
-    let slots = seen.slots.last().copied().unwrap_or(0);
+    let slots = seen.size();
     let exists = protocol.exists(change, lane, &seen).await?;
     let after = match to {
         ResizeTo::Create(_) if exists => return Ok(Err(ResizeError::Exists { lock, slots })),
@@ -141,6 +141,6 @@ async fn resize(
         return Ok(Err(ResizeError::Records { lock }));
     }
     change.wish.slots = after;
-    let done = protocol.apply(change, lane, sweep_to(change.wish, mark)).await?;
+    let done = protocol.apply(change, lane, sweep_to(change.wish, mark.unwrap_or(slots))).await?;
     Ok(Ok(Resized { before: slots, after, done }))
 }

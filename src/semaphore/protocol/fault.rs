@@ -66,6 +66,18 @@ pub enum Fault {
         /// The difference, as reported by the broker.
         why: String,
     },
+    /// The number of tokens is not the expected one.
+    TokenCount {
+        /// Number of missing tokens.
+        missing: u32,
+        /// Number of tokens that should not exist.
+        surplus: u32,
+    },
+    /// The token queue is not as Lockkeeper declares it.
+    ForeignTokenQueue {
+        /// The difference, as reported by the broker.
+        why: String,
+    },
     /// The slots belong to another protocol.
     OtherProtocol {
         /// The evidence, as text.
@@ -103,6 +115,9 @@ impl fmt::Display for Fault {
                 "slot {slot} can't be held, because {queue:?} is an ordinary queue: delete it"
             ),
             Self::Foreign { slot, why } => write!(f, "slot {slot} is a foreign queue: {why}"),
+            Self::TokenCount { missing: 0, surplus } => write!(f, "{surplus} tokens are too many"),
+            Self::TokenCount { missing, .. } => write!(f, "{missing} tokens are missing"),
+            Self::ForeignTokenQueue { why } => write!(f, "the token queue is foreign: {why}"),
             Self::OtherProtocol { why } => f.write_str(why),
         }
     }

@@ -11,7 +11,7 @@ use super::revoke::{Revoke, RevokeError};
 use super::waiters::Waiter;
 use crate::clock::Moment;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::{Observed, SlotWish};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
@@ -50,7 +50,7 @@ pub trait AdminProtocol: Send + Sync {
         lock: &LockName,
         slots_to: u32,
         holders_to: u32,
-    ) -> Result<SlotsSeen, BrokerError>;
+    ) -> Result<Observed, BrokerError>;
 
     /// [`Broker::sweep`](crate::semaphore::Broker::sweep).
     async fn sweep(
@@ -59,17 +59,19 @@ pub trait AdminProtocol: Send + Sync {
         lock: &LockName,
         (slots_to, holders_to): (u32, u32),
         _since: Option<Instant>,
-    ) -> Result<SlotsSeen, BrokerError> {
+    ) -> Result<Observed, BrokerError> {
         self.observe(access, lock, slots_to, holders_to).await
     }
 
     /// [`Broker::find_mark`](crate::semaphore::Broker::find_mark).
     async fn find_mark(
         &self,
-        access: &Access,
-        lock: &LockName,
-        overshoot: u32,
-    ) -> Result<u32, BrokerError>;
+        _access: &Access,
+        _lock: &LockName,
+        _overshoot: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        Ok(None)
+    }
 
     /// Returns the high-water mark and the existing slots, for a change that depends on
     /// them.
@@ -77,7 +79,16 @@ pub trait AdminProtocol: Send + Sync {
         &self,
         change: &Change,
         lane: &mut Lane,
-    ) -> Result<(u32, SlotsSeen), BrokerError>;
+    ) -> Result<(Option<u32>, Observed), BrokerError>;
+
+    /// [`Broker::hold_limit`](crate::semaphore::Broker::hold_limit).
+    async fn hold_limit(
+        &self,
+        _access: &Access,
+        _lock: &LockName,
+    ) -> Result<Option<&'static str>, BrokerError> {
+        Ok(None)
+    }
 
     /// [`Broker::waiting`](crate::semaphore::Broker::waiting).
     async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError>;
@@ -92,17 +103,19 @@ pub trait AdminProtocol: Send + Sync {
     /// [`Broker::lost_parts`](crate::semaphore::Broker::lost_parts).
     async fn lost_parts(
         &self,
-        access: &Access,
-        lock: &LockName,
-        wish: SlotWish,
-    ) -> Result<Vec<&'static str>, BrokerError>;
+        _access: &Access,
+        _lock: &LockName,
+        _wish: SlotWish,
+    ) -> Result<Vec<&'static str>, BrokerError> {
+        Ok(Vec::new())
+    }
 
     /// [`Broker::holders`](crate::semaphore::Broker::holders).
     async fn holders(
         &self,
         access: &Access,
         lock: &LockName,
-        seen: &SlotsSeen,
+        seen: &Observed,
         slots: u32,
         limit: usize,
     ) -> Holders;
@@ -120,7 +133,7 @@ pub trait AdminProtocol: Send + Sync {
         &self,
         change: &Change,
         lane: &mut Lane,
-        seen: &SlotsSeen,
+        seen: &Observed,
     ) -> Result<bool, BrokerError>;
 
     /// Lists the faults of the lock, under the admin mutex.

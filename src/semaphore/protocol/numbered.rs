@@ -27,7 +27,7 @@ use super::interface::AdminProtocol;
 use super::revoke::{Revoke, RevokeError};
 use super::waiters::{self, Waiter};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::{Observed, SlotWish, SlotsSeen};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
@@ -55,8 +55,9 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         lock: &LockName,
         slots_to: u32,
         holders_to: u32,
-    ) -> Result<SlotsSeen, BrokerError> {
-        observe::observe(access, &self.how, lock, slots_to, holders_to).await
+    ) -> Result<Observed, BrokerError> {
+        let seen = observe::observe(access, &self.how, lock, slots_to, holders_to).await?;
+        Ok(Observed::Numbered(seen))
     }
 
     async fn sweep(
@@ -65,12 +66,12 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         lock: &LockName,
         (slots_to, holders_to): (u32, u32),
         since: Option<Instant>,
-    ) -> Result<SlotsSeen, BrokerError> {
+    ) -> Result<Observed, BrokerError> {
         if self.how.has_separate_holders()
             && let Some(slots) = observe::listed(access, lock, slots_to, since).await
         {
-            let held = self.observe(access, lock, 0, holders_to).await?;
-            return Ok(SlotsSeen { swept_to: slots_to, slots, ..held });
+            let held = observe::observe(access, &self.how, lock, 0, holders_to).await?;
+            return Ok(Observed::Numbered(SlotsSeen { swept_to: slots_to, slots, ..held }));
         }
         self.observe(access, lock, slots_to, holders_to).await
     }
@@ -80,14 +81,18 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         access: &Access,
         lock: &LockName,
         overshoot: u32,
-    ) -> Result<u32, BrokerError> {
-        observe::find_highest(access, &self.how, lock, overshoot).await
+    ) -> Result<Option<u32>, BrokerError> {
+        observe::find_highest(access, &self.how, lock, overshoot).await.map(Some)
     }
 
-    async fn survey(&self, change: &Change, _: &mut Lane) -> Result<(u32, SlotsSeen), BrokerError> {
+    async fn survey(
+        &self,
+        change: &Change,
+        _: &mut Lane,
+    ) -> Result<(Option<u32>, Observed), BrokerError> {
         let (access, lock) = (&change.access, &change.lock);
         let mark = self.find_mark(access, lock, change.wish.overshoot).await?;
-        Ok((mark, self.observe(access, lock, mark, 0).await?))
+        Ok((mark, self.observe(access, lock, mark.unwrap_or_default(), 0).await?))
     }
 
     async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
@@ -131,10 +136,12 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         &self,
         _: &Access,
         lock: &LockName,
-        seen: &SlotsSeen,
+        seen: &Observed,
         slots: u32,
         limit: usize,
     ) -> Holders {
+        // An observation of tokens has no holders of slots.
+        let Some(seen) = seen.numbered() else { return Holders::default() };
         HolderCache::holders(&self.holders, lock, seen, slots, limit).await
     }
 
@@ -151,9 +158,9 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         &self,
         change: &Change,
         lane: &mut Lane,
-        seen: &SlotsSeen,
+        seen: &Observed,
     ) -> Result<bool, BrokerError> {
-        Ok(!seen.slots.is_empty()
+        Ok(seen.total() > 0
             || match change.lock.wait_queue() {
                 Some(queue) => lane.consumers(&queue).await?.is_some(),
                 None => false,

@@ -11,6 +11,7 @@ pub mod client;
 mod count;
 mod drain;
 mod held;
+mod hold_limit;
 mod holders;
 mod queue;
 
@@ -20,7 +21,7 @@ use async_trait::async_trait;
 use lapin::BasicProperties;
 use lapin::types::AMQPValue;
 
-use self::count::Tokens;
+use self::count::{Tokens, queue_type};
 use self::drain::Drains;
 use self::holders::Watched;
 use self::queue::DRAIN_TAG;
@@ -30,7 +31,7 @@ use super::interface::AdminProtocol;
 use super::revoke::{HeldBy, Revoke, RevokeError};
 use super::waiters::{self, Waiter};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::Observed;
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
@@ -53,25 +54,25 @@ impl AdminProtocol for Token {
         lock: &LockName,
         _: u32,
         _: u32,
-    ) -> Result<SlotsSeen, BrokerError> {
-        admin::observe(access, &self.tokens, lock).await
-    }
-
-    async fn find_mark(
-        &self,
-        access: &Access,
-        lock: &LockName,
-        _: u32,
-    ) -> Result<u32, BrokerError> {
-        Ok(admin::observe(access, &self.tokens, lock).await?.highest())
+    ) -> Result<Observed, BrokerError> {
+        admin::observe(access, &self.tokens, lock).await.map(Observed::Counted)
     }
 
     async fn survey(
         &self,
         change: &Change,
         lane: &mut Lane,
-    ) -> Result<(u32, SlotsSeen), BrokerError> {
-        admin::survey((&self.tokens, &self.drains), change, lane).await
+    ) -> Result<(Option<u32>, Observed), BrokerError> {
+        let seen = admin::survey((&self.tokens, &self.drains), change, lane).await?;
+        Ok((None, Observed::Counted(seen)))
+    }
+
+    async fn hold_limit(
+        &self,
+        access: &Access,
+        lock: &LockName,
+    ) -> Result<Option<&'static str>, BrokerError> {
+        Ok(hold_limit::of(queue_type(lock), &access.identity().await?.version))
     }
 
     async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
@@ -93,25 +94,15 @@ impl AdminProtocol for Token {
         .await
     }
 
-    async fn lost_parts(
-        &self,
-        _: &Access,
-        _: &LockName,
-        _: SlotWish,
-    ) -> Result<Vec<&'static str>, BrokerError> {
-        // The token queue is the only part.
-        Ok(Vec::new())
-    }
-
     async fn holders(
         &self,
         access: &Access,
         lock: &LockName,
-        seen: &SlotsSeen,
-        slots: u32,
+        seen: &Observed,
+        _: u32,
         limit: usize,
     ) -> Holders {
-        holders::holders(access, &self.watched, lock, seen, slots, limit).await
+        holders::holders(access, &self.watched, lock, seen.held(), limit).await
     }
 
     async fn apply(
@@ -127,7 +118,7 @@ impl AdminProtocol for Token {
         &self,
         change: &Change,
         lane: &mut Lane,
-        _: &SlotsSeen,
+        _: &Observed,
     ) -> Result<bool, BrokerError> {
         Ok(lane.look(&change.lock.token_queue()).await?.is_some())
     }

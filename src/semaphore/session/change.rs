@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::Access;
 use super::mutex::AdminMutex;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, SlotsSeen};
+use crate::plan::semaphore::{Observed, SlotWish};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::amqp::new_id;
 use crate::semaphore::error::BrokerError;
@@ -19,7 +19,7 @@ use crate::semaphore::error::BrokerError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converged {
     /// The state observed afterwards, up to the end of the sweep.
-    pub seen: SlotsSeen,
+    pub seen: Observed,
     /// Slots that were missing and were declared.
     pub declared: u32,
     /// Slots above the desired count that were deleted.

@@ -31,7 +31,7 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     // The first released token is drained, here theirs.
     blog::stop_processing(&token).await;
     eventually("one is left", async || {
-        administrator.observe(&classic(), 0, 0).await.unwrap().slots.len() == 1
+        administrator.observe(&classic(), 0, 0).await.unwrap().total() == 1
     })
     .await;
     assert!(theirs.gets_one_within(Duration::from_millis(200)).await.is_none());

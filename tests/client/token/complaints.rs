@@ -28,13 +28,13 @@ async fn hard_to_administer_a_decrement_stops_no_holder_and_never_takes_too_much
     let next = waiting(&vhost, &classic(), any()).await;
     one.release().await.unwrap();
     eventually("one token is left", async || {
-        administrator.observe(&classic(), 0, 0).await.unwrap().slots.len() == 1
+        administrator.observe(&classic(), 0, 0).await.unwrap().total() == 1
     })
     .await;
     assert!(!next.is_finished(), "a token that was to go was given away");
     two.release().await.unwrap();
     assert_eq!(next.await.unwrap().unwrap().verify().await, Ok(Verdict::Held));
-    assert_eq!(administrator.observe(&classic(), 0, 0).await.unwrap().slots.len(), 1);
+    assert_eq!(administrator.observe(&classic(), 0, 0).await.unwrap().total(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +89,7 @@ async fn hard_to_measure_it_is_known_how_many_there_are_and_how_many_are_held() 
     // A client that had no earlier knowledge of it.
     let seen = broker(&vhost).observe(&classic(), 0, 0).await.unwrap();
     let counts = seen.counts(5);
-    assert_eq!((seen.slots.len(), counts.held, counts.free), (5, 2, 3));
+    assert_eq!((seen.total(), counts.held, counts.free), (5, 2, 3));
     assert_eq!(free(&vhost).await, 3);
 }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::holding::Holding;
 use super::mismatch;
 use super::observe::observe;
-use crate::plan::semaphore::{SlotPlan, SlotsSeen, plan};
+use crate::plan::semaphore::{Observed, SlotPlan, SlotsSeen, plan_slots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::change::{Change, Converged};
@@ -41,7 +41,7 @@ impl Change {
             let slots = before.slots.iter().copied();
             mismatch::check(self.access.eyes().prober, &self.lock, slots).await?;
         }
-        let plan = plan(self.wish, &before, None);
+        let plan = plan_slots(self.wish, &before, None);
         let mut in_the_way = None;
         // A slot above the highest one that ever existed or is desired can't have a
         // holder.
@@ -74,7 +74,7 @@ impl Change {
             _ => None,
         };
         Ok(Converged {
-            seen,
+            seen: Observed::Numbered(seen),
             declared,
             deleted,
             seeded,

@@ -11,28 +11,17 @@ use super::account::Account;
 use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
 use super::queue::{Ready, arguments, release};
-use crate::plan::naming::{LockName, MAX_SLOTS};
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{Observed, TokenPlan, TokensSeen, plan_tokens};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::Fault;
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
-/// Represents tokens as slots: one slot per token, and one held slot per token that is
-/// not free. The ordinals have no meaning.
-fn seen(total: u32, ready: Ready) -> SlotsSeen {
-    let held = total.saturating_sub(ready.free);
-    SlotsSeen {
-        swept_to: MAX_SLOTS.max(total),
-        slots: (1..=total).collect(),
-        held: (1..=held).collect(),
-        ..SlotsSeen::default()
-    }
-}
-
-fn nothing() -> SlotsSeen {
-    seen(0, Ready { free: 0, consumers: 0 })
+/// Each token that is not free is held.
+fn seen(total: u32, ready: Ready) -> TokensSeen {
+    TokensSeen { total, held: total.saturating_sub(ready.free) }
 }
 
 /// Observes the tokens without changes.
@@ -40,9 +29,9 @@ pub async fn observe(
     access: &Access,
     tokens: &Tokens,
     lock: &LockName,
-) -> Result<SlotsSeen, BrokerError> {
+) -> Result<TokensSeen, BrokerError> {
     let ready = access.publisher().await?.ready(&lock.token_queue()).await?;
-    let Some(ready) = ready else { return Ok(nothing()) };
+    let Some(ready) = ready else { return Ok(TokensSeen::default()) };
     let ours = tokens.account(lock, |account| account.ours(Instant::now(), apart(lock)));
     let total = match ours {
         Some(total) => total,
@@ -52,20 +41,20 @@ pub async fn observe(
     Ok(seen(total, ready))
 }
 
-/// Returns the number of tokens, or the number that a running drain will leave.
+/// Returns the tokens, counted as those that a running drain will leave.
 pub async fn survey(
     (tokens, drains): (&Tokens, &Drains),
     change: &Change,
     lane: &mut Lane,
-) -> Result<(u32, SlotsSeen), BrokerError> {
+) -> Result<TokensSeen, BrokerError> {
     let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
-        return Ok((0, nothing()));
+        return Ok(TokensSeen::default());
     };
     let total = match drains.wish(&change.lock) {
         Some(wish) => wish,
         None => count(tokens, change, lane, None).await?,
     };
-    Ok((total, seen(total, ready)))
+    Ok(seen(total, ready))
 }
 
 /// Applies the change.
@@ -80,7 +69,7 @@ pub async fn apply(
     // The drain has another target. Its token must be free again.
     drains.stop(lock).await;
     let mut done = Converged {
-        seen: nothing(),
+        seen: Observed::Counted(TokensSeen::default()),
         declared: 0,
         deleted: 0,
         seeded: 0,
@@ -105,12 +94,12 @@ pub async fn apply(
         // Until the outcome of the change is known.
         tokens.account(lock, Account::forget);
     }
-    if total < wish {
-        let count = wish - total;
-        lane.publish_tokens(&queue, tokens.new_ids(count), count).await?;
-        (done.declared, total) = (count, wish);
-    } else if total > wish {
-        done.deleted = lane.remove_free(&queue, total - wish).await?;
+    let plan = plan_tokens(wish, total);
+    if plan.add > 0 {
+        lane.publish_tokens(&queue, tokens.new_ids(plan.add), plan.add).await?;
+        (done.declared, total) = (plan.add, wish);
+    } else if plan.remove > 0 {
+        done.deleted = lane.remove_free(&queue, plan.remove).await?;
         total -= done.deleted;
     }
     if done.declared > 0 || done.deleted > 0 {
@@ -127,8 +116,9 @@ pub async fn apply(
     if done.left > 0 {
         drains.start(access, tokens, lock, change.wish);
     }
-    let ready = lane.ready(&queue).await?;
-    done.seen = ready.map_or_else(nothing, |ready| seen(total, ready));
+    if let Some(ready) = lane.ready(&queue).await? {
+        done.seen = Observed::Counted(seen(total, ready));
+    }
     Ok(done)
 }
 
@@ -147,12 +137,14 @@ pub async fn check(
         _ => match count(tokens, change, lane, slots).await {
             Ok(total) => total,
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
-                return Ok(vec![Fault::Foreign { slot: 1, why }]);
+                return Ok(vec![Fault::ForeignTokenQueue { why }]);
             }
             Err(error) => return Err(error),
         },
     };
-    let slots = slots.unwrap_or(total);
-    let missing = (total + 1..=slots).map(|slot| Fault::Missing { slot });
-    Ok(missing.chain((slots + 1..=total).map(|slot| Fault::Stray { slot })).collect())
+    let TokenPlan { add, remove } = plan_tokens(slots.unwrap_or(total), total);
+    if (add, remove) == (0, 0) {
+        return Ok(Vec::new());
+    }
+    Ok(vec![Fault::TokenCount { missing: add, surplus: remove }])
 }

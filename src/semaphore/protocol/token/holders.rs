@@ -10,7 +10,7 @@ use futures::stream::{self, StreamExt};
 
 use super::queue::DRAIN_TAG;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Holder, HolderFacts, SlotsSeen, describe_holders};
+use crate::plan::semaphore::{Holder, HolderFacts, describe_holders};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{
     Management, ManagementError, Owner, QueueConsumer, escaped, read,
@@ -81,14 +81,12 @@ pub async fn holders(
     access: &Access,
     watched: &Arc<Watched>,
     lock: &LockName,
-    seen: &SlotsSeen,
-    slots: u32,
+    held: u32,
     limit: usize,
 ) -> Holders {
-    let held = u32::try_from(seen.held.len()).unwrap_or(u32::MAX);
-    let shown: BTreeSet<u32> = seen.held.iter().copied().take(limit).collect();
+    let shown = held.min(u32::try_from(limit).unwrap_or(u32::MAX));
     let Some(management) = &access.management else {
-        return Holders { list: describe(&shown, slots, &[]), ..Holders::default() };
+        return Holders { list: describe(shown, &[]), ..Holders::default() };
     };
     if watched.follow(lock, held, access.options.facts_interval) && held > 0 {
         // Continues in the background after the limit, and is then available to the next
@@ -99,22 +97,20 @@ pub async fn holders(
     let known = watched.lock().get(lock).cloned().unwrap_or_else(Known::new);
     let incomplete =
         known.error.is_none() && known.is_lacking() && known.changed.elapsed() < SETTLING;
-    let list = describe(&shown, slots, &known.list);
+    let list = describe(shown, &known.list);
     Holders { list, incomplete, management_error: known.error }
 }
 
-/// Describes holders as slots, and removes the slot numbers, which tokens don't have.
-fn describe(shown: &BTreeSet<u32>, slots: u32, known: &[HolderFacts]) -> Vec<Holder> {
-    let facts = |ordinal: u32| {
-        let at = shown.range(..ordinal).count();
-        known.get(at).cloned().unwrap_or_default()
-    };
-    let mut list = describe_holders(shown, slots, shown.len(), facts);
+/// Describes this number of holders like those of slots, and removes the slot numbers,
+/// which tokens don't have. No particular holder is draining.
+fn describe(shown: u32, known: &[HolderFacts]) -> Vec<Holder> {
+    let mut facts = known.iter().cloned();
+    let ordinals = (1..=shown).collect();
+    let mut list =
+        describe_holders(&ordinals, shown, ordinals.len(), |_| facts.next().unwrap_or_default());
     let mut taken: BTreeSet<String> = list.iter().map(|holder| holder.id.clone()).collect();
     for holder in &mut list {
         let ordinal = holder.slot.take().unwrap_or_default();
-        // Surplus tokens are a number, and no particular holder is draining.
-        holder.draining = false;
         let without = match &holder.connection {
             Some(name) if holder.id == format!("{name}#{ordinal}") => name.clone(),
             _ if holder.id == format!("slot-{ordinal}") => format!("token-{ordinal}"),
@@ -232,7 +228,7 @@ mod tests {
             ..HolderFacts::default()
         };
         let list = [known(Some("a"), Some("c1")), known(None, Some("c2")), known(None, Some("c2"))];
-        let described = describe(&(1..=5).collect(), 2, &list);
+        let described = describe(5, &list);
         let ids: Vec<&str> = described.iter().map(|holder| holder.id.as_str()).collect();
         assert_eq!(ids, ["a", "c2", "c2#3", "token-4", "token-5"]);
         assert!(described.iter().all(|holder| holder.slot.is_none() && !holder.draining));
