@@ -36,9 +36,7 @@ impl TokenBucket {
                 self.tokens = left;
                 Ok(())
             }
-            None => {
-                Err(self.interval.saturating_sub(now.saturating_duration_since(self.counted)))
-            }
+            None => Err(self.interval.saturating_sub(now.saturating_duration_since(self.counted))),
         }
     }
 }

@@ -1,53 +1,20 @@
 //! The names of a lock or a queue on its server, and which names are rejected. Only this
 //! module maps a slot number to a queue name or a part of a pressure queue to a Redis
-//! key.
+//! key. This file is about locks; see `queue` for queues.
 
+mod queue;
+mod rules;
 mod unit;
 
 use std::fmt;
 
+pub use self::queue::{DEFAULT_PREFIX, KEY_SUFFIXES, QueueName};
+use self::rules::check_common;
+pub use self::rules::{MAX_NAME_BYTES, NameError};
 pub use self::unit::Unit;
-
-/// Maximum length of a lock or queue name, in bytes. AMQP's own limit is 255, and
-/// suffixes are added. `<namespace>.<name>` alone can reach 317, so defaulted names are
-/// checked too.
-pub const MAX_NAME_BYTES: usize = 200;
 
 /// Maximum number of slots of a semaphore.
 pub const MAX_SLOTS: u32 = 10_000;
-
-/// Why a name was rejected. The message contains the rule and the next step.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name {name:?} can't be used: {rule}. Choose another name")]
-pub struct NameError {
-    name: String,
-    rule: String,
-}
-
-impl NameError {
-    fn new(name: &str, rule: impl Into<String>) -> Self {
-        Self { name: super::clean_text(name, 256), rule: rule.into() }
-    }
-}
-
-fn check_common(name: &str) -> Result<(), NameError> {
-    if name.is_empty() {
-        return Err(NameError::new(name, "it is empty"));
-    }
-    if name.len() > MAX_NAME_BYTES {
-        return Err(NameError::new(
-            name,
-            format!(
-                "it is {} bytes long, and at most {MAX_NAME_BYTES} are allowed (the default is <namespace>.<name>)",
-                name.len()
-            ),
-        ));
-    }
-    if name.chars().any(char::is_control) {
-        return Err(NameError::new(name, "it contains a control character"));
-    }
-    Ok(())
-}
 
 /// How a semaphore's queues are named, and whether they survive a restart of the broker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -300,109 +267,6 @@ fn collides_with_a_part(name: &str) -> Option<&'static str> {
             Some("names that end in .semaphore are those of token queues")
         }
         _ => None,
-    }
-}
-
-/// The suffixes of a pressure queue's keys, in the order of the source document "pressure
-/// 0.15". The data list itself has none.
-pub const KEY_SUFFIXES: [&str; 11] = [
-    ":bound",
-    ":producer",
-    ":consumer",
-    ":producer_free",
-    ":consumer_free",
-    ":stats:produced_messages",
-    ":stats:produced_bytes",
-    ":stats:consumed_messages",
-    ":stats:consumed_bytes",
-    ":not_full",
-    ":closed",
-];
-
-/// Default key prefix of pressure 0.15.
-pub const DEFAULT_PREFIX: &str = "__pressure__";
-
-/// A pressure queue's name and prefix, with which its twelve Redis keys start.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QueueName {
-    prefix: String,
-    name: String,
-}
-
-impl QueueName {
-    /// Checks the naming rules. A name that ends in a key suffix is rejected:
-    /// `jobs:closed` would write into the closed list of `jobs`, and so would `closed`
-    /// under a prefix that ends in `:jobs`.
-    ///
-    /// # Errors
-    ///
-    /// [`NameError`]: the rule that the name breaks.
-    pub fn new(prefix: impl Into<String>, name: impl Into<String>) -> Result<Self, NameError> {
-        let (prefix, name) = (prefix.into(), name.into());
-        check_common(&prefix)?;
-        check_common(&name)?;
-        let queue = Self { prefix, name };
-        let data = queue.data();
-        // The rest is another queue's data list if it contains a colon.
-        let is_key = |suffix: &&&str| data.strip_suffix(**suffix).is_some_and(|d| d.contains(':'));
-        if let Some(suffix) = KEY_SUFFIXES.iter().find(is_key) {
-            return Err(NameError::new(
-                &data,
-                format!("prefix and names that end in {suffix} are keys of another queue"),
-            ));
-        }
-        Ok(queue)
-    }
-
-    /// Returns the name without prefix.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the prefix of every key.
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    /// Returns the data list, `PREFIX:NAME`, with which all other keys start.
-    #[must_use]
-    pub fn data(&self) -> String {
-        format!("{}:{}", self.prefix, self.name)
-    }
-
-    /// Returns the part of the queue's keys that a Redis Cluster hashes. It is the text
-    /// between the first opening brace and the next closing one, unless empty. Without it
-    /// each key is hashed whole, and the keys are stored on different nodes.
-    #[must_use]
-    pub fn hash_tag(&self) -> Option<String> {
-        let data = self.data();
-        let (_, after) = data.split_once('{')?;
-        let (tag, _) = after.split_once('}')?;
-        (!tag.is_empty()).then(|| tag.to_owned())
-    }
-
-    /// Returns the cluster slot, from 0 to 16383, of all keys of the queue. `None` if
-    /// they are in different slots.
-    #[must_use]
-    pub fn cluster_slot(&self) -> Option<u16> {
-        Some(crc16(self.hash_tag()?.as_bytes()) % 16384)
-    }
-}
-
-/// CRC-16/XMODEM, by which Redis Cluster distributes keys.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
-        })
-    })
-}
-
-impl fmt::Display for QueueName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
     }
 }
 

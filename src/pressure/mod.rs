@@ -34,3 +34,5 @@ pub use doctor::{Deed, QueueDoctor, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
 pub use store::{Applied, Deletion, Holder, Store};
+
+pub use crate::plan::pressure_queue::{QueueEffect, QueueSeen, QueueWish};

@@ -20,6 +20,26 @@ use crate::plan::pressure_queue::{QueueEffect, QueueSeen};
 /// One database of one Redis server. Cheap to clone. The clones share one connection,
 /// which is opened on first use and reopened after a loss.
 ///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkeeper::pressure::{Deletion, QueueEffect};
+/// use lockkeeper::{QueueName, RedisSettings, Store, StoreOptions};
+///
+/// let settings = RedisSettings::from_url("redis://:secret@redis:6379/0")?;
+/// let store = Store::new(settings, StoreOptions::new("queue-admin"));
+/// let frames = QueueName::new("__pressure__", "frames")?;
+///
+/// store.apply(&frames, &QueueEffect::Create { bound: 10 }).await?;
+/// store.apply(&frames, &QueueEffect::SetBound { bound: 50 }).await?;
+/// let seen = store.observe(&frames).await?;
+/// println!("{} of {:?} elements", seen.length, seen.bound);
+/// while store.delete(&frames, false).await? != Deletion::Gone {
+///     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Cancel safety
 ///
 /// Every method may be dropped at any time. A change in progress may then have happened

@@ -194,7 +194,10 @@ impl Management {
 
     /// Returns names and arguments of the virtual host's queues whose name matches a
     /// regular expression (PCRE, evaluated by the broker).
-    pub async fn queues_matching(&self, pattern: &str) -> Result<Vec<ListedQueue>, ManagementError> {
+    pub async fn queues_matching(
+        &self,
+        pattern: &str,
+    ) -> Result<Vec<ListedQueue>, ManagementError> {
         let pattern = utf8_percent_encode(pattern, NON_ALPHANUMERIC);
         let (mut queues, mut left) = (Vec::new(), MAX_ANSWER);
         for page in 1..=MAX_PAGES {
@@ -251,7 +254,10 @@ impl Management {
 
     /// Returns the consumers of one queue. `None` if the queue does not exist. Some
     /// seconds old.
-    pub async fn consumers_of(&self, queue: &str) -> Result<Option<Vec<QueueConsumer>>, ManagementError> {
+    pub async fn consumers_of(
+        &self,
+        queue: &str,
+    ) -> Result<Option<Vec<QueueConsumer>>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=consumer_details", self.vhost);
         let consumers: Option<QueueConsumers> = self.get(&path).await?;
@@ -325,7 +331,11 @@ impl Management {
     }
 
     /// Requests a part of a list. All parts together may have `left` bytes.
-    async fn page<T: DeserializeOwned>(&self, path: &str, left: &mut usize) -> Result<T, ManagementError> {
+    async fn page<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        left: &mut usize,
+    ) -> Result<T, ManagementError> {
         let found = self.read(path, left).await?;
         found.map_err(|failure| ManagementError::no_list(&self.settings.url, &failure))
     }

@@ -36,3 +36,6 @@ pub use self::protocol::waiters::Waiter;
 pub use self::session::access::BrokerOptions;
 pub use self::session::change::Converged;
 pub use crate::clock::Moment;
+pub use crate::plan::semaphore::{
+    Counts, DeletionOrder, Holder, Observed, SlotWish, SlotsSeen, TokensSeen, sweep_to,
+};

@@ -66,10 +66,8 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
         let broker = broker.clone();
         async move { resize(&broker, 3000, 3000).await }
     });
-    eventually("some slots", async || {
-        broker.observe(&lock(), 40, 0).await.unwrap().total() > 20
-    })
-    .await;
+    eventually("some slots", async || broker.observe(&lock(), 40, 0).await.unwrap().total() > 20)
+        .await;
     assert!(vhost.management.close_connection(&connection, "a test says so").await);
     let error = change.await.unwrap().unwrap_err();
     assert!(matches!(&error, BrokerError::MutexLost { .. }), "{error:?}");

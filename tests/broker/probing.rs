@@ -144,7 +144,10 @@ async fn probes_leave_nothing_behind_in_a_queue_without_a_length_limit() {
     let (_connection, channel) = vhost.channel().await;
     vhost.declare("ci.deploy-1-A", json!({"durable": true})).await;
     for _ in 0..20 {
-        assert_eq!(broker.observe(&lock(), 3, 3).await.unwrap().numbered().unwrap().slots, [1].into());
+        assert_eq!(
+            broker.observe(&lock(), 3, 3).await.unwrap().numbered().unwrap().slots,
+            [1].into()
+        );
     }
     let left =
         channel.queue_delete("ci.deploy-1-A".into(), QueueDeleteOptions::default()).await.unwrap();

@@ -182,10 +182,8 @@ async fn a_cancelled_change_stops_between_effects_and_the_next_one_finishes() {
             broker.converge(&lock(), wish(2000), sweep_to(wish(2000), 2000), false, &cancel).await
         })
     };
-    eventually("some slots", async || {
-        broker.observe(&lock(), 40, 0).await.unwrap().total() > 20
-    })
-    .await;
+    eventually("some slots", async || broker.observe(&lock(), 40, 0).await.unwrap().total() > 20)
+        .await;
     cancel.cancel();
     assert_eq!(change.await.unwrap(), Err(BrokerError::Interrupted));
     let there = existing(&vhost).await.len();
@@ -203,10 +201,8 @@ async fn a_dropped_change_gives_the_mutex_back() {
         let broker = broker.clone();
         async move { resize(&broker, 2000, 2000).await }
     });
-    eventually("some slots", async || {
-        broker.observe(&lock(), 40, 0).await.unwrap().total() > 20
-    })
-    .await;
+    eventually("some slots", async || broker.observe(&lock(), 40, 0).await.unwrap().total() > 20)
+        .await;
     change.abort();
     let done = resize(&broker, 3, 2000).await.unwrap();
     assert!(done.seen.is_as_wished(3));

@@ -86,11 +86,7 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
 
 /// Returns whether the semaphore exists. A semaphore of 0 slots also has a queue, except
 /// in profile `AmqpLocksPython`.
-async fn exists(
-    broker: &Broker,
-    valid: &ValidSemaphore,
-    seen: &Observed,
-) -> Result<bool, Failure> {
+async fn exists(broker: &Broker, valid: &ValidSemaphore, seen: &Observed) -> Result<bool, Failure> {
     if seen.total() > 0 {
         return Ok(true);
     }

@@ -48,6 +48,21 @@ impl Queue {
 type Work = BoxFuture<'static, (Vec<Vec<u8>>, Result<(), QueueError>)>;
 
 /// See [`Queue::sink`]. Dropping it discards unflushed elements.
+///
+/// ```no_run
+/// # async fn run(queue: lockkeeper::Queue) -> Result<(), Box<dyn std::error::Error>> {
+/// use futures::{SinkExt, StreamExt, stream};
+///
+/// let frames = stream::iter((0..1000).map(|n| Ok(format!("frame {n}").into_bytes())));
+/// // Puts all of them in batches, and closes the queue.
+/// frames.forward(queue.sink()).await?;
+///
+/// let mut sink = queue.sink();
+/// sink.feed(b"one more".to_vec()).await?;
+/// sink.flush().await?; // it is in the queue, which stays open
+/// # Ok(())
+/// # }
+/// ```
 pub struct QueueSink {
     queue: Queue,
     gathered: Vec<Vec<u8>>,

@@ -24,6 +24,29 @@ use crate::semaphore::session::access::{Access, BrokerOptions};
 /// connections, which are opened on first use and reopened after a loss. One owns admin
 /// mutexes and makes changes, the other one probes. (Locks of profile `AmqpLocksPython`
 /// are changed over a third connection.)
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkeeper::semaphore::{BrokerOptions, ResizeTo, SlotWish};
+/// use lockkeeper::{Broker, LockName, RabbitmqSettings};
+/// use tokio_util::sync::CancellationToken;
+///
+/// let settings = RabbitmqSettings::from_urls("amqp://admin:secret@rabbitmq:5672/prod", None)?;
+/// let broker = Broker::new(settings, BrokerOptions::default());
+/// let (lock, stop) = (LockName::new("ci.deploy")?, CancellationToken::new());
+///
+/// let wish = SlotWish::new(0); // the defaults; the number of slots is that of `ResizeTo`
+/// let resized = broker.resize(&lock, ResizeTo::Exactly(5), wish, &stop).await?;
+/// assert_eq!(resized.after, 5);
+///
+/// let seen = broker.observe(&lock, 5, 5).await?;
+/// println!("{} of {} slots are held", seen.held(), seen.total());
+/// for holder in broker.holders(&lock, &seen, 5, 50).await.list {
+///     println!("{:?}: {}", holder.slot, holder.identity.unwrap_or(holder.id));
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Broker(Arc<Handle>);
 

@@ -21,6 +21,27 @@ pub enum Kind {
 }
 
 /// One lock on one broker. Cheap to clone.
+///
+/// ```no_run
+/// # async fn deploy() {}
+/// # async fn run(client: lockkeeper::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use lockkeeper::{AcquireError, AcquireOptions, LockName};
+///
+/// let lock = client.semaphore(LockName::new("ci.deploy")?);
+/// let options = AcquireOptions::default().with_identity("build-42").with_priority(10);
+/// // Waits for a minute at most. `deploy` is dropped if the slot is lost.
+/// lock.run(&options, Some(Duration::from_secs(60)), async |_| deploy().await).await?;
+///
+/// match lock.try_acquire(&options).await {
+///     Ok(permit) => permit.release().await?,
+///     Err(AcquireError::Full { .. }) => println!("all slots are held"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Lock {
     client: Arc<Shared>,

@@ -43,9 +43,7 @@ use crate::plan::naming::{LockName, Protocol};
 /// ```no_run
 /// # async fn work() {}
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper::plan::connection::RabbitmqSettings;
-/// use lockkeeper::plan::naming::LockName;
-/// use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
+/// use lockkeeper::{AcquireOptions, Client, ClientOptions, LockName, RabbitmqSettings};
 ///
 /// let settings = RabbitmqSettings::from_urls("amqp://app:secret@rabbitmq:5672/prod", None)?;
 /// let client = Client::new(settings, ClientOptions::default());

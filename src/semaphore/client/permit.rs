@@ -35,6 +35,22 @@ pub enum Verdict {
 /// A held slot. Dropping it releases the slot in the background. If that fails, or no
 /// runtime is left, it closes the connection, which frees the slot as well.
 /// [`Permit::release`] waits for the confirmation.
+///
+/// ```no_run
+/// # async fn run(permit: lockkeeper::Permit) -> Result<(), Box<dyn std::error::Error>> {
+/// // Where the lock has fencing: storage rejects a write with an older token.
+/// let token = permit.fence();
+/// for batch in 1..=100 {
+///     if !permit.is_valid() {
+///         return Err("another client may hold the lock now".into());
+///     }
+///     write(batch, token).await;
+/// }
+/// permit.release().await?;
+/// # Ok(())
+/// # }
+/// # async fn write(batch: u32, token: Option<u64>) {}
+/// ```
 #[must_use = "a slot is given back when its permit is dropped"]
 pub struct Permit {
     id: String,

@@ -41,9 +41,8 @@ impl Revoke<'_> {
         }
         if !self.what.force {
             let holding: Vec<&str> = first.holding.iter().map(String::as_str).collect();
-            let more = administrator
-                .belongings(&first.connection, &holding, first.unacknowledged)
-                .await?;
+            let more =
+                administrator.belongings(&first.connection, &holding, first.unacknowledged).await?;
             if !more.is_empty() {
                 let what = more.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
                 return Err(RevokeError::OwnsMore { connection: first.connection, what });
@@ -133,8 +132,10 @@ impl Revoke<'_> {
                 return Ok(Target { unacknowledged: 1, ..target });
             }
         }
-        let (consumers, unacknowledged) =
-            futures::try_join!(administrator.consumers_of(&tokens), administrator.unacknowledged())?;
+        let (consumers, unacknowledged) = futures::try_join!(
+            administrator.consumers_of(&tokens),
+            administrator.unacknowledged()
+        )?;
         for consumer in consumers.unwrap_or_default() {
             let channel = consumer.channel_details;
             if unacknowledged.get(&channel.name).is_none_or(|count| *count == 0) {
