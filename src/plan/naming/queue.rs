@@ -106,3 +106,23 @@ impl fmt::Display for QueueName {
         f.write_str(&self.name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_s_keys_lie_together_where_prefix_or_name_has_a_hash_tag() {
+        let tag = |prefix: &str, name: &str| QueueName::new(prefix, name).unwrap().hash_tag();
+        assert_eq!(tag("p", "{jobs}").as_deref(), Some("jobs"));
+        assert_eq!(tag("{p}", "{jobs}").as_deref(), Some("p"));
+        assert_eq!(tag("p", "a{b{c}d}").as_deref(), Some("b{c"));
+        assert_eq!(tag("{p", "jobs}").as_deref(), Some("p:jobs"));
+        for (prefix, name) in [("p", "jobs"), ("p", "{}{jobs}"), ("p", "}jobs{"), ("p", "{jobs")] {
+            assert_eq!(tag(prefix, name), None, "{prefix}:{name}");
+            assert_eq!(QueueName::new(prefix, name).unwrap().cluster_slot(), None);
+        }
+        // The check value of the Redis Cluster specification.
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+    }
+}
