@@ -8,7 +8,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start, Verdict,
 };
@@ -66,14 +66,14 @@ fn client(settings: &RabbitmqSettings, lock: &LockName) -> Lock {
 }
 
 async fn resize(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
-    let wish = SlotWish::new(slots);
-    broker.converge(lock, wish, sweep_to(wish, 0), false, &CancellationToken::new()).await?;
+    let desired = DesiredSlots::new(slots);
+    broker.converge(lock, desired, sweep_to(desired, 0), false, &CancellationToken::new()).await?;
     Ok(())
 }
 
 async fn destroy(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
-    let wish = SlotWish::new(0);
-    broker.destroy(lock, wish, Some(slots), &CancellationToken::new()).await?;
+    let desired = DesiredSlots::new(0);
+    broker.destroy(lock, desired, Some(slots), &CancellationToken::new()).await?;
     Ok(())
 }
 

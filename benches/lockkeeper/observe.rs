@@ -66,7 +66,7 @@ async fn look(broker: &Broker, locks: &[LockName]) -> Result<Duration> {
     let start = Instant::now();
     let seen = try_join_all(locks.iter().map(|lock| broker.observe(lock, SLOTS, SLOTS))).await?;
     let took = start.elapsed();
-    if !seen.iter().all(|seen| seen.is_as_wished(SLOTS) && seen.held() == 0) {
+    if !seen.iter().all(|seen| seen.has_exactly(SLOTS) && seen.held() == 0) {
         return Err("the observation does not match the broker".into());
     }
     Ok(took)

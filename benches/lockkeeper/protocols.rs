@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lapin::{Connection, ConnectionProperties};
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Verdict,
 };
@@ -160,10 +160,10 @@ impl Site {
 }
 
 async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
-    let wish = SlotWish::new(slots);
+    let desired = DesiredSlots::new(slots);
     let start = Instant::now();
-    let to = sweep_to(wish, mark);
-    broker.converge(lock, wish, to, false, &CancellationToken::new()).await?;
+    let to = sweep_to(desired, mark);
+    broker.converge(lock, desired, to, false, &CancellationToken::new()).await?;
     Ok(start.elapsed())
 }
 

@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use lockkeeper::api::Semaphore;
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
@@ -82,11 +82,12 @@ async fn by_library(broker: &Broker, place: &Place, slots: u32) -> Result<(Durat
     let never = CancellationToken::new();
     let mut took = [Duration::ZERO; 2];
     for (took, (from, to)) in took.iter_mut().zip([(0, slots), (slots, 0)]) {
-        let wish = SlotWish::new(to);
+        let desired = DesiredSlots::new(to);
         let start = Instant::now();
-        let converged = broker.converge(&lock, wish, sweep_to(wish, from), false, &never).await?;
+        let converged =
+            broker.converge(&lock, desired, sweep_to(desired, from), false, &never).await?;
         *took = start.elapsed();
-        if converged.declared + converged.deleted != slots || !converged.seen.is_as_wished(to) {
+        if converged.declared + converged.deleted != slots || !converged.seen.has_exactly(to) {
             return Err(format!("{from} → {to} slots came to {converged:?}").into());
         }
     }

@@ -11,8 +11,8 @@ use super::pressure_queue::{QueueState, RepairPolicy};
 use super::{PressureQueue, Semaphore};
 use crate::plan::connection::BrokerReference;
 use crate::plan::naming::{DEFAULT_PREFIX, LockName, MAX_SLOTS, NameError, QueueName};
-use crate::plan::pressure_queue::{QueueWish, WantedState};
-use crate::plan::semaphore::SlotWish;
+use crate::plan::pressure_queue::{DesiredQueue, DesiredState};
+use crate::plan::semaphore::DesiredSlots;
 
 /// Error of an unusable spec. Only a change of the spec resolves it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,7 +94,7 @@ pub struct ValidSemaphore {
     /// Its name on the broker.
     pub lock: LockName,
     /// Desired slots.
-    pub wish: SlotWish,
+    pub desired: DesiredSlots,
     /// Broker, or `None` for the default connection.
     pub broker: Option<BrokerReference>,
     /// Virtual host, if the resource specifies one.
@@ -111,7 +111,7 @@ pub struct ValidQueue {
     /// Its name and prefix in Redis.
     pub queue: QueueName,
     /// Desired bound and state.
-    pub wish: QueueWish,
+    pub desired: DesiredQueue,
     /// Secret of the connection, or `None` for the default connection.
     pub secret: Option<String>,
     /// Database, if the resource specifies one.
@@ -159,7 +159,7 @@ pub fn semaphore(object: &Semaphore, rules: DefaultRules) -> Result<ValidSemapho
         lock.record_queue(1).is_some() && (spec.fencing || lock_delay > Duration::ZERO);
     Ok(ValidSemaphore {
         lock,
-        wish: SlotWish {
+        desired: DesiredSlots {
             slots: non_negative(spec.slots).min(MAX_SLOTS),
             overshoot: non_negative(spec.resize.overshoot),
             order: spec.resize.order.into(),
@@ -199,11 +199,11 @@ pub fn pressure_queue(
     let prefix = reference.map_or(DEFAULT_PREFIX, |r| r.prefix.as_str());
     Ok(ValidQueue {
         queue: QueueName::new(prefix, name)?,
-        wish: QueueWish {
+        desired: DesiredQueue {
             bound: u64::try_from(spec.bound).unwrap_or(0),
             state: match spec.state {
-                QueueState::Open => WantedState::Open,
-                QueueState::Closed => WantedState::Closed,
+                QueueState::Open => DesiredState::Open,
+                QueueState::Closed => DesiredState::Closed,
             },
         },
         secret,
@@ -271,14 +271,14 @@ mod tests {
     fn a_name_defaults_to_namespace_and_name() {
         let valid = semaphore(&semaphore_of("{}"), DefaultRules::default()).unwrap();
         assert_eq!(valid.lock.as_str(), "ci.deploy");
-        assert_eq!(valid.wish, SlotWish::new(1));
+        assert_eq!(valid.desired, DesiredSlots::new(1));
     }
 
     #[test]
     fn slots_have_records_with_fencing_and_with_a_lock_delay_and_only_in_profile_guideline() {
         let records = |yaml| {
             let valid = semaphore(&semaphore_of(yaml), DefaultRules::default()).unwrap();
-            valid.wish.records.map(|delay| delay.as_millis())
+            valid.desired.records.map(|delay| delay.as_millis())
         };
         assert_eq!(records("{}"), None);
         assert_eq!(records("{lockDelay: 0s}"), None);

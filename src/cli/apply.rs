@@ -99,12 +99,12 @@ async fn make_slots(
     sweep_to: u32,
     called: &str,
 ) -> Result<(), Failure> {
-    let (lock, wish) = (&valid.lock, valid.wish);
-    let done = broker.converge(lock, wish, sweep_to, true, &CancellationToken::new()).await;
+    let (lock, desired) = (&valid.lock, valid.desired);
+    let done = broker.converge(lock, desired, sweep_to, true, &CancellationToken::new()).await;
     let done = done.map_err(|error| failed(&error))?;
     say(format!(
         "{called} has {} {}: {} added, {} removed",
-        wish.slots,
+        desired.slots,
         lock.unit().many(),
         done.declared,
         done.deleted

@@ -289,8 +289,8 @@ impl Place {
             settings,
             name: valid.lock,
             is_mutex: false,
-            lock_delay: valid.wish.records,
-            slots: Some(valid.wish.slots),
+            lock_delay: valid.desired.records,
+            slots: Some(valid.desired.slots),
         })
     }
 }

@@ -15,7 +15,7 @@ pub const DATA_LABEL: &str = "(data)";
 
 /// Whether a queue accepts new elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WantedState {
+pub enum DesiredState {
     /// Elements may be put.
     Open,
     /// No element may be put any more. Elements in the queue can still be read. The
@@ -25,11 +25,11 @@ pub enum WantedState {
 
 /// The desired state of a queue, from its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueWish {
+pub struct DesiredQueue {
     /// Maximum number of elements. 0 means no limit.
     pub bound: u64,
     /// Open or closed.
-    pub state: WantedState,
+    pub state: DesiredState,
 }
 
 /// The state of one role of a queue, according to its keys.
@@ -62,7 +62,7 @@ impl fmt::Display for QueueRole {
 
 /// The content of a queue's twelve keys at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueueSeen {
+pub struct ObservedQueue {
     /// The bound. 0 means no limit. `None` means that the queue does not exist (the
     /// protocol: `:bound` "is the only way to tell").
     pub bound: Option<u64>,
@@ -99,7 +99,7 @@ pub struct QueueSeen {
     pub wrong_types: Vec<String>,
 }
 
-impl QueueSeen {
+impl ObservedQueue {
     /// Whether `bound` allows another element.
     #[must_use]
     pub fn has_room(&self, bound: u64) -> bool {
@@ -162,7 +162,7 @@ impl QueueSeen {
 
 /// The last reported state of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Past {
+pub struct PreviousStatus {
     /// The queue existed.
     pub existed: bool,
     /// The queue was closed, or its closing was requested.
@@ -202,7 +202,7 @@ pub struct QueuePlan {
 /// * Data is never removed.
 /// * An action that a client is allowed to take (close, delete) is not drift.
 #[must_use]
-pub fn plan(wish: &QueueWish, seen: &QueueSeen, past: &Past) -> QueuePlan {
+pub fn plan(desired: &DesiredQueue, seen: &ObservedQueue, past: &PreviousStatus) -> QueuePlan {
     if !seen.wrong_types.is_empty() {
         // The keys contain foreign data, which any change could destroy.
         let remarks =
@@ -210,13 +210,13 @@ pub fn plan(wish: &QueueWish, seen: &QueueSeen, past: &Past) -> QueuePlan {
         return QueuePlan { effects: Vec::new(), remarks };
     }
     match seen.bound {
-        None => plan_absent(wish, seen, *past),
-        Some(bound) => plan_existing(wish, seen, *past, bound),
+        None => plan_absent(desired, seen, *past),
+        Some(bound) => plan_existing(desired, seen, *past, bound),
     }
 }
 
-fn plan_absent(wish: &QueueWish, seen: &QueueSeen, past: Past) -> QueuePlan {
-    let wants_closed = wish.state == WantedState::Closed;
+fn plan_absent(desired: &DesiredQueue, seen: &ObservedQueue, past: PreviousStatus) -> QueuePlan {
+    let wants_closed = desired.state == DesiredState::Closed;
     if !seen.leftovers.is_empty() {
         let residue = Remark::Residue { keys: seen.leftovers.clone() };
         return QueuePlan { effects: Vec::new(), remarks: vec![residue] };
@@ -225,7 +225,7 @@ fn plan_absent(wish: &QueueWish, seen: &QueueSeen, past: Past) -> QueuePlan {
     if past.existed && (past.closed || wants_closed) {
         return QueuePlan { effects: Vec::new(), remarks: vec![Remark::Completed] };
     }
-    let mut effects = vec![QueueEffect::Create { bound: wish.bound }];
+    let mut effects = vec![QueueEffect::Create { bound: desired.bound }];
     if wants_closed {
         effects.push(QueueEffect::Close);
     }
@@ -233,7 +233,12 @@ fn plan_absent(wish: &QueueWish, seen: &QueueSeen, past: Past) -> QueuePlan {
     QueuePlan { effects, remarks }
 }
 
-fn plan_existing(wish: &QueueWish, seen: &QueueSeen, past: Past, bound: u64) -> QueuePlan {
+fn plan_existing(
+    desired: &DesiredQueue,
+    seen: &ObservedQueue,
+    past: PreviousStatus,
+    bound: u64,
+) -> QueuePlan {
     let mut plan = QueuePlan::default();
     let missing = seen.never_written();
     if !missing.is_empty() {
@@ -241,25 +246,25 @@ fn plan_existing(wish: &QueueWish, seen: &QueueSeen, past: Past, bound: u64) -> 
         plan.remarks.push(Remark::HalfCreated { missing });
         return plan;
     }
-    if bound != wish.bound {
-        plan.effects.push(QueueEffect::SetBound { bound: wish.bound });
+    if bound != desired.bound {
+        plan.effects.push(QueueEffect::SetBound { bound: desired.bound });
     }
-    match (wish.state, seen.closed) {
-        (WantedState::Closed, false) => {
+    match (desired.state, seen.closed) {
+        (DesiredState::Closed, false) => {
             plan.effects.push(QueueEffect::Close);
             if seen.producer.busy {
                 let who = seen.producer.id.clone();
                 plan.remarks.push(Remark::WaitingForProducer { who });
             }
         }
-        (WantedState::Open, true) => plan.remarks.push(Remark::ClosedByClient),
-        (WantedState::Open, false) | (WantedState::Closed, true) => {}
+        (DesiredState::Open, true) => plan.remarks.push(Remark::ClosedByClient),
+        (DesiredState::Open, false) | (DesiredState::Closed, true) => {}
     }
-    if past.existed && past.closed && !seen.closed && wish.state == WantedState::Open {
+    if past.existed && past.closed && !seen.closed && desired.state == DesiredState::Open {
         plan.remarks.push(Remark::Reopened);
     }
-    if wish.bound > 0 && seen.length > wish.bound {
-        plan.remarks.push(Remark::Overfilled { length: seen.length, bound: wish.bound });
+    if desired.bound > 0 && seen.length > desired.bound {
+        plan.remarks.push(Remark::Overfilled { length: seen.length, bound: desired.bound });
     }
     plan
 }

@@ -34,7 +34,7 @@ pub enum OverLimit {
     },
     /// The older objects leave too few slots.
     #[error(
-        "a namespace may have {limit} slots in all; its older Semaphores count for {used}, and this one asks for {wanted}: lower spec.slots here to {} or there, or have the operator's --max-slots-per-namespace raised. Until then nothing is done about it on the broker",
+        "a namespace may have {limit} slots in all; its older Semaphores count for {used}, and this one asks for {requested}: lower spec.slots here to {} or there, or have the operator's --max-slots-per-namespace raised. Until then nothing is done about it on the broker",
         .limit.saturating_sub(*.used)
     )]
     Slots {
@@ -43,7 +43,7 @@ pub enum OverLimit {
         /// The slots counted for the older objects.
         used: u32,
         /// The slots that this object requests.
-        wanted: u32,
+        requested: u32,
     },
 }
 
@@ -67,10 +67,10 @@ pub fn fits(limits: Limits, older: &[Demand], own: Demand) -> Result<(), OverLim
         let all = used.saturating_add(*slots);
         used = if all <= limit { all } else { used.saturating_add((*made).min(*slots)) };
     }
-    let wanted = own.slots;
+    let requested = own.slots;
     // An object without slots never exceeds the quota.
-    if wanted > 0 && used.saturating_add(wanted) > limit {
-        return Err(OverLimit::Slots { limit, used, wanted });
+    if requested > 0 && used.saturating_add(requested) > limit {
+        return Err(OverLimit::Slots { limit, used, requested });
     }
     Ok(())
 }
@@ -104,7 +104,7 @@ mod tests {
         let limits = Limits { slots: Some(10), objects: None };
         assert_eq!(fits(limits, &[asks(4), asks(2)], asks(4)), Ok(()));
         let refused = fits(limits, &[asks(4), asks(2)], asks(5)).unwrap_err();
-        assert_eq!(refused, OverLimit::Slots { limit: 10, used: 6, wanted: 5 });
+        assert_eq!(refused, OverLimit::Slots { limit: 10, used: 6, requested: 5 });
         assert!(refused.to_string().contains("lower spec.slots here to 4"), "{refused}");
         assert_eq!(fits(limits, &[asks(10)], asks(0)), Ok(()));
         let most = asks(u32::MAX);
@@ -117,7 +117,7 @@ mod tests {
         let grown = Demand { slots: 20, made: 3 };
         assert_eq!(fits(limits, &[grown], asks(7)), Ok(()));
         let refused = fits(limits, &[grown], asks(8));
-        assert_eq!(refused, Err(OverLimit::Slots { limit: 10, used: 3, wanted: 8 }));
+        assert_eq!(refused, Err(OverLimit::Slots { limit: 10, used: 3, requested: 8 }));
         // Slots above the desired count are removed anyway.
         let shrinks = Demand { slots: 2, made: 9 };
         assert_eq!(fits(limits, &[shrinks], asks(8)), Ok(()));

@@ -7,7 +7,7 @@ mod observed;
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-pub use self::observed::{Counts, Observed, SlotsSeen, TokensSeen};
+pub use self::observed::{Counts, Observed, ObservedSlots, ObservedTokens};
 use super::clean_text;
 use super::naming::MAX_SLOTS;
 
@@ -30,7 +30,7 @@ pub enum DeletionOrder {
 
 /// The desired slots, from a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotWish {
+pub struct DesiredSlots {
     /// Number of slots that should exist, 0 to [`MAX_SLOTS`]. With 0, no client can
     /// acquire.
     pub slots: u32,
@@ -43,7 +43,7 @@ pub struct SlotWish {
     pub records: Option<Duration>,
 }
 
-impl SlotWish {
+impl DesiredSlots {
     /// Returns this number of slots, with defaults for the rest.
     #[must_use]
     pub fn new(slots: u32) -> Self {
@@ -60,8 +60,8 @@ impl SlotWish {
 /// at the first missing slot does not: a model check showed that orphans then stay
 /// permanently.
 #[must_use]
-pub fn sweep_to(wish: SlotWish, mark: u32) -> u32 {
-    wish.slots.max(mark).min(MAX_SLOTS) + wish.overshoot.min(MAX_SLOTS)
+pub fn sweep_to(desired: DesiredSlots, mark: u32) -> u32 {
+    desired.slots.max(mark).min(MAX_SLOTS) + desired.overshoot.min(MAX_SLOTS)
 }
 
 /// The effects that converge the slots.
@@ -140,10 +140,10 @@ impl Plan {
 
 /// Plans the change of a lock. See [`plan_slots`] for `mark`.
 #[must_use]
-pub fn plan(wish: SlotWish, seen: &Observed, mark: Option<u32>) -> Plan {
+pub fn plan(desired: DesiredSlots, seen: &Observed, mark: Option<u32>) -> Plan {
     match seen {
-        Observed::Numbered(seen) => Plan::Numbered(plan_slots(wish, seen, mark)),
-        Observed::Counted(seen) => Plan::Counted(plan_tokens(wish.slots, seen.total)),
+        Observed::Numbered(seen) => Plan::Numbered(plan_slots(desired, seen, mark)),
+        Observed::Counted(seen) => Plan::Counted(plan_tokens(desired.slots, seen.total)),
     }
 }
 
@@ -157,16 +157,17 @@ pub fn plan_tokens(desired: u32, total: u32) -> TokenPlan {
 /// change that reaches beyond the overshoot must then persist the mark first. A small
 /// semaphore needs no write before its creation.
 #[must_use]
-pub fn plan_slots(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPlan {
-    let declare: Vec<u32> = (1..=wish.slots).filter(|slot| !seen.slots.contains(slot)).collect();
-    let mut delete: Vec<u32> = seen.slots.range(wish.slots.saturating_add(1)..).copied().collect();
-    if wish.order == DeletionOrder::Descending {
+pub fn plan_slots(desired: DesiredSlots, seen: &ObservedSlots, mark: Option<u32>) -> SlotPlan {
+    let declare: Vec<u32> = (1..=desired.slots).filter(|slot| !seen.slots.contains(slot)).collect();
+    let mut delete: Vec<u32> =
+        seen.slots.range(desired.slots.saturating_add(1)..).copied().collect();
+    if desired.order == DeletionOrder::Descending {
         delete.reverse();
     }
-    let found_anyway = mark.unwrap_or(0).saturating_add(wish.overshoot);
+    let found_anyway = mark.unwrap_or(0).saturating_add(desired.overshoot);
     let raise_mark_to =
-        declare.last().is_some_and(|highest| *highest > found_anyway).then_some(wish.slots);
-    let tidy = seen.left_over.range(wish.slots.saturating_add(1)..).copied().collect();
+        declare.last().is_some_and(|highest| *highest > found_anyway).then_some(desired.slots);
+    let tidy = seen.left_over.range(desired.slots.saturating_add(1)..).copied().collect();
     SlotPlan { raise_mark_to, declare, delete, tidy }
 }
 
@@ -174,7 +175,7 @@ pub fn plan_slots(wish: SlotWish, seen: &SlotsSeen, mark: Option<u32>) -> SlotPl
 /// count and above the observed ones exists. (Records may exist up to the highest slot
 /// ever. Their deletion does not rely on this mark.)
 #[must_use]
-pub fn settled_mark(slots: u32, seen: &SlotsSeen) -> u32 {
+pub fn settled_mark(slots: u32, seen: &ObservedSlots) -> u32 {
     slots.max(seen.highest())
 }
 

@@ -17,7 +17,7 @@ use crate::plan::naming::QueueName;
 use crate::plan::pressure_queue::doctor::{
     Diagnosis, Doctor, Effort, Guarded, Look, Repair, Subject,
 };
-use crate::plan::pressure_queue::{QueueRole, QueueSeen};
+use crate::plan::pressure_queue::{ObservedQueue, QueueRole};
 
 /// Time after which a guard is tried again, if the ACL refused one.
 const REFUSAL_LASTS: Duration = Duration::from_mins(1);
@@ -103,7 +103,7 @@ impl QueueDoctor {
     pub async fn look(
         &mut self,
         store: &Store,
-        seen: QueueSeen,
+        seen: ObservedQueue,
         at: Duration,
         effort: Effort,
     ) -> Result<Diagnosis, StoreError> {

@@ -35,4 +35,4 @@ pub use error::StoreError;
 pub use reply::StoreIdentity;
 pub use store::{Applied, Deletion, Holder, Store};
 
-pub use crate::plan::pressure_queue::{QueueEffect, QueueSeen, QueueWish};
+pub use crate::plan::pressure_queue::{DesiredQueue, ObservedQueue, QueueEffect};

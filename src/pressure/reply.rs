@@ -6,7 +6,7 @@ use redis::{FromRedisValue, Value};
 use super::StoreError;
 use super::scripts::label;
 use crate::plan::clean_text;
-use crate::plan::pressure_queue::{QueueSeen, Role};
+use crate::plan::pressure_queue::{ObservedQueue, Role};
 
 /// Maximum length of a client id that leaves this module, in bytes.
 const ID_BYTES: usize = 256;
@@ -55,7 +55,7 @@ pub(super) type Observation =
     (Vec<usize>, Vec<usize>, Vec<Option<Vec<u8>>>, Vec<Option<Vec<u8>>>, Vec<u64>);
 
 /// Converts the reply of `observe.lua`.
-pub(super) fn queue_seen(reply: Observation) -> Result<QueueSeen, StoreError> {
+pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError> {
     let (present, wrong, numbers, ids, lengths) = reply;
     let (Ok(numbers), Ok(ids), Ok(lengths)) =
         (<[_; 5]>::try_from(numbers), <[_; 2]>::try_from(ids), <[u64; 5]>::try_from(lengths))
@@ -90,7 +90,7 @@ pub(super) fn queue_seen(reply: Observation) -> Result<QueueSeen, StoreError> {
         id: id.map(|id| clean_id(&id)),
         busy: bound_is_there && free == 0,
     };
-    Ok(QueueSeen {
+    Ok(ObservedQueue {
         bound,
         length,
         closed: closed_tokens > 0,

@@ -15,7 +15,7 @@ use super::reply::{Observation, Verdict, queue_seen};
 use super::{StoreError, scripts};
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
-use crate::plan::pressure_queue::{QueueEffect, QueueSeen};
+use crate::plan::pressure_queue::{ObservedQueue, QueueEffect};
 
 /// One database of one Redis server. Cheap to clone. The clones share one connection,
 /// which is opened on first use and reopened after a loss.
@@ -138,7 +138,7 @@ impl Store {
     ///
     /// [`StoreError`]: the server can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn observe(&self, queue: &QueueName) -> Result<QueueSeen, StoreError> {
+    pub async fn observe(&self, queue: &QueueName) -> Result<ObservedQueue, StoreError> {
         queue_seen(self.observation(queue).await?)
     }
 

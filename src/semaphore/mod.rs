@@ -37,5 +37,5 @@ pub use self::session::access::BrokerOptions;
 pub use self::session::change::Converged;
 pub use crate::clock::Moment;
 pub use crate::plan::semaphore::{
-    Counts, DeletionOrder, Holder, Observed, SlotWish, SlotsSeen, TokensSeen, sweep_to,
+    Counts, DeletionOrder, DesiredSlots, Holder, Observed, ObservedSlots, ObservedTokens, sweep_to,
 };

@@ -4,21 +4,25 @@
 use std::time::Duration;
 
 use lockkeeper::plan::naming::{MAX_SLOTS, Profile};
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{Broker, BrokerOptions, ResizeError, ResizeTo, Resized};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::Vhost;
-use crate::broker::{broker, existing, lock, wish};
+use crate::broker::{broker, desired, existing, lock};
 
-async fn change(broker: &Broker, to: ResizeTo, wish: SlotWish) -> Result<Resized, ResizeError> {
-    broker.resize(&lock(), to, wish, &CancellationToken::new()).await
+async fn change(
+    broker: &Broker,
+    to: ResizeTo,
+    desired: DesiredSlots,
+) -> Result<Resized, ResizeError> {
+    broker.resize(&lock(), to, desired, &CancellationToken::new()).await
 }
 
 /// Returns the numbers before and after.
 async fn resize(broker: &Broker, to: ResizeTo) -> Result<(u32, u32), ResizeError> {
-    change(broker, to, wish(0)).await.map(|resized| {
-        assert!(resized.done.seen.is_as_wished(resized.after), "{resized:?}");
+    change(broker, to, desired(0)).await.map(|resized| {
+        assert!(resized.done.seen.has_exactly(resized.after), "{resized:?}");
         (resized.before, resized.after)
     })
 }
@@ -41,7 +45,7 @@ async fn a_semaphore_grows_and_shrinks_by_its_count_with_and_without_management(
         // A closed lock still exists.
         assert_eq!(resize(&broker, ResizeTo::Shrink(6)).await, Ok((6, 0)));
         assert_eq!(resize(&broker, ResizeTo::Grow(1)).await, Ok((0, 1)));
-        broker.destroy(&lock(), wish(0), None, &CancellationToken::new()).await.unwrap();
+        broker.destroy(&lock(), desired(0), None, &CancellationToken::new()).await.unwrap();
         assert_eq!(vhost.queues().await, [""; 0]);
     }
 }
@@ -89,7 +93,7 @@ async fn administrators_who_each_add_one_add_as_many_as_they_are() {
 async fn slots_are_not_added_without_records_where_the_others_have_them() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    let with_records = SlotWish { records: Some(Duration::from_secs(5)), ..wish(0) };
+    let with_records = DesiredSlots { records: Some(Duration::from_secs(5)), ..desired(0) };
     change(&broker, ResizeTo::Create(2), with_records).await.unwrap();
     let refused = Err(ResizeError::Records { lock: lock() });
     assert_eq!(resize(&broker, ResizeTo::Grow(1)).await, refused);
@@ -110,9 +114,9 @@ async fn slots_of_amqp_locks_python_are_counted_by_their_own_names() {
     for (to, before, after) in
         [(ResizeTo::Create(2), 0, 2), (ResizeTo::Grow(2), 2, 4), (ResizeTo::Shrink(3), 4, 1)]
     {
-        let resized = broker.resize(&lock, to, wish(0), &cancel).await.unwrap();
+        let resized = broker.resize(&lock, to, desired(0), &cancel).await.unwrap();
         assert_eq!((resized.before, resized.after), (before, after));
     }
-    broker.destroy(&lock, wish(0), None, &cancel).await.unwrap();
+    broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
     assert_eq!(vhost.queues().await.len(), 10, "the other profile's slots and wait queue stay");
 }

@@ -177,7 +177,7 @@ async fn a_closed_connection_is_opened_again() {
         }
     }
     eventually("the broker is seen again", async || {
-        broker.observe(&lock(), 3, 3).await.is_ok_and(|seen| seen.is_as_wished(3))
+        broker.observe(&lock(), 3, 3).await.is_ok_and(|seen| seen.has_exactly(3))
     })
     .await;
     eventually("it can be changed again", async || resize(&broker, 4, 3).await.is_ok()).await;

@@ -6,7 +6,7 @@ use lapin::BasicProperties;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{Counts, SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{Counts, DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerError, Client, ClientOptions, Converged, Expected, Fault, Permit,
     Verdict,
@@ -27,9 +27,9 @@ async fn converge(
     mark: u32,
     thorough: bool,
 ) -> Result<Converged, BrokerError> {
-    let wish = SlotWish::new(slots);
-    let to = sweep_to(wish, mark);
-    broker.converge(&lock(), wish, to, thorough, &CancellationToken::new()).await
+    let desired = DesiredSlots::new(slots);
+    let to = sweep_to(desired, mark);
+    broker.converge(&lock(), desired, to, thorough, &CancellationToken::new()).await
 }
 
 async fn hold(vhost: &Vhost) -> Permit {
@@ -60,7 +60,7 @@ async fn a_slots_holder_queue_is_made_with_it_and_goes_with_it() {
     let done = converge(&broker, 1, 3, false).await.unwrap();
     assert_eq!((done.deleted, done.left), (2, 0));
     assert_eq!(holder_queues(&vhost).await, [1]);
-    broker.destroy(&lock(), SlotWish::new(0), None, &CancellationToken::new()).await.unwrap();
+    broker.destroy(&lock(), DesiredSlots::new(0), None, &CancellationToken::new()).await.unwrap();
     assert_eq!(vhost.queues().await, Vec::<String>::new());
 }
 
@@ -95,7 +95,7 @@ async fn a_draining_holders_queues_are_deleted_only_after_its_release() {
     // stay.
     let destroy = async || {
         let cancel = CancellationToken::new();
-        broker.destroy(&lock(), SlotWish::new(0), Some(3), &cancel).await.unwrap()
+        broker.destroy(&lock(), DesiredSlots::new(0), Some(3), &cancel).await.unwrap()
     };
     assert_eq!(destroy().await.left, 2);
     assert_eq!(vhost.queues().await.len(), 2);
@@ -130,9 +130,9 @@ async fn a_lost_holder_queue_is_a_fault_and_is_made_again() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, 3, 0, true).await.unwrap();
-    assert_eq!(broker.lost_parts(&lock(), SlotWish::new(3)).await, Ok(vec![]));
+    assert_eq!(broker.lost_parts(&lock(), DesiredSlots::new(3)).await, Ok(vec![]));
     vhost.delete("ci.deploy-2-C").await;
-    assert_eq!(broker.lost_parts(&lock(), SlotWish::new(3)).await, Ok(vec!["holder queues"]));
+    assert_eq!(broker.lost_parts(&lock(), DesiredSlots::new(3)).await, Ok(vec!["holder queues"]));
     let cancel = CancellationToken::new();
     let three = Expected { slots: Some(3), ..Expected::default() };
     let faults = broker.check(&lock(), three, &cancel).await.unwrap();

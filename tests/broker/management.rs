@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::management_proxy::{Fault, ManagementProxy};
 use crate::broker::support::rabbitmq::Vhost;
-use crate::broker::{broker, existing, lock, wish};
+use crate::broker::{broker, desired, existing, lock};
 
 /// More than two overshoots above the other broker's slots.
 const SLOTS: u32 = 40;
 
 async fn resize(broker: &Broker, lock: &LockName, to: ResizeTo) -> Result<Resized, ResizeError> {
-    broker.resize(lock, to, wish(0), &CancellationToken::new()).await
+    broker.resize(lock, to, desired(0), &CancellationToken::new()).await
 }
 
 fn faults(other: &Vhost) -> [Fault; 6] {
@@ -45,7 +45,7 @@ async fn neither_hides_nor_deletes_a_slot(protocol: Protocol) {
         let seen = broker.sweep(&lock, SLOTS, 0, None).await.unwrap();
         assert_eq!(seen.total(), 39, "{fault:?}");
         assert!(!seen.numbered().unwrap().slots.contains(&2), "{fault:?}");
-        broker.destroy(&lock, wish(0), None, &cancel).await.unwrap();
+        broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
         assert_eq!(vhost.queues().await, [""; 0], "{fault:?}");
     }
 }

@@ -22,7 +22,7 @@ mod waiting;
 use std::collections::BTreeSet;
 
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Converged};
 use support::rabbitmq::Vhost;
 use tokio_util::sync::CancellationToken;
@@ -36,14 +36,14 @@ fn lock() -> LockName {
     LockName::new("ci.deploy").unwrap()
 }
 
-fn wish(slots: u32) -> SlotWish {
-    SlotWish::new(slots)
+fn desired(slots: u32) -> DesiredSlots {
+    DesiredSlots::new(slots)
 }
 
 /// Converges as the operator does, with `mark` as the high-water mark.
 async fn resize(broker: &Broker, slots: u32, mark: u32) -> Result<Converged, BrokerError> {
-    let to = sweep_to(wish(slots), mark);
-    broker.converge(&lock(), wish(slots), to, false, &CancellationToken::new()).await
+    let to = sweep_to(desired(slots), mark);
+    broker.converge(&lock(), desired(slots), to, false, &CancellationToken::new()).await
 }
 
 /// Returns the existing slots according to the management API, which is independent

@@ -38,7 +38,7 @@ async fn a_busy_mutex_is_waited_for_then_reported_and_taken_once_it_is_free() {
     })
     .await;
     channel.queue_delete("ci.deploy".into(), QueueDeleteOptions::default()).await.unwrap();
-    assert!(waiting.await.unwrap().unwrap().seen.is_as_wished(3));
+    assert!(waiting.await.unwrap().unwrap().seen.has_exactly(3));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +80,7 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
         json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
     vhost.declare("ci.deploy-3030-A", ours).await;
     let done = resize(&broker, 40, 3000).await.unwrap();
-    assert!(done.seen.is_as_wished(40));
+    assert!(done.seen.has_exactly(40));
     assert_eq!(existing(&vhost).await, (1..=40).collect());
     assert_eq!(vhost.queues().await.len(), 41, "with the wait queue; the mutex is gone too");
 }

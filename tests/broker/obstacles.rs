@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::proxy::Proxy;
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, existing, lock, resize, sweep_to, wish};
+use crate::broker::{broker, desired, existing, lock, resize, sweep_to};
 
 fn assert_in_the_way(error: &BrokerError, queue: &str, how: &str) {
     assert!(matches!(error, BrokerError::IncompatibleQueue { .. }), "{error:?}");
@@ -27,11 +27,11 @@ async fn an_existing_slot_with_other_arguments_is_shown_and_left_alone() {
     let broker = broker(&vhost);
     vhost.declare("ci.deploy-2-A", json!({"durable": false})).await;
     // Without the check it would be a slot like any other.
-    assert!(resize(&broker, 3, 0).await.unwrap().seen.is_as_wished(3));
+    assert!(resize(&broker, 3, 0).await.unwrap().seen.has_exactly(3));
 
-    let to = sweep_to(wish(4), 3);
+    let to = sweep_to(desired(4), 3);
     let cancel = CancellationToken::new();
-    let error = broker.converge(&lock(), wish(4), to, true, &cancel).await.unwrap_err();
+    let error = broker.converge(&lock(), desired(4), to, true, &cancel).await.unwrap_err();
     assert_in_the_way(&error, "ci.deploy-2-A", "durable");
     assert_eq!(vhost.queue("ci.deploy-2-A").await.unwrap()["durable"], false);
     assert_eq!(existing(&vhost).await, (1..=4).collect(), "the others are as desired");
@@ -47,10 +47,10 @@ async fn a_slot_that_belongs_to_somebodys_connection_is_shown_and_left_alone() {
         channel.queue_declare(queue.into(), exclusive, FieldTable::default()).await.unwrap();
     }
     let cancel = CancellationToken::new();
-    let to = sweep_to(wish(3), 0);
-    let error = broker.converge(&lock(), wish(3), to, true, &cancel).await.unwrap_err();
+    let to = sweep_to(desired(3), 0);
+    let error = broker.converge(&lock(), desired(3), to, true, &cancel).await.unwrap_err();
     assert_in_the_way(&error, "ci.deploy-2-A", "locked queue");
-    let error = broker.converge(&lock(), wish(3), to, false, &cancel).await.unwrap_err();
+    let error = broker.converge(&lock(), desired(3), to, false, &cancel).await.unwrap_err();
     assert_in_the_way(&error, "ci.deploy-9-A", "locked queue");
     assert_eq!(existing(&vhost).await, [1, 2, 3, 9].into());
 }
@@ -95,7 +95,7 @@ async fn a_foreign_queue_of_a_lock_called_ratelimit_is_no_quota() {
     let (broker, cancel) = (broker(&vhost), CancellationToken::new());
     let lock = LockName::new("ci.ratelimit").unwrap();
     let make = async |slots| {
-        broker.converge(&lock, wish(slots), sweep_to(wish(slots), 5), true, &cancel).await
+        broker.converge(&lock, desired(slots), sweep_to(desired(slots), 5), true, &cancel).await
     };
     make(5).await.unwrap();
     vhost.delete("ci.ratelimit-1-A").await;

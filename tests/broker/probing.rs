@@ -117,7 +117,7 @@ async fn an_abandoned_observation_does_not_spoil_the_next_one() {
         tokio::task::yield_now().await;
         abandoned.abort();
         let seen = broker.observe(&lock(), 10, 10).await.unwrap();
-        assert!(seen.is_as_wished(5), "round {round}: {seen:?}");
+        assert!(seen.has_exactly(5), "round {round}: {seen:?}");
     }
 }
 

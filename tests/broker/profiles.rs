@@ -7,28 +7,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile};
-use lockkeeper::plan::semaphore::{DeletionOrder, Observed, SlotWish, SlotsSeen};
+use lockkeeper::plan::semaphore::{DeletionOrder, DesiredSlots, Observed, ObservedSlots};
 use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::Vhost;
-use crate::broker::{broker, lock, resize, sweep_to, wish};
+use crate::broker::{broker, desired, lock, resize, sweep_to};
 
 fn python() -> LockName {
     lock().with_profile(Profile::AmqpLocksPython)
 }
 
-async fn converge(broker: &Broker, wish: SlotWish, mark: u32, thorough: bool) -> Converged {
+async fn converge(broker: &Broker, desired: DesiredSlots, mark: u32, thorough: bool) -> Converged {
     let cancel = CancellationToken::new();
-    broker.converge(&python(), wish, sweep_to(wish, mark), thorough, &cancel).await.unwrap()
+    broker.converge(&python(), desired, sweep_to(desired, mark), thorough, &cancel).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_of_amqp_locks_python_is_named_and_declared_as_that_library_does() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    let done = converge(&broker, wish(3), 0, true).await;
+    let done = converge(&broker, desired(3), 0, true).await;
     assert_eq!(done.declared, 3);
     assert_eq!(vhost.queues().await, ["ci.deploy-A-1", "ci.deploy-A-2", "ci.deploy-A-3"]);
     let queue = vhost.queue("ci.deploy-A-1").await.unwrap();
@@ -39,8 +39,8 @@ async fn a_slot_of_amqp_locks_python_is_named_and_declared_as_that_library_does(
     assert_eq!(queue["arguments"], vhost.queue("theirs").await.unwrap()["arguments"]);
     vhost.delete("theirs").await;
     // Declared again with the same arguments, by us and by deleting our own queues.
-    assert_eq!(converge(&broker, wish(3), 3, true).await.declared, 0);
-    assert_eq!(converge(&broker, wish(1), 3, true).await.deleted, 2);
+    assert_eq!(converge(&broker, desired(3), 3, true).await.declared, 0);
+    assert_eq!(converge(&broker, desired(1), 3, true).await.deleted, 2);
     assert_eq!(vhost.queues().await, ["ci.deploy-A-1"]);
 }
 
@@ -56,10 +56,12 @@ async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mu
     // Concurrently in one process: each waits for the other, and neither fails.
     for round in 0..6 {
         let slots = [3, 9][round % 2];
-        let (ours, theirs) =
-            tokio::join!(resize(&broker, slots, 9), converge(&broker, wish(slots + 1), 10, false));
+        let (ours, theirs) = tokio::join!(
+            resize(&broker, slots, 9),
+            converge(&broker, desired(slots + 1), 10, false)
+        );
         let (ours, theirs) = (ours.unwrap().seen, theirs.seen);
-        assert!(ours.is_as_wished(slots) && theirs.is_as_wished(slots + 1), "round {round}");
+        assert!(ours.has_exactly(slots) && theirs.has_exactly(slots + 1), "round {round}");
         let held = |seen: &Observed| seen.numbered().unwrap().held.clone();
         assert_eq!((held(&ours), held(&theirs)), ([7].into(), [5].into()));
     }
@@ -77,7 +79,7 @@ async fn the_holder_of_a_slot_of_amqp_locks_python_is_reported() {
     facts.insert("x-lockkeeper-id".into(), lapin::types::AMQPValue::LongString("4fz".into()));
     let exclusive = QueueDeclareOptions::exclusive();
     channel.queue_declare("ci.deploy-B-2".into(), exclusive, facts).await.unwrap();
-    let seen = Observed::Numbered(SlotsSeen { held: [2].into(), ..SlotsSeen::default() });
+    let seen = Observed::Numbered(ObservedSlots { held: [2].into(), ..ObservedSlots::default() });
     let ids = async || {
         let holders = broker.holders(&python(), &seen, 3, 50).await;
         holders.list.into_iter().map(|holder| (holder.id, holder.slot)).collect::<Vec<_>>()
@@ -92,8 +94,8 @@ async fn the_holder_of_a_slot_of_amqp_locks_python_is_reported() {
 async fn with_order_ascending_the_lowest_removed_slot_goes_first() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    let upwards = |slots| SlotWish { order: DeletionOrder::Ascending, ..wish(slots) };
-    converge(&broker, wish(200), 0, false).await;
+    let upwards = |slots| DesiredSlots { order: DeletionOrder::Ascending, ..desired(slots) };
+    converge(&broker, desired(200), 0, false).await;
     let watcher = broker.clone();
     let done = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&done);

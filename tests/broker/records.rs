@@ -10,23 +10,23 @@ use lapin::options::{
 };
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{Broker, BrokerOptions, Converged, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, lock, sweep_to, wish};
+use crate::broker::{broker, desired, lock, sweep_to};
 
 const DELAY: Duration = Duration::from_secs(15);
 
-fn with_records(slots: u32) -> SlotWish {
-    SlotWish { records: Some(DELAY), ..wish(slots) }
+fn with_records(slots: u32) -> DesiredSlots {
+    DesiredSlots { records: Some(DELAY), ..desired(slots) }
 }
 
-async fn converge(broker: &Broker, wish: SlotWish, mark: u32, thorough: bool) -> Converged {
+async fn converge(broker: &Broker, desired: DesiredSlots, mark: u32, thorough: bool) -> Converged {
     let cancel = CancellationToken::new();
-    broker.converge(&lock(), wish, sweep_to(wish, mark), thorough, &cancel).await.unwrap()
+    broker.converge(&lock(), desired, sweep_to(desired, mark), thorough, &cancel).await.unwrap()
 }
 
 /// Returns the slots that have a record queue.
@@ -81,7 +81,7 @@ async fn each_slot_gets_one_record_with_the_time_as_token_and_the_lock_delay() {
     // A second check finds the records and leaves them unchanged.
     let first = read(&vhost, 1).await;
     assert_eq!(converge(&broker, with_records(3), 3, true).await.seeded, 0);
-    let later = SlotWish { records: Some(DELAY * 2), ..wish(4) };
+    let later = DesiredSlots { records: Some(DELAY * 2), ..desired(4) };
     assert_eq!(converge(&broker, later, 3, true).await.seeded, 1);
     assert_eq!(read(&vhost, 1).await, first);
     assert_eq!(read(&vhost, 4).await[0].delay, 30_000);
@@ -156,9 +156,9 @@ async fn all_records_no_longer_desired_are_deleted_and_the_slots_stay() {
     converge(&broker, with_records(2), 40, true).await;
     // Not on every observation: only the check after a change of the spec includes the
     // records.
-    converge(&broker, wish(2), 40, false).await;
+    converge(&broker, desired(2), 40, false).await;
     assert_eq!(records(&vhost).await.len(), 40);
-    converge(&broker, wish(2), 2, true).await;
+    converge(&broker, desired(2), 2, true).await;
     assert_eq!(vhost.queues().await, ["ci.deploy-1-A", "ci.deploy-2-A", "ci.deploy-W"]);
 }
 
@@ -185,7 +185,7 @@ async fn a_record_queue_with_other_arguments_is_shown_and_left_alone() {
     let arguments = async || vhost.queue("ci.deploy-2-F").await.unwrap()["arguments"].clone();
     let before = arguments().await;
     let cancel = CancellationToken::new();
-    let to = sweep_to(wish(3), 0);
+    let to = sweep_to(desired(3), 0);
     let done = broker.converge(&lock(), with_records(3), to, true, &cancel).await;
     let error = done.unwrap_err();
     assert_eq!(error.reason(), "IncompatibleQueue");
@@ -203,7 +203,7 @@ async fn a_growth_cut_short_leaves_gaps_between_records_and_yet_all_of_them_go()
         vhost.delete(&format!("ci.deploy-{slot}-F")).await;
     }
     converge(&broker, with_records(2), 200, false).await;
-    converge(&broker, wish(2), 2, true).await;
+    converge(&broker, desired(2), 2, true).await;
     assert_eq!(vhost.queues().await, ["ci.deploy-1-A", "ci.deploy-2-A", "ci.deploy-W"]);
 }
 
@@ -217,9 +217,9 @@ async fn the_documented_permissions_suffice_for_records_and_for_waiters() {
     assert_eq!(converge(&broker, with_records(3), 0, true).await.waiting, Some(0));
     assert_eq!(broker.has_records(&lock(), 3).await, Ok(true));
     broker.wake(&lock(), 1).await.unwrap();
-    converge(&broker, wish(1), 3, true).await;
+    converge(&broker, desired(1), 3, true).await;
     assert_eq!(records(&vhost).await, [].into());
-    broker.destroy(&lock(), wish(0), None, &CancellationToken::new()).await.unwrap();
+    broker.destroy(&lock(), desired(0), None, &CancellationToken::new()).await.unwrap();
     assert_eq!(vhost.queues().await, [""; 0]);
 }
 

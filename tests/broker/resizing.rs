@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, existing, lock, resize, sweep_to, wish};
+use crate::broker::{broker, desired, existing, lock, resize, sweep_to};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_match_the_desired_count_from_creation_to_deletion() {
@@ -24,11 +24,11 @@ async fn slots_match_the_desired_count_from_creation_to_deletion() {
     {
         let done = resize(&broker, slots, mark).await.unwrap();
         assert_eq!((done.declared, done.deleted), (declared, deleted), "to {slots}");
-        assert!(done.seen.is_as_wished(slots));
+        assert!(done.seen.has_exactly(slots));
         assert_eq!(existing(&vhost).await, (1..=slots).collect(), "to {slots}");
         mark = mark.max(slots);
     }
-    let done = broker.destroy(&lock(), wish(2), Some(mark), &CancellationToken::new()).await;
+    let done = broker.destroy(&lock(), desired(2), Some(mark), &CancellationToken::new()).await;
     assert_eq!(done.unwrap().deleted, 2);
     assert_eq!(vhost.queues().await, [""; 0], "nothing is left, the mutex neither");
 }
@@ -49,7 +49,7 @@ async fn a_thousand_slots_come_and_go() {
     let broker = broker(&vhost);
     for (slots, mark) in [(1000, 0), (5, 1000), (0, 1000)] {
         let done = resize(&broker, slots, mark).await.unwrap();
-        assert!(done.seen.is_as_wished(slots));
+        assert!(done.seen.has_exactly(slots));
         assert_eq!(existing(&vhost).await, (1..=slots).collect::<BTreeSet<_>>());
     }
 }
@@ -149,7 +149,7 @@ async fn two_administrators_with_the_same_target_end_with_the_exact_set() {
         let slots = [7, 3, 12, 0][round % 4];
         let (a, b) = tokio::join!(resize(&one, slots, 12), resize(&other, slots, 12));
         let (a, b) = (a.unwrap(), b.unwrap());
-        assert!(a.seen.is_as_wished(slots) && b.seen.is_as_wished(slots), "round {round}");
+        assert!(a.seen.has_exactly(slots) && b.seen.has_exactly(slots), "round {round}");
         // Under the mutex, the second finds no remaining work.
         assert!(a.declared + a.deleted == 0 || b.declared + b.deleted == 0, "{a:?} {b:?}");
         assert_eq!(existing(&vhost).await, (1..=slots).collect());
@@ -179,7 +179,9 @@ async fn a_cancelled_change_stops_between_effects_and_the_next_one_finishes() {
     let change = {
         let (broker, cancel) = (broker.clone(), cancel.clone());
         tokio::spawn(async move {
-            broker.converge(&lock(), wish(2000), sweep_to(wish(2000), 2000), false, &cancel).await
+            broker
+                .converge(&lock(), desired(2000), sweep_to(desired(2000), 2000), false, &cancel)
+                .await
         })
     };
     eventually("some slots", async || broker.observe(&lock(), 40, 0).await.unwrap().total() > 20)
@@ -190,7 +192,7 @@ async fn a_cancelled_change_stops_between_effects_and_the_next_one_finishes() {
     assert!(there < 2000, "{there}");
     // The mutex is free again. Otherwise this would wait for it in vain.
     let done = resize(&broker, 3, 2000).await.unwrap();
-    assert!(done.seen.is_as_wished(3));
+    assert!(done.seen.has_exactly(3));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +207,7 @@ async fn a_dropped_change_gives_the_mutex_back() {
         .await;
     change.abort();
     let done = resize(&broker, 3, 2000).await.unwrap();
-    assert!(done.seen.is_as_wished(3));
+    assert!(done.seen.has_exactly(3));
     assert!(done.deleted < 1900, "the dropped change went on: {}", done.deleted);
     assert_eq!(vhost.queues().await.len(), 4, "three slots and the wait queue");
 }

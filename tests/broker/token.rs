@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::proxy::{Proxy, When, named};
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, lock, wish};
+use crate::broker::{broker, desired, lock};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 
@@ -36,7 +36,7 @@ fn classic() -> LockName {
 }
 
 async fn make(broker: &Broker, name: &LockName, count: u32) -> Result<Converged, BrokerError> {
-    broker.converge(name, wish(count), count, false, &CancellationToken::new()).await
+    broker.converge(name, desired(count), count, false, &CancellationToken::new()).await
 }
 
 fn expected(slots: Option<u32>) -> Expected {
@@ -44,7 +44,7 @@ fn expected(slots: Option<u32>) -> Expected {
 }
 
 async fn resize(broker: &Broker, name: &LockName, to: ResizeTo) -> Result<(u32, u32), ResizeError> {
-    let resized = broker.resize(name, to, wish(0), &CancellationToken::new()).await?;
+    let resized = broker.resize(name, to, desired(0), &CancellationToken::new()).await?;
     Ok((resized.before, resized.after))
 }
 
@@ -95,7 +95,7 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
         assert_eq!(broker.observe(&name, 9, 9).await.unwrap().total(), 2);
         let done = make(&broker, &name, 4).await.unwrap();
         assert_eq!((done.declared, done.deleted, done.left), (2, 0, 0));
-        assert!(done.seen.is_as_wished(4));
+        assert!(done.seen.has_exactly(4));
         let done = make(&broker, &name, 4).await.unwrap();
         assert_eq!((done.declared, done.deleted, done.left), (0, 0, 0));
         settles_at(&vhost, 4).await;
@@ -104,7 +104,7 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
         // A closed lock still exists.
         assert_eq!(resize(&broker, &name, ResizeTo::Exactly(0)).await, Ok((4, 0)));
         assert_eq!(resize(&broker, &name, ResizeTo::Grow(1)).await, Ok((0, 1)));
-        broker.destroy(&name, wish(0), None, &CancellationToken::new()).await.unwrap();
+        broker.destroy(&name, desired(0), None, &CancellationToken::new()).await.unwrap();
         assert_eq!(vhost.queues().await, [""; 0]);
         let missing = Err(ResizeError::Missing { lock: name.clone() });
         assert_eq!(resize(&broker, &name, ResizeTo::Grow(1)).await, missing);

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, lock, resize, wish};
+use crate::broker::{broker, desired, lock, resize};
 
 /// Starts a foreign client that waits as the protocol describes.
 async fn waiter(channel: &Channel, priority: i32) -> Consumer {
@@ -70,7 +70,7 @@ async fn the_wait_queue_is_there_from_the_first_change_to_the_last() {
     assert_eq!(vhost.queues().await, ["ci.deploy-W"], "made again");
 
     let cancel = CancellationToken::new();
-    let done = broker.destroy(&lock(), wish(0), Some(2), &cancel).await.unwrap();
+    let done = broker.destroy(&lock(), desired(0), Some(2), &cancel).await.unwrap();
     assert_eq!(done.waiting, None);
     assert_eq!(vhost.queues().await, [""; 0]);
 }
@@ -92,7 +92,7 @@ async fn the_profile_of_amqp_locks_python_has_no_wait_queue() {
     let broker = broker(&vhost);
     let lock = lock().with_profile(Profile::AmqpLocksPython);
     let Converged { waiting, .. } =
-        broker.converge(&lock, wish(1), 17, true, &CancellationToken::new()).await.unwrap();
+        broker.converge(&lock, desired(1), 17, true, &CancellationToken::new()).await.unwrap();
     assert_eq!((waiting, broker.waiting(&lock).await), (None, Ok(None)));
     broker.wake(&lock, 3).await.unwrap();
     assert_eq!(vhost.queues().await, ["ci.deploy-A-1"]);

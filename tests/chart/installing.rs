@@ -51,8 +51,9 @@ impl Place {
     fn manage(&self, method: &str) {
         let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
         // Not as an argument, which would show the password to all users.
-        let wish = format!("url = \"{url}\"\nrequest = {method}\nsilent\nfail\nnoproxy = \"*\"\n");
-        given(Command::new("curl").args(["--config", "-"]), &wish).unwrap();
+        let desired =
+            format!("url = \"{url}\"\nrequest = {method}\nsilent\nfail\nnoproxy = \"*\"\n");
+        given(Command::new("curl").args(["--config", "-"]), &desired).unwrap();
     }
 
     fn amqp_url(&self) -> String {

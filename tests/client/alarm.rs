@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Client, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -18,9 +18,9 @@ async fn an_alarm_stops_no_holder_and_frees_a_dead_one_and_fails_an_acquire_in_t
     let server = OwnServer::rabbitmq().await;
     let settings = RabbitmqSettings::from_urls(&server.variable("AMQP_URL"), None).unwrap();
     let broker = Broker::new(settings.clone(), BrokerOptions::default());
-    let wish = SlotWish::new(3);
+    let desired = DesiredSlots::new(3);
     let cancel = CancellationToken::new();
-    broker.converge(&name(), wish, sweep_to(wish, 0), false, &cancel).await.unwrap();
+    broker.converge(&name(), desired, sweep_to(desired, 0), false, &cancel).await.unwrap();
 
     let operation_timeout = Duration::from_secs(3);
     let short = brief().with_operation_timeout(operation_timeout);

@@ -10,7 +10,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -29,9 +29,9 @@ fn lock(vhost: &Vhost) -> Lock {
 }
 
 async fn create(vhost: &Vhost, slots: u32) {
-    let wish = SlotWish::new(slots);
+    let desired = DesiredSlots::new(slots);
     let cancel = CancellationToken::new();
-    broker(vhost).converge(&name(), wish, sweep_to(wish, 0), true, &cancel).await.unwrap();
+    broker(vhost).converge(&name(), desired, sweep_to(desired, 0), true, &cancel).await.unwrap();
 }
 
 async fn publish(channel: &Channel, body: &str) {

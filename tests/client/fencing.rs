@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{Client, Permit, Start};
 use tokio_util::sync::CancellationToken;
 
@@ -32,15 +32,15 @@ fn acquisitions(protocol: Protocol) -> u32 {
 
 const SLOTS: u32 = 2;
 
-fn fenced(slots: u32) -> SlotWish {
-    SlotWish { records: Some(Duration::ZERO), ..SlotWish::new(slots) }
+fn fenced(slots: u32) -> DesiredSlots {
+    DesiredSlots { records: Some(Duration::ZERO), ..DesiredSlots::new(slots) }
 }
 
 async fn resize(place: &Place, slots: u32) {
-    let wish = fenced(slots);
+    let desired = fenced(slots);
     let cancel = CancellationToken::new();
     broker(place)
-        .converge(&place.lock_name(), wish, sweep_to(wish, SLOTS), false, &cancel)
+        .converge(&place.lock_name(), desired, sweep_to(desired, SLOTS), false, &cancel)
         .await
         .unwrap();
 }

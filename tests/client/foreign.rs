@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::plan::naming::{LockName, Profile};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{AcquireError, Client, Lock, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -31,9 +31,9 @@ async fn theirs(vhost: &Vhost) -> AmqpLocksPython<'_> {
 
 /// Resizes as an administrator does.
 async fn resize(vhost: &Vhost, slots: u32) {
-    let wish = SlotWish::new(slots);
-    let (to, cancel) = (sweep_to(wish, 10), CancellationToken::new());
-    broker(vhost).converge(&python_name(), wish, to, false, &cancel).await.unwrap();
+    let desired = DesiredSlots::new(slots);
+    let (to, cancel) = (sweep_to(desired, 10), CancellationToken::new());
+    broker(vhost).converge(&python_name(), desired, to, false, &cancel).await.unwrap();
 }
 
 /// Waits for a moment, so that other clients arrive in the meantime.

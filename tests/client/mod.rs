@@ -23,7 +23,7 @@ mod wire;
 
 use std::time::Duration;
 
-use lockkeeper::plan::semaphore::{Observed, SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, Observed, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
 };
@@ -69,9 +69,9 @@ fn starting_at(slot: u32) -> AcquireOptions {
 
 /// Sets the number of slots, from at most 100.
 async fn resize(at: &impl At, slots: u32) {
-    let wish = SlotWish::new(slots);
-    let (to, cancel) = (sweep_to(wish, 100), CancellationToken::new());
-    broker(at).converge(&at.lock_name(), wish, to, false, &cancel).await.unwrap();
+    let desired = DesiredSlots::new(slots);
+    let (to, cancel) = (sweep_to(desired, 100), CancellationToken::new());
+    broker(at).converge(&at.lock_name(), desired, to, false, &cancel).await.unwrap();
 }
 
 /// Returns what the permit holds exclusively: a slot, or a token.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::{Protocol, QueueType};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
     AcquireError, Broker, BrokerError, BrokerOptions, Client, Lock, ResizeTo, Verdict,
 };
@@ -27,9 +27,10 @@ async fn waits(vhost: &Vhost) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_permissions_let_a_client_wait_and_have_tokens() {
     let vhost = Vhost::create().await;
-    let wish = SlotWish { records: Some(Duration::ZERO), ..SlotWish::new(1) };
+    let desired = DesiredSlots { records: Some(Duration::ZERO), ..DesiredSlots::new(1) };
     let cancel = CancellationToken::new();
-    let made = broker(&vhost).converge(&name(), wish, sweep_to(wish, 0), false, &cancel).await;
+    let made =
+        broker(&vhost).converge(&name(), desired, sweep_to(desired, 0), false, &cancel).await;
     made.unwrap();
     let lock = lock_of(&vhost, r"^ci\.").await;
     let permit = lock.acquire(&any()).await.unwrap();
@@ -79,8 +80,8 @@ async fn the_documented_permissions_suffice_for_administrators_and_holders_of_ea
             RabbitmqSettings { username, password: password.into(), ..vhost.settings() }
         };
         let broker = Broker::new(settings(administers).await, BrokerOptions::default());
-        let (wish, stop) = (SlotWish::new(0), CancellationToken::new());
-        let resize = async |to| broker.resize(&name, to, wish, &stop).await.unwrap();
+        let (desired, stop) = (DesiredSlots::new(0), CancellationToken::new());
+        let resize = async |to| broker.resize(&name, to, desired, &stop).await.unwrap();
         resize(ResizeTo::Create(2)).await;
         let client = Client::new(settings(holds).await, quick());
         let held = client.semaphore(name.clone()).acquire(&any()).await.unwrap();
@@ -88,7 +89,7 @@ async fn the_documented_permissions_suffice_for_administrators_and_holders_of_ea
         resize(ResizeTo::Shrink(1)).await;
         resize(ResizeTo::Grow(1)).await;
         held.release().await.unwrap();
-        let done = broker.destroy(&name, wish, None, &stop).await.unwrap();
+        let done = broker.destroy(&name, desired, None, &stop).await.unwrap();
         assert_eq!(done.left, 0, "{protocol:?}");
         assert_eq!(vhost.queues().await, [""; 0], "{protocol:?}");
     }

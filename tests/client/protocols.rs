@@ -1,7 +1,7 @@
 //! Clients of two protocols on the same lock.
 
 use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{AcquireError, BrokerError, Client, ClientOptions, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,8 @@ fn calm() -> ClientOptions {
 }
 
 async fn make(vhost: &Vhost, lock: &LockName) -> Result<(), BrokerError> {
-    let (wish, cancel) = (SlotWish::new(1), CancellationToken::new());
-    broker(vhost).converge(lock, wish, sweep_to(wish, 1), true, &cancel).await.map(drop)
+    let (desired, cancel) = (DesiredSlots::new(1), CancellationToken::new());
+    broker(vhost).converge(lock, desired, sweep_to(desired, 1), true, &cancel).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]

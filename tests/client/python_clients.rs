@@ -11,7 +11,7 @@ use lapin::BasicProperties;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
-use lockkeeper::plan::semaphore::{Holder, SlotWish};
+use lockkeeper::plan::semaphore::{DesiredSlots, Holder};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
@@ -80,9 +80,9 @@ impl Script {
 
     /// Sets the number of slots.
     async fn resize(self, vhost: &Vhost, slots: u32) {
-        let (to, wish) = (ResizeTo::Exactly(slots), SlotWish::new(0));
+        let (to, desired) = (ResizeTo::Exactly(slots), DesiredSlots::new(0));
         let stop = CancellationToken::new();
-        broker(vhost).resize(&self.name(), to, wish, &stop).await.unwrap();
+        broker(vhost).resize(&self.name(), to, desired, &stop).await.unwrap();
     }
 
     /// The lock, with a client of ours.

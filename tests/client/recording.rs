@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::Verdict;
 use tokio_util::sync::CancellationToken;
 
@@ -180,15 +180,16 @@ async fn records_made_under_a_holder_say_that_the_slot_is_held(protocol: Protoco
     assert_eq!(holder.slot(), Some(1));
     // Added to a lock in use, and recreated under its holder.
     for _ in 0..2 {
-        let wish = SlotWish { records: Some(Duration::from_secs(15)), ..SlotWish::new(2) };
-        let (to, cancel) = (sweep_to(wish, 2), CancellationToken::new());
+        let desired =
+            DesiredSlots { records: Some(Duration::from_secs(15)), ..DesiredSlots::new(2) };
+        let (to, cancel) = (sweep_to(desired, 2), CancellationToken::new());
         let broker = broker(&place);
-        broker.converge(&place.lock_name(), wish, to, true, &cancel).await.unwrap();
+        broker.converge(&place.lock_name(), desired, to, true, &cancel).await.unwrap();
         for (slot, state) in [(1, RecordState::Held), (2, RecordState::Released)] {
             let [record] = records(&place, slot).await.try_into().unwrap();
             assert_eq!((record.state, record.holder.as_str()), (state, ""), "slot {slot}");
         }
-        broker.destroy(&place.lock_name(), wish, Some(2), &cancel).await.unwrap();
+        broker.destroy(&place.lock_name(), desired, Some(2), &cancel).await.unwrap();
     }
     assert_eq!(holder.verify().await, Ok(Verdict::Draining));
 }

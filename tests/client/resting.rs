@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lapin::options::BasicGetOptions;
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{AcquireError, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -125,11 +125,11 @@ async fn a_slot_lost_while_it_rests_is_waited_for_again(protocol: Protocol) {
 async fn a_sweep_while_a_record_is_read_keeps_the_lock_delay(protocol: Protocol) {
     let delay = Duration::from_secs(3);
     let place = Place::create(protocol).await;
-    let wish = SlotWish { records: Some(delay), ..SlotWish::new(1) };
+    let desired = DesiredSlots { records: Some(delay), ..DesiredSlots::new(1) };
     let sweep = async || {
-        let (to, cancel) = (sweep_to(wish, 1), CancellationToken::new());
+        let (to, cancel) = (sweep_to(desired, 1), CancellationToken::new());
         let converged =
-            broker(&place).converge(&place.lock_name(), wish, to, true, &cancel).await.unwrap();
+            broker(&place).converge(&place.lock_name(), desired, to, true, &cancel).await.unwrap();
         converged.seeded
     };
     assert_eq!(sweep().await, 1);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{
     AcquireError, AcquireOptions, Client, Lock, LostReason, Moment, ResizeTo, Verdict,
 };
@@ -44,8 +44,8 @@ fn lock(vhost: &Vhost) -> Lock {
 }
 
 async fn create(vhost: &Vhost, name: &LockName, count: u32) {
-    let (to, wish) = (ResizeTo::Create(count), SlotWish::new(0));
-    broker(vhost).resize(name, to, wish, &CancellationToken::new()).await.unwrap();
+    let (to, desired) = (ResizeTo::Create(count), DesiredSlots::new(0));
+    broker(vhost).resize(name, to, desired, &CancellationToken::new()).await.unwrap();
 }
 
 /// Returns the number of free tokens and of consumers, by passive declare.
@@ -197,8 +197,8 @@ async fn a_semaphore_without_tokens_is_waited_for_and_one_that_is_not_there_is_n
     let full = AcquireError::Full { lock: "ci.deploy".to_owned(), slots: 0 };
     assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap_err(), full);
     let task = waiting(&vhost, &classic(), any()).await;
-    let (to, wish) = (ResizeTo::Grow(1), SlotWish::new(0));
-    broker(&vhost).resize(&classic(), to, wish, &CancellationToken::new()).await.unwrap();
+    let (to, desired) = (ResizeTo::Grow(1), DesiredSlots::new(0));
+    broker(&vhost).resize(&classic(), to, desired, &CancellationToken::new()).await.unwrap();
     let permit = task.await.unwrap().unwrap();
     assert_eq!(permit.verify().await, Ok(Verdict::Held));
     // Clients that wait when it is deleted are notified.

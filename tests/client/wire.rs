@@ -5,7 +5,7 @@ use std::time::Duration;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::{SlotWish, sweep_to};
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
     Start, Verdict,
@@ -216,9 +216,10 @@ async fn commands_sent_before_an_administrator_lost_its_mutex_do_not_take_effect
     let options = BrokerOptions::default().with_operation_timeout(LONG);
     let slow = Broker::new(proxy.settings(vhost.settings()), options);
     let late = proxy.hold_at(When::Before, about(("queue.declare", "-12-A")));
-    let wish = SlotWish::new(40);
+    let desired = DesiredSlots::new(40);
     let growing = tokio::spawn(async move {
-        slow.converge(&name(), wish, sweep_to(wish, 1), false, &CancellationToken::new()).await
+        slow.converge(&name(), desired, sweep_to(desired, 1), false, &CancellationToken::new())
+            .await
     });
     late.wait().await;
     // The broker frees its mutex, and the next administrator sets 3 slots.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper::plan::pressure_queue::doctor::symptoms;
-use lockkeeper::plan::pressure_queue::{Past, QueueEffect, QueueWish, Remark, WantedState, plan};
+use lockkeeper::plan::pressure_queue::{
+    DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
+};
 use lockkeeper::pressure::{Applied, Store};
 use tokio::time::timeout;
 
@@ -69,9 +71,9 @@ async fn a_bound_given_to_an_unbounded_queue_stops_its_producer() {
     assert!(now <= then + 2, "{then} elements, then {now}");
     let seen = store.observe(&place.queue).await.unwrap();
     let plan = plan(
-        &QueueWish { bound: 5, state: WantedState::Open },
+        &DesiredQueue { bound: 5, state: DesiredState::Open },
         &seen,
-        &Past { existed: true, closed: false },
+        &PreviousStatus { existed: true, closed: false },
     );
     assert!(plan.effects.is_empty());
     assert_eq!(plan.remarks, [Remark::Overfilled { length: now, bound: 5 }]);

@@ -2,7 +2,7 @@
 
 use lockkeeper::plan::naming::KEY_SUFFIXES;
 use lockkeeper::plan::pressure_queue::{
-    DATA_LABEL, Past, QueueEffect, QueueWish, Remark, WantedState, plan,
+    DATA_LABEL, DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
 use lockkeeper::pressure::Applied;
 
@@ -10,7 +10,7 @@ use crate::store::pressure_text::TextClient;
 use crate::store::redis_support::Place;
 use crate::store::{numbers, text_queue};
 
-const OPEN_10: QueueWish = QueueWish { bound: 10, state: WantedState::Open };
+const OPEN_10: DesiredQueue = DesiredQueue { bound: 10, state: DesiredState::Open };
 
 #[tokio::test]
 async fn a_created_queue_is_what_the_text_says_and_a_foreign_client_can_use_it() {
@@ -62,7 +62,7 @@ async fn an_existing_queue_is_adopted_with_its_data() {
     let store = place.store();
     let before = place.dump().await;
     let seen = store.observe(&place.queue).await.unwrap();
-    let plan = plan(&OPEN_10, &seen, &Past::default());
+    let plan = plan(&OPEN_10, &seen, &PreviousStatus::default());
     assert!(plan.effects.is_empty() && plan.remarks.is_empty(), "{plan:?}");
     // Even a creation that was decided a moment too early is harmless.
     let late = store.apply(&place.queue, &QueueEffect::Create { bound: 10 }).await.unwrap();
@@ -82,7 +82,7 @@ async fn nothing_is_created_over_any_leftover_key() {
         let label = if suffix.is_empty() { DATA_LABEL } else { suffix }.to_owned();
 
         let seen = store.observe(&place.queue).await.unwrap();
-        let plan = plan(&OPEN_10, &seen, &Past::default());
+        let plan = plan(&OPEN_10, &seen, &PreviousStatus::default());
         assert!(plan.effects.is_empty());
         assert_eq!(plan.remarks, [Remark::Residue { keys: vec![label.clone()] }]);
 
@@ -104,7 +104,7 @@ async fn a_creator_that_died_after_each_of_its_commands_is_noticed() {
             let () = place.run(&["LPUSH", &place.key(suffix), "1"]).await;
         }
         let seen = store.observe(&place.queue).await.unwrap();
-        let plan = plan(&OPEN_10, &seen, &Past::default());
+        let plan = plan(&OPEN_10, &seen, &PreviousStatus::default());
         assert!(plan.effects.is_empty(), "{plan:?}");
         let missing = steps[done..].iter().map(|&suffix| suffix.to_owned()).collect();
         assert_eq!(plan.remarks, [Remark::HalfCreated { missing }]);
@@ -131,7 +131,7 @@ async fn a_key_of_a_wrong_type_is_named_and_left_alone() {
     let () = place.run(&["SET", &place.key(":closed"), "somebody's"]).await;
     let seen = store.observe(&place.queue).await.unwrap();
     assert_eq!(seen.wrong_types, [":closed"]);
-    let plan = plan(&OPEN_10, &seen, &Past::default());
+    let plan = plan(&OPEN_10, &seen, &PreviousStatus::default());
     assert!(plan.effects.is_empty());
     assert_eq!(plan.remarks, [Remark::WrongType { key: ":closed".to_owned() }]);
 

@@ -12,7 +12,7 @@ mod tokens;
 use std::time::Duration;
 
 use lockkeeper::plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
-use lockkeeper::plan::pressure_queue::{QueueEffect, QueueSeen};
+use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
 use lockkeeper::pressure::{Deed, QueueDoctor, Repaired, Store, StoreOptions};
 
 use crate::store::pressure_text::TextClient;
@@ -58,7 +58,7 @@ impl Ward {
         TextClient::connect(&text_queue(&self.place), id).await.unwrap()
     }
 
-    pub async fn seen(&self) -> QueueSeen {
+    pub async fn seen(&self) -> ObservedQueue {
         self.store.observe(&self.place.queue).await.unwrap()
     }
 

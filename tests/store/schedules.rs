@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::{QueueEffect, QueueSeen};
+use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -15,7 +15,7 @@ const ELEMENTS: usize = 100;
 
 /// Checks the lists that may have at most one element. `:not_full` may have one more for
 /// each of the two clients that is between its push and its trim.
-fn check_tokens(seen: &QueueSeen) {
+fn check_tokens(seen: &ObservedQueue) {
     assert!(seen.producer_free <= 1, "{seen:?}");
     assert!(seen.consumer_free <= 1, "{seen:?}");
     assert!(seen.not_full <= 3, "{seen:?}");

@@ -11,7 +11,7 @@ use crate::cli::failure::Failure;
 use crate::cli::manifest::Object;
 use crate::cli::semaphore::target::failed;
 use crate::cli::validate::INVALID;
-use crate::plan::pressure_queue::{Past, QueueEffect, QueueSeen, plan as plan_queue};
+use crate::plan::pressure_queue::{ObservedQueue, PreviousStatus, QueueEffect, plan as plan_queue};
 use crate::plan::semaphore::{Observed, Plan, SlotPlan, plan as plan_slots, sweep_to};
 use crate::pressure::{Store, StoreError, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
@@ -64,11 +64,11 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
         shown.notes.push("drain.revokeAfter is ignored: only the operator revokes".to_owned());
     }
     let broker = Broker::new(settings, BrokerOptions::default());
-    let mark = broker.find_mark(&valid.lock, valid.wish.overshoot).await;
+    let mark = broker.find_mark(&valid.lock, valid.desired.overshoot).await;
     let mark = mark.map_err(|error| failed(&error))?.unwrap_or_default();
-    let sweep = sweep_to(valid.wish, mark);
+    let sweep = sweep_to(valid.desired, mark);
     let seen = broker.observe(&valid.lock, sweep, sweep).await.map_err(|error| failed(&error))?;
-    let planned = plan_slots(valid.wish, &seen, None);
+    let planned = plan_slots(valid.desired, &seen, None);
     shown.draining = draining(&valid, &seen, &planned);
     let exists = exists(&broker, &valid, &seen).await?;
     shown.changes = differences(&broker, &valid, &seen, &planned, exists).await?;
@@ -101,23 +101,23 @@ async fn differences(
     planned: &Plan,
     exists: bool,
 ) -> Result<Vec<Change>, Failure> {
-    let (lock, wish) = (&valid.lock, valid.wish);
+    let (lock, desired) = (&valid.lock, valid.desired);
     let mut changes = Vec::new();
     let (what, before) = (lock.unit().many(), seen.total());
     // A semaphore without slots is created only for its auxiliary queues.
     let is_token_queue = matches!(planned, Plan::Counted(_));
-    if !exists && (wish.slots > 0 || lock.wait_queue().is_some() || is_token_queue) {
-        changes.push(Change::new(what, Value::Null, wish.slots));
+    if !exists && (desired.slots > 0 || lock.wait_queue().is_some() || is_token_queue) {
+        changes.push(Change::new(what, Value::Null, desired.slots));
         return Ok(changes);
     }
-    if before != wish.slots {
-        changes.push(Change::new(what, before, wish.slots));
+    if before != desired.slots {
+        changes.push(Change::new(what, before, desired.slots));
     }
     if let Plan::Numbered(planned) = planned {
-        changes.extend(by_slot(planned, before == wish.slots));
+        changes.extend(by_slot(planned, before == desired.slots));
     }
     if planned.changes().0 == 0 && exists {
-        let lost = broker.lost_parts(lock, wish).await.map_err(|error| failed(&error))?;
+        let lost = broker.lost_parts(lock, desired).await.map_err(|error| failed(&error))?;
         changes.extend(lost.into_iter().map(|part| Change::new(part, Value::Null, "made again")));
         if lock.wait_queue().is_some() {
             let waiting = broker.waiting(lock).await.map_err(|error| failed(&error))?;
@@ -126,7 +126,7 @@ async fn differences(
             }
         }
     }
-    if exists && wish.records.is_none() && lock.record_queue(1).is_some() {
+    if exists && desired.records.is_none() && lock.record_queue(1).is_some() {
         let has_records = broker.has_records(lock, 1).await.map_err(|error| failed(&error))?;
         if has_records {
             changes.push(Change::new("slot records", "fencing, lock delay", Value::Null));
@@ -158,7 +158,7 @@ fn draining(valid: &ValidSemaphore, seen: &Observed, planned: &Plan) -> u32 {
             u32::try_from(held).unwrap_or(u32::MAX)
         }
         // Free tokens are removed first.
-        _ => seen.held().saturating_sub(valid.wish.slots),
+        _ => seen.held().saturating_sub(valid.desired.slots),
     }
 }
 
@@ -184,7 +184,7 @@ async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Fail
     }
     let store = Store::new(settings, StoreOptions::new("lockkeeper-apply"));
     let seen = store.observe(&valid.queue).await.map_err(|error| store_failed(&error))?;
-    let planned = plan_queue(&valid.wish, &seen, &Past::default());
+    let planned = plan_queue(&valid.desired, &seen, &PreviousStatus::default());
     shown.changes = planned.effects.iter().map(|effect| change(effect, &seen)).collect();
     shown.notes = planned.remarks.iter().map(ToString::to_string).collect();
     let can_be_changed =
@@ -204,7 +204,7 @@ async fn queue(object: &PressureQueue, resolver: &Resolver) -> Result<Step, Fail
     Ok(Step { shown, work })
 }
 
-fn change(effect: &QueueEffect, seen: &QueueSeen) -> Change {
+fn change(effect: &QueueEffect, seen: &ObservedQueue) -> Change {
     match effect {
         QueueEffect::Create { bound } => Change::new("bound", Value::Null, *bound),
         QueueEffect::SetBound { bound } => Change::new("bound", seen.bound, *bound),

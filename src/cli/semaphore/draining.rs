@@ -9,7 +9,7 @@ use super::target::{Target, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::{INTERRUPTING, Signals};
-use crate::plan::semaphore::{Observed, SlotWish};
+use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::Converged;
 
 /// Polling interval.
@@ -75,8 +75,8 @@ impl Draining {
         let mut signals = Signals::listen(&INTERRUPTING)?;
         let mut before = None;
         loop {
-            let (wish, stop) = (SlotWish::new(0), CancellationToken::new());
-            let done = target.broker.destroy(name, wish, None, &stop).await;
+            let (desired, stop) = (DesiredSlots::new(0), CancellationToken::new());
+            let done = target.broker.destroy(name, desired, None, &stop).await;
             let done = done.map_err(|error| failed(&error))?;
             let held = done.seen.held();
             // Tokens go only when they are released.

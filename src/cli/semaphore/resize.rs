@@ -10,7 +10,7 @@ use super::target::{Form, Which, failed};
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::plan::naming::{LockName, Protocol, QueueType};
-use crate::plan::semaphore::SlotWish;
+use crate::plan::semaphore::DesiredSlots;
 use crate::semaphore::{ResizeError, ResizeTo};
 
 /// Settings in the record of each slot.
@@ -29,7 +29,7 @@ struct Records {
 
 impl Records {
     /// Returns the lock delay of the slots' records, or `None` for slots without records.
-    fn wish(&self, name: &LockName) -> Result<Option<Duration>, Failure> {
+    fn desired(&self, name: &LockName) -> Result<Option<Duration>, Failure> {
         let delay = self.lock_delay.or(self.fencing.then_some(Duration::ZERO));
         let refused = match name.protocol() {
             // Quorum tokens are numbered without a record.
@@ -133,14 +133,14 @@ async fn resize(
 ) -> Result<(), Failure> {
     let target = which.find_to_change().await?;
     let name = &target.found.name;
-    let wish = SlotWish { records: records.wish(name)?, ..SlotWish::new(0) };
+    let desired = DesiredSlots { records: records.desired(name)?, ..DesiredSlots::new(0) };
     let resized =
-        target.broker.resize(name, to, wish, &CancellationToken::new()).await.map_err(|error| {
-            match error {
+        target.broker.resize(name, to, desired, &CancellationToken::new()).await.map_err(
+            |error| match error {
                 ResizeError::Broker(error) => failed(&error),
                 error => Failure::new(Failure::USAGE, error.to_string()),
-            }
-        })?;
+            },
+        )?;
     let units = target.found.units();
     say(format!("{name} has {} {units}, before {}", resized.after, resized.before));
     let seen = draining.tokens(&target, resized.after, &resized.done).await?;

@@ -14,7 +14,9 @@ use crate::operator::kind::Session;
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Note, Outcome};
 use crate::plan::pressure_queue::doctor::needs_second_look;
-use crate::plan::pressure_queue::{Past, QueueEffect, QueuePlan, Remark, WantedState, plan};
+use crate::plan::pressure_queue::{
+    DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
+};
 use crate::pressure::{Applied, Store};
 
 /// Brings the queue to the spec, and diagnoses it.
@@ -37,11 +39,11 @@ pub(super) async fn converge(
     memory.detail.store = Some(connected);
 
     // plan: pure.
-    let past = Past {
+    let past = PreviousStatus {
         existed: old.bound.is_some() || old.closed.is_some(),
         closed: old.closed == Some(true),
     };
-    let planned = plan(&valid.wish, &seen, &past);
+    let planned = plan(&valid.desired, &seen, &past);
     found.seen = Some(seen);
 
     // apply: only if there is something to do.
@@ -69,7 +71,7 @@ pub(super) async fn converge(
     if let (Some(false), Some(seen)) = (old.closed, &found.seen)
         && seen.bound.is_some()
         && seen.closed
-        && valid.wish.state == WantedState::Open
+        && valid.desired.state == DesiredState::Open
     {
         found.notes.push(note(false, Remark::ClosedByClient.reason(), &Remark::ClosedByClient));
     }

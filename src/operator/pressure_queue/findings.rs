@@ -9,7 +9,7 @@ use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
 use crate::operator::outcome::Note;
 use crate::plan::pressure_queue::doctor::Finding;
-use crate::plan::pressure_queue::{QueueSeen, Remark};
+use crate::plan::pressure_queue::{ObservedQueue, Remark};
 use crate::pressure::{QueueDoctor, Store};
 
 /// State that is kept only for `PressureQueue`s.
@@ -43,7 +43,7 @@ pub struct Findings {
     /// Whether the queue was closed when it was last observed. A closed queue stays
     /// closed, so this remains valid while the server is unreachable.
     pub was_closed: Option<bool>,
-    pub seen: Option<QueueSeen>,
+    pub seen: Option<ObservedQueue>,
     pub remarks: Vec<Remark>,
     /// Remarks that must be observed again to be confirmed.
     pub unconfirmed: Vec<Remark>,

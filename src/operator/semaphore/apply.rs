@@ -16,7 +16,7 @@ use crate::operator::kind::Session;
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Note, Outcome};
 use crate::operator::report::{now, write};
-use crate::plan::semaphore::{Observed, SlotsSeen, plan, plan_slots, settled_mark, sweep_to};
+use crate::plan::semaphore::{Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError};
 
 /// Converges the slots to the spec, and observes their holders and waiters.
@@ -26,7 +26,7 @@ pub(super) async fn converge(
     found: &mut Findings,
 ) -> Result<Outcome, StepError> {
     let Session { ctx, object: semaphore, old, valid, connected } = session;
-    found.slots = valid.wish.slots;
+    found.slots = valid.desired.slots;
     connected.handle.log_in().await?;
     found.reached_backend.clone_from(&found.backend);
 
@@ -61,7 +61,7 @@ pub(super) async fn converge(
     if let Some(seen) = &found.seen
         && !ctx.stop.is_cancelled()
     {
-        let holders = broker.holders(&valid.lock, seen, valid.wish.slots, MAX_LISTED_HOLDERS);
+        let holders = broker.holders(&valid.lock, seen, valid.desired.slots, MAX_LISTED_HOLDERS);
         found.holders = Some(ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await);
         found.revoke_again = step.revoke(memory, found).await?;
     }
@@ -91,18 +91,18 @@ impl Step<'_> {
         memory: &mut SemaphoreState,
         found: &mut Findings,
     ) -> Result<Option<Outcome>, StepError> {
-        let wish = self.valid.wish;
+        let desired = self.valid.desired;
         let written_mark = self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
         if found.mark.is_none() {
-            found.mark = self.broker.find_mark(&self.valid.lock, wish.overshoot).await?;
+            found.mark = self.broker.find_mark(&self.valid.lock, desired.overshoot).await?;
         }
         found.mark = found.mark.map(|mark| mark.max(memory.detail.reaches));
         if self.first_look && self.sweep_due && !self.valid.suspend {
             // New spec: all slots are checked under the mutex anyway, so they are not
             // observed before. The mark that must be written first is computed as if no
             // slot existed, because that gives the highest mark.
-            let none = SlotsSeen::default();
-            let mark = found.mark.and(plan_slots(wish, &none, written_mark).raise_mark_to);
+            let none = ObservedSlots::default();
+            let mark = found.mark.and(plan_slots(desired, &none, written_mark).raise_mark_to);
             self.apply(memory, found, mark, &[]).await?;
         } else {
             // observe: without the mutex.
@@ -111,7 +111,7 @@ impl Step<'_> {
 
             // plan: pure. Without a sweep, the slots are those of the last one, and no
             // change to them is due.
-            let planned = plan(wish, &seen, written_mark);
+            let planned = plan(desired, &seen, written_mark);
             found.seen = Some(seen);
             let differs = !planned.is_empty();
             let lost = if self.sweep_due && !self.valid.suspend {
@@ -139,7 +139,7 @@ impl Step<'_> {
             && let Some(seen) = &found.seen
         {
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            found.mark = seen.numbered().map(|seen| settled_mark(wish.slots, seen));
+            found.mark = seen.numbered().map(|seen| settled_mark(desired.slots, seen));
         }
         Ok(None)
     }
@@ -154,20 +154,20 @@ impl Step<'_> {
         memory: &SemaphoreState,
         found: &Findings,
     ) -> Result<Observed, BrokerError> {
-        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let mark = found.mark.unwrap_or_default();
-        let holders_to = mark.max(wish.slots);
+        let holders_to = mark.max(desired.slots);
         match &memory.detail.swept {
             // Between two sweeps only the holders are observed. For tokens, one observation
             // contains everything.
             Some((_, Observed::Numbered(swept))) if !self.sweep_due => {
                 let now = self.look(0, holders_to).await?;
                 let held = now.numbered().map(|now| now.held.clone()).unwrap_or_default();
-                Ok(Observed::Numbered(SlotsSeen { held, ..swept.clone() }))
+                Ok(Observed::Numbered(ObservedSlots { held, ..swept.clone() }))
             }
             swept => {
                 let since = swept.as_ref().map(|(at, _)| *at);
-                let seen = self.broker.sweep(lock, sweep_to(wish, mark), holders_to, since);
+                let seen = self.broker.sweep(lock, sweep_to(desired, mark), holders_to, since);
                 self.ctx.metrics.timed(Asked::rabbitmq("sweep"), seen).await
             }
         }
@@ -180,7 +180,7 @@ impl Step<'_> {
         raise_mark_to: Option<u32>,
         lost: &[&'static str],
     ) -> Result<(), StepError> {
-        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let mut mark = found.mark.unwrap_or_default();
         if let Some(higher) = raise_mark_to {
             // Never lower: slots above the mark are only removed now, and possibly not
@@ -189,10 +189,10 @@ impl Step<'_> {
             announce(self.semaphore, self.ctx, memory, self.old, found, mark).await?;
             found.mark = Some(mark);
         }
-        let sweep = sweep_to(wish, mark);
-        memory.detail.reaches = memory.detail.reaches.max(wish.slots);
+        let sweep = sweep_to(desired, mark);
+        memory.detail.reaches = memory.detail.reaches.max(desired.slots);
         let metrics = &self.ctx.metrics;
-        let converged = self.broker.converge(lock, wish, sweep, self.first_look, &self.ctx.stop);
+        let converged = self.broker.converge(lock, desired, sweep, self.first_look, &self.ctx.stop);
         let converged = metrics.timed(Asked::rabbitmq("converge"), converged).await;
         match &converged {
             Ok(converged) => metrics.waited_for_mutex(converged.mutex_wait),
@@ -211,7 +211,7 @@ impl Step<'_> {
             ),
         ) = (&found.seen, &converged)
         {
-            found.seen = Some(self.look(sweep, mark.max(wish.slots)).await?);
+            found.seen = Some(self.look(sweep, mark.max(desired.slots)).await?);
         }
         found.reached |= found.seen.is_some();
         let converged = converged?;
@@ -225,7 +225,7 @@ impl Step<'_> {
             }
             let mut message = format!(
                 "{}: {} added, {} removed",
-                found.unit.count(wish.slots),
+                found.unit.count(desired.slots),
                 converged.declared,
                 converged.deleted
             );
@@ -235,7 +235,7 @@ impl Step<'_> {
             let reason = if drift { "DriftRepaired" } else { "Resized" };
             let what = if drift { "Repair" } else { "Resize" };
             let more = if lost.is_empty() { "" } else { "AndMore" };
-            let action = format!("{what}To{}{more}", wish.slots);
+            let action = format!("{what}To{}{more}", desired.slots);
             found.notes.push(Note::new(drift, reason, message).action(action));
         }
         found.seen = Some(converged.seen);

@@ -12,7 +12,7 @@ impl Step<'_> {
         &self,
         found: &mut Findings,
     ) -> Result<Vec<&'static str>, BrokerError> {
-        let (lock, wish) = (&self.valid.lock, self.valid.wish);
+        let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let mut lost = Vec::new();
         if lock.wait_queue().is_some() {
             found.waiting = self.broker.waiting(lock).await?;
@@ -20,7 +20,7 @@ impl Step<'_> {
                 lost.push("the wait queue");
             }
         }
-        lost.extend(self.broker.lost_parts(lock, wish).await?);
+        lost.extend(self.broker.lost_parts(lock, desired).await?);
         Ok(lost)
     }
 

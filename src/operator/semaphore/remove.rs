@@ -15,7 +15,7 @@ use crate::operator::error::jitter;
 use crate::operator::kind::Session;
 use crate::operator::outcome::{Outcome, Removal};
 use crate::plan::naming::Unit;
-use crate::plan::semaphore::{SlotsSeen, sweep_to};
+use crate::plan::semaphore::{ObservedSlots, sweep_to};
 use crate::semaphore::BrokerError;
 
 /// First pause while clients hold slots. Each observation takes the admin mutex.
@@ -25,7 +25,7 @@ const HELD: Duration = Duration::from_secs(2);
 /// may have started without a status write.
 fn mark(session: &Session<'_, Semaphore>) -> Option<u32> {
     let mark = u32::try_from(session.old.highest_slot?).ok()?;
-    Some(mark.max(session.valid.wish.slots))
+    Some(mark.max(session.valid.desired.slots))
 }
 
 /// Removes the slots. Holders keep theirs until they release them.
@@ -34,7 +34,7 @@ pub(super) async fn destroy(
 ) -> Result<Removal<SemaphoreStatus>, BrokerError> {
     let Session { ctx, object, valid, connected, .. } = session;
     let broker = &connected.handle;
-    let done = broker.destroy(&valid.lock, valid.wish, mark(session), &ctx.stop).await?;
+    let done = broker.destroy(&valid.lock, valid.desired, mark(session), &ctx.stop).await?;
     Ok(if done.left == 0 {
         Removal::Gone
     } else if namespace_is_terminating(ctx, *object).await {
@@ -58,13 +58,13 @@ pub(super) async fn in_use(
     session: &Session<'_, Semaphore>,
 ) -> Result<Option<Removal<SemaphoreStatus>>, BrokerError> {
     let Session { ctx, object: semaphore, valid, connected, .. } = session;
-    let (broker, lock, slots) = (&connected.handle, &valid.lock, valid.wish.slots);
+    let (broker, lock, slots) = (&connected.handle, &valid.lock, valid.desired.slots);
     let mark = match mark(session) {
-        None => broker.find_mark(lock, valid.wish.overshoot).await?,
+        None => broker.find_mark(lock, valid.desired.overshoot).await?,
         mark => mark,
     };
     // An earlier holder may have been missed and still hold a slot above the mark.
-    let to = sweep_to(valid.wish, mark.unwrap_or_default());
+    let to = sweep_to(valid.desired, mark.unwrap_or_default());
     let seen = broker.observe(lock, to, to).await?;
     let held = seen.held();
     if held == 0 {
@@ -80,7 +80,7 @@ pub(super) async fn in_use(
         reached: true,
         slots,
         unit: lock.unit(),
-        mark: mark.max(seen.numbered().map(SlotsSeen::highest)),
+        mark: mark.max(seen.numbered().map(ObservedSlots::highest)),
         waiting: broker.waiting(lock).await?,
         seen: Some(seen),
         holders: Some(holders),

@@ -150,8 +150,8 @@ impl Step<'_> {
     }
 
     async fn take(&self, what: &Revocation) -> Result<(), RevokeError> {
-        let (lock, wish) = (&self.valid.lock, self.valid.wish);
-        self.broker.revoke(lock, wish, what, &self.ctx.stop).await
+        let (lock, desired) = (&self.valid.lock, self.valid.desired);
+        self.broker.revoke(lock, desired, what, &self.ctx.stop).await
     }
 }
 

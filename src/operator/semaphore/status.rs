@@ -8,7 +8,7 @@ use crate::api::{GROUP, SemaphoreStatus};
 use crate::operator::outcome::{Outcome, Report};
 use crate::plan::clean_text;
 use crate::plan::naming::Unit;
-use crate::plan::semaphore::{Holder, Observed, SlotsSeen};
+use crate::plan::semaphore::{Holder, Observed, ObservedSlots};
 
 pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
     let suspended = if suspended { "; suspended" } else { "" };
@@ -16,9 +16,9 @@ pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    let wanted = found.unit.count(found.slots);
+    let count = found.unit.count(found.slots);
     let limit = found.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
-    format!("The broker has exactly the desired {wanted}{suspended}{who}{limit}")
+    format!("The broker has exactly the desired {count}{suspended}{who}{limit}")
 }
 
 /// Converts the findings to the status, as input of `report`.
@@ -63,7 +63,7 @@ fn selector(found: &Findings) -> String {
     format!("{GROUP}/semaphore={}{}", found.name, revokes.unwrap_or_default())
 }
 
-fn drained(seen: &SlotsSeen, slots: u32) -> Say {
+fn drained(seen: &ObservedSlots, slots: u32) -> Say {
     let draining: Vec<String> = seen.held.range(slots + 1..).take(10).map(u32::to_string).collect();
     if draining.is_empty() {
         return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");

@@ -21,7 +21,7 @@ pub use self::values::{
     Against, Connection, Effort, Evidence, Finding, Guarded, Look, OWN_CONNECTIONS, Remedy, Repair,
     Subject,
 };
-use super::{QueueRole, QueueSeen, Remark};
+use super::{ObservedQueue, QueueRole, Remark};
 
 /// The result of the observations so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Diagnosis {
     /// The drift of the counters. `None` while a role is taken, because the counters may
     /// then legitimately differ.
     #[must_use]
-    pub fn drift(seen: &QueueSeen) -> Option<i64> {
+    pub fn drift(seen: &ObservedQueue) -> Option<i64> {
         if !seen.is_idle() {
             return None;
         }
@@ -52,7 +52,7 @@ impl Diagnosis {
 #[derive(Clone, Debug)]
 struct Watch {
     subject: Subject,
-    unchanged: QueueSeen,
+    unchanged: ObservedQueue,
     at: Duration,
     since: Timestamp,
     looks: u32,
@@ -78,7 +78,7 @@ pub struct Doctor {
     idle: Duration,
     database: i64,
     is_deletion_wanted: bool,
-    last: QueueSeen,
+    last: ObservedQueue,
     watches: Vec<Watch>,
 }
 
@@ -87,7 +87,7 @@ impl Doctor {
     /// keys were watched for `idle`.
     #[must_use]
     pub fn new(idle: Duration, database: i64) -> Self {
-        let last = QueueSeen::default();
+        let last = ObservedQueue::default();
         Self { idle, database, is_deletion_wanted: false, last, watches: Vec::new() }
     }
 
@@ -100,7 +100,7 @@ impl Doctor {
     /// Returns the subjects to guard before the next observation, given the current
     /// content of the keys.
     #[must_use]
-    pub fn to_guard(&self, seen: &QueueSeen, effort: Effort) -> Vec<Subject> {
+    pub fn to_guard(&self, seen: &ObservedQueue, effort: Effort) -> Vec<Subject> {
         let was_so = |subject: Subject| {
             let unchanged = subject.part_of(seen);
             self.watches.iter().any(|w| w.subject == subject && w.unchanged == unchanged)
@@ -174,7 +174,7 @@ impl Doctor {
     /// elements. Two elements in `:closed` remain after the deletion of an open queue and
     /// also after a close. Only the deletion of a closed queue leaves more. Missing keys
     /// prove nothing: a server at its memory limit may have evicted them.
-    fn has_deletion_begun(&self, seen: &QueueSeen) -> bool {
+    fn has_deletion_begun(&self, seen: &ObservedQueue) -> bool {
         self.is_deletion_wanted || seen.closed_tokens > 2 || seen.length == 0
     }
 
@@ -275,7 +275,7 @@ impl Guard {
 /// Returns symptoms in the keys alone. Some of them may be a client's operation in
 /// progress.
 #[must_use]
-pub fn symptoms(seen: &QueueSeen) -> Vec<Remark> {
+pub fn symptoms(seen: &ObservedQueue) -> Vec<Remark> {
     if !seen.wrong_types.is_empty() {
         return seen.wrong_types.iter().map(|key| Remark::WrongType { key: key.clone() }).collect();
     }
@@ -342,7 +342,7 @@ fn is_same(one: &Remark, other: &Remark) -> bool {
 }
 
 /// Returns the remedy for a symptom that needs no guard.
-fn remedy(remark: &Remark, seen: &QueueSeen) -> Remedy {
+fn remedy(remark: &Remark, seen: &ObservedQueue) -> Remedy {
     match remark {
         Remark::LostToken | Remark::SurplusToken { .. } => Remedy::Mend(Repair::SettleTokens),
         // The elements stay. Only the next producer must not put another one.
@@ -360,7 +360,7 @@ fn remedy(remark: &Remark, seen: &QueueSeen) -> Remedy {
 }
 
 /// Returns the subjects of a queue that must be watched.
-fn subjects(seen: &QueueSeen) -> Vec<Subject> {
+fn subjects(seen: &ObservedQueue) -> Vec<Subject> {
     if !seen.wrong_types.is_empty() {
         return Vec::new();
     }
@@ -383,7 +383,7 @@ fn subjects(seen: &QueueSeen) -> Vec<Subject> {
 }
 
 /// Whether the holder of a role has something to wait for: room, or data.
-fn is_waiting(role: QueueRole, seen: &QueueSeen) -> bool {
+fn is_waiting(role: QueueRole, seen: &ObservedQueue) -> bool {
     match role {
         QueueRole::Producer => {
             seen.not_full == 0 && !seen.closed && !seen.has_room(seen.bound.unwrap_or(0))

@@ -4,16 +4,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OPEN: QueueWish = QueueWish { bound: 10, state: WantedState::Open };
-const CLOSED: QueueWish = QueueWish { bound: 10, state: WantedState::Closed };
-const NEW: Past = Past { existed: false, closed: false };
-const WAS_OPEN: Past = Past { existed: true, closed: false };
-const WAS_CLOSED: Past = Past { existed: true, closed: true };
+const OPEN: DesiredQueue = DesiredQueue { bound: 10, state: DesiredState::Open };
+const CLOSED: DesiredQueue = DesiredQueue { bound: 10, state: DesiredState::Closed };
+const NEW: PreviousStatus = PreviousStatus { existed: false, closed: false };
+const WAS_OPEN: PreviousStatus = PreviousStatus { existed: true, closed: false };
+const WAS_CLOSED: PreviousStatus = PreviousStatus { existed: true, closed: true };
 
 /// A used queue whose roles are free.
-pub(super) fn used(bound: u64, length: u64) -> QueueSeen {
+pub(super) fn used(bound: u64, length: u64) -> ObservedQueue {
     let role = |id: &str| Role { id: Some(id.to_owned()), busy: false };
-    QueueSeen {
+    ObservedQueue {
         bound: Some(bound),
         length,
         not_full: u64::from(bound == 0 || length < bound),
@@ -23,22 +23,22 @@ pub(super) fn used(bound: u64, length: u64) -> QueueSeen {
         consumer_free: 1,
         produced_messages: length + 7,
         consumed_messages: 7,
-        ..QueueSeen::default()
+        ..ObservedQueue::default()
     }
 }
 
-pub(super) fn fresh(bound: u64) -> QueueSeen {
-    QueueSeen {
+pub(super) fn fresh(bound: u64) -> ObservedQueue {
+    ObservedQueue {
         bound: Some(bound),
         not_full: 1,
         producer_free: 1,
         consumer_free: 1,
-        ..QueueSeen::default()
+        ..ObservedQueue::default()
     }
 }
 
 fn expect(
-    (desired, seen, past): (&QueueWish, &QueueSeen, Past),
+    (desired, seen, past): (&DesiredQueue, &ObservedQueue, PreviousStatus),
     effects: &[QueueEffect],
     remarks: &[Remark],
 ) {
@@ -49,7 +49,7 @@ fn expect(
 
 #[test]
 fn a_queue_that_never_existed_is_created() {
-    let absent = QueueSeen::default();
+    let absent = ObservedQueue::default();
     expect((&OPEN, &absent, NEW), &[QueueEffect::Create { bound: 10 }], &[]);
     let then_close = [QueueEffect::Create { bound: 10 }, QueueEffect::Close];
     expect((&CLOSED, &absent, NEW), &then_close, &[]);
@@ -58,12 +58,12 @@ fn a_queue_that_never_existed_is_created() {
 #[test]
 fn a_queue_deleted_while_open_is_created_again_and_that_is_reported() {
     let effects = [QueueEffect::Create { bound: 10 }];
-    expect((&OPEN, &QueueSeen::default(), WAS_OPEN), &effects, &[Remark::Recreated]);
+    expect((&OPEN, &ObservedQueue::default(), WAS_OPEN), &effects, &[Remark::Recreated]);
 }
 
 #[test]
 fn a_queue_deleted_after_it_was_closed_is_complete() {
-    let absent = QueueSeen::default();
+    let absent = ObservedQueue::default();
     expect((&OPEN, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
     expect((&CLOSED, &absent, WAS_CLOSED), &[], &[Remark::Completed]);
     // Nor is one created again just to be closed.
@@ -73,7 +73,7 @@ fn a_queue_deleted_after_it_was_closed_is_complete() {
 #[test]
 fn leftovers_of_a_deletion_are_reported_whatever_the_past_was() {
     let keys = vec![":closed".to_owned(), DATA_LABEL.to_owned()];
-    let seen = QueueSeen { leftovers: keys.clone(), closed: true, ..QueueSeen::default() };
+    let seen = ObservedQueue { leftovers: keys.clone(), closed: true, ..ObservedQueue::default() };
     for past in [NEW, WAS_OPEN, WAS_CLOSED] {
         expect((&OPEN, &seen, past), &[], &[Remark::Residue { keys: keys.clone() }]);
     }
@@ -89,13 +89,13 @@ fn an_existing_queue_is_adopted_as_it_is() {
 fn another_bound_is_set_also_on_a_closed_queue() {
     let effects = [QueueEffect::SetBound { bound: 10 }];
     expect((&OPEN, &used(3, 3), WAS_OPEN), &effects, &[]);
-    let closed = QueueSeen { closed: true, closed_tokens: 2, ..used(3, 3) };
+    let closed = ObservedQueue { closed: true, closed_tokens: 2, ..used(3, 3) };
     expect((&CLOSED, &closed, WAS_CLOSED), &effects, &[]);
 }
 
 #[test]
 fn a_queue_closed_by_a_client_is_no_drift() {
-    let closed = QueueSeen { closed: true, closed_tokens: 2, ..used(10, 3) };
+    let closed = ObservedQueue { closed: true, closed_tokens: 2, ..used(10, 3) };
     expect((&OPEN, &closed, WAS_OPEN), &[], &[Remark::ClosedByClient]);
     expect((&CLOSED, &closed, WAS_OPEN), &[], &[]);
 }
@@ -124,13 +124,13 @@ fn more_elements_than_the_bound_allows_are_reported_and_kept() {
     // A lowered bound overfills the queue immediately.
     let effects = [QueueEffect::SetBound { bound: 10 }];
     expect((&OPEN, &used(20, 11), WAS_OPEN), &effects, &remarks);
-    let unbounded = QueueWish { bound: 0, state: WantedState::Open };
+    let unbounded = DesiredQueue { bound: 0, state: DesiredState::Open };
     expect((&unbounded, &used(0, 11), WAS_OPEN), &[], &[]);
 }
 
 #[test]
 fn a_queue_whose_creator_has_not_finished_is_left_alone() {
-    let mut seen = QueueSeen { bound: Some(3), ..QueueSeen::default() };
+    let mut seen = ObservedQueue { bound: Some(3), ..ObservedQueue::default() };
     let missing = |keys: &[&str]| Remark::HalfCreated {
         missing: keys.iter().map(|&key| key.to_owned()).collect(),
     };
@@ -159,14 +159,14 @@ fn a_queue_that_was_closed_and_is_open_again_is_reported() {
 #[test]
 fn nothing_is_changed_where_a_key_is_not_pressure_s() {
     let wrong_types = vec![":bound".to_owned()];
-    for seen in [QueueSeen::default(), used(3, 1)] {
-        let seen = QueueSeen { wrong_types: wrong_types.clone(), ..seen };
+    for seen in [ObservedQueue::default(), used(3, 1)] {
+        let seen = ObservedQueue { wrong_types: wrong_types.clone(), ..seen };
         expect((&CLOSED, &seen, NEW), &[], &[Remark::WrongType { key: ":bound".to_owned() }]);
     }
 }
 
 /// The effect of the scripts on a queue, simplified.
-fn applied(mut seen: QueueSeen, effect: &QueueEffect) -> QueueSeen {
+fn applied(mut seen: ObservedQueue, effect: &QueueEffect) -> ObservedQueue {
     match effect {
         QueueEffect::Create { bound } => return fresh(*bound),
         QueueEffect::SetBound { bound } => {
@@ -183,9 +183,9 @@ fn applied(mut seen: QueueSeen, effect: &QueueEffect) -> QueueSeen {
 }
 
 prop_compose! {
-    fn any_wish()(bound in 0..6_u64, closed: bool) -> QueueWish {
-        let state = if closed { WantedState::Closed } else { WantedState::Open };
-        QueueWish { bound, state }
+    fn any_wish()(bound in 0..6_u64, closed: bool) -> DesiredQueue {
+        let state = if closed { DesiredState::Closed } else { DesiredState::Open };
+        DesiredQueue { bound, state }
     }
 }
 
@@ -202,14 +202,14 @@ prop_compose! {
         (consumer, consumer_free) in any_role(), produced in 0..9_u64, consumed in 0..9_u64,
         left in proptest::sample::subsequence(vec!["(data)", ":closed", ":not_full"], 0..3),
         wrong in proptest::bool::weighted(0.1),
-    ) -> QueueSeen {
-        QueueSeen {
+    ) -> ObservedQueue {
+        ObservedQueue {
             bound, length, closed: closed_tokens > 0, closed_tokens, not_full,
             producer, consumer, producer_free, consumer_free,
             produced_messages: produced, consumed_messages: consumed,
             leftovers: left.iter().filter(|_| bound.is_none()).map(|&s| s.to_owned()).collect(),
             wrong_types: if wrong { vec![":closed".to_owned()] } else { Vec::new() },
-            ..QueueSeen::default()
+            ..ObservedQueue::default()
         }
     }
 }
@@ -217,9 +217,9 @@ prop_compose! {
 proptest! {
     #[test]
     fn only_a_queue_without_any_key_is_created(
-        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+        desired in any_wish(), seen in any_seen(), existed: bool, closed: bool,
     ) {
-        let plan = plan(&wish, &seen, &Past { existed, closed });
+        let plan = plan(&desired, &seen, &PreviousStatus { existed, closed });
         let creates = plan.effects.iter().any(|e| matches!(e, QueueEffect::Create { .. }));
         if creates {
             prop_assert!(seen.bound.is_none());
@@ -235,11 +235,11 @@ proptest! {
 
     #[test]
     fn once_applied_nothing_but_an_awaited_close_is_left_to_do(
-        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+        desired in any_wish(), seen in any_seen(), existed: bool, closed: bool,
     ) {
-        let first = plan(&wish, &seen, &Past { existed, closed });
+        let first = plan(&desired, &seen, &PreviousStatus { existed, closed });
         let after = first.effects.iter().fold(seen, applied);
-        let second = plan(&wish, &after, &Past { existed: after.bound.is_some(), closed });
+        let second = plan(&desired, &after, &PreviousStatus { existed: after.bound.is_some(), closed });
         let is_awaited = |e: &QueueEffect| *e == QueueEffect::Close && after.producer.busy;
         if after.bound.is_some() {
             prop_assert!(second.effects.iter().all(is_awaited), "{after:?} {second:?}");
@@ -248,20 +248,20 @@ proptest! {
 
     #[test]
     fn an_open_queue_is_closed_only_when_asked_and_never_twice(
-        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+        desired in any_wish(), seen in any_seen(), existed: bool, closed: bool,
     ) {
-        let plan = plan(&wish, &seen, &Past { existed, closed });
+        let plan = plan(&desired, &seen, &PreviousStatus { existed, closed });
         let closes = plan.effects.iter().filter(|e| **e == QueueEffect::Close).count();
         prop_assert!(closes <= 1);
-        prop_assert!(closes == 0 || wish.state == WantedState::Closed);
+        prop_assert!(closes == 0 || desired.state == DesiredState::Closed);
         prop_assert!(closes == 0 || !seen.closed || seen.bound.is_none());
     }
 
     #[test]
     fn every_remark_has_a_name_and_a_sentence(
-        wish in any_wish(), seen in any_seen(), existed: bool, closed: bool,
+        desired in any_wish(), seen in any_seen(), existed: bool, closed: bool,
     ) {
-        for remark in plan(&wish, &seen, &Past { existed, closed }).remarks {
+        for remark in plan(&desired, &seen, &PreviousStatus { existed, closed }).remarks {
             prop_assert!(remark.reason().chars().all(char::is_alphanumeric));
             prop_assert!(remark.to_string().len() > 20);
         }

@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
     /// Of a protocol with numbered slots, each with queues of its own.
-    Numbered(SlotsSeen),
+    Numbered(ObservedSlots),
     /// Of a protocol with tokens in one queue. Tokens have no numbers.
-    Counted(TokensSeen),
+    Counted(ObservedTokens),
 }
 
 /// The observed slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SlotsSeen {
+pub struct ObservedSlots {
     /// Slots 1 to this number were probed. The state of higher ones is unknown.
     pub swept_to: u32,
     /// The slots whose slot queue `A[i]` exists.
@@ -28,7 +28,7 @@ pub struct SlotsSeen {
 
 /// The observed tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokensSeen {
+pub struct ObservedTokens {
     /// Number of tokens, including held ones.
     pub total: u32,
     /// Number of tokens that a client holds.
@@ -57,12 +57,12 @@ impl Observed {
         }
     }
 
-    /// Returns the number of slots or tokens that exist, of the first `wanted` ones.
+    /// Returns the number of slots or tokens that exist, of the first `desired` ones.
     #[must_use]
-    pub fn total_up_to(&self, wanted: u32) -> u32 {
+    pub fn total_up_to(&self, desired: u32) -> u32 {
         match self {
-            Self::Numbered(seen) => count(seen.slots.range(..=wanted).count()),
-            Self::Counted(seen) => seen.total.min(wanted),
+            Self::Numbered(seen) => count(seen.slots.range(..=desired).count()),
+            Self::Counted(seen) => seen.total.min(desired),
         }
     }
 
@@ -85,28 +85,28 @@ impl Observed {
         }
     }
 
-    /// Returns the counts for a semaphore with `wanted` desired slots or tokens.
+    /// Returns the counts for a semaphore with `desired` slots or tokens.
     #[must_use]
-    pub fn counts(&self, wanted: u32) -> Counts {
+    pub fn counts(&self, desired: u32) -> Counts {
         match self {
-            Self::Numbered(seen) => seen.counts(wanted),
-            Self::Counted(seen) => seen.counts(wanted),
+            Self::Numbered(seen) => seen.counts(desired),
+            Self::Counted(seen) => seen.counts(desired),
         }
     }
 
-    /// Whether exactly the slots 1 to `wanted` exist within the observed range, or
-    /// `wanted` tokens.
+    /// Whether exactly the slots 1 to `desired` exist within the observed range, or
+    /// `desired` tokens.
     #[must_use]
-    pub fn is_as_wished(&self, wanted: u32) -> bool {
+    pub fn has_exactly(&self, desired: u32) -> bool {
         match self {
-            Self::Numbered(seen) => seen.is_as_wished(wanted),
-            Self::Counted(seen) => seen.total == wanted,
+            Self::Numbered(seen) => seen.has_exactly(desired),
+            Self::Counted(seen) => seen.total == desired,
         }
     }
 
     /// Returns the observed slots. `None` for tokens.
     #[must_use]
-    pub fn numbered(&self) -> Option<&SlotsSeen> {
+    pub fn numbered(&self) -> Option<&ObservedSlots> {
         match self {
             Self::Numbered(seen) => Some(seen),
             Self::Counted(_) => None,
@@ -114,7 +114,7 @@ impl Observed {
     }
 }
 
-impl SlotsSeen {
+impl ObservedSlots {
     /// Returns the counts for a semaphore with `slots` desired slots.
     #[must_use]
     pub fn counts(&self, slots: u32) -> Counts {
@@ -134,7 +134,7 @@ impl SlotsSeen {
 
     /// Whether exactly the slots 1 to `slots` exist, within the observed range.
     #[must_use]
-    pub fn is_as_wished(&self, slots: u32) -> bool {
+    pub fn has_exactly(&self, slots: u32) -> bool {
         self.swept_to >= slots
             && self.slots.len() == slots as usize
             && self.slots.last().copied().unwrap_or(0) == slots
@@ -142,7 +142,7 @@ impl SlotsSeen {
     }
 }
 
-impl TokensSeen {
+impl ObservedTokens {
     /// Returns the counts for a semaphore with `tokens` desired tokens. No particular
     /// holder is draining: the first surplus tokens that are released are removed.
     #[must_use]
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn held_tokens_above_the_count_are_draining_and_leave_none_free() {
-        let seen = |total, held| TokensSeen { total, held };
+        let seen = |total, held| ObservedTokens { total, held };
         let counts = |held, draining, free| Counts { held, draining, free };
         assert_eq!(seen(5, 2).counts(5), counts(2, 0, 3));
         assert_eq!(seen(5, 4).counts(3), counts(3, 1, 0));
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_gap_does_not_hide_the_highest_slot_from_a_relative_resize() {
-        let slots = SlotsSeen { slots: [1, 2, 7].into(), ..SlotsSeen::default() };
+        let slots = ObservedSlots { slots: [1, 2, 7].into(), ..ObservedSlots::default() };
         let seen = Observed::Numbered(slots);
         assert_eq!((seen.total(), seen.total_up_to(5), seen.size()), (3, 2, 7));
     }

@@ -3,12 +3,15 @@
 use super::*;
 use proptest::prelude::*;
 
-fn wish(slots: u32) -> SlotWish {
-    SlotWish::new(slots)
+fn desired(slots: u32) -> DesiredSlots {
+    DesiredSlots::new(slots)
 }
 
-fn seen(slots: impl IntoIterator<Item = u32>, held: impl IntoIterator<Item = u32>) -> SlotsSeen {
-    SlotsSeen {
+fn seen(
+    slots: impl IntoIterator<Item = u32>,
+    held: impl IntoIterator<Item = u32>,
+) -> ObservedSlots {
+    ObservedSlots {
         swept_to: 10_016,
         slots: slots.into_iter().collect(),
         held: held.into_iter().collect(),
@@ -18,7 +21,7 @@ fn seen(slots: impl IntoIterator<Item = u32>, held: impl IntoIterator<Item = u32
 
 #[test]
 fn growth_declares_every_missing_slot_ascending_not_only_the_last() {
-    let plan = plan_slots(wish(5), &seen([1, 2], []), Some(2));
+    let plan = plan_slots(desired(5), &seen([1, 2], []), Some(2));
     assert_eq!(plan.declare, [3, 4, 5]);
     assert!(plan.delete.is_empty());
     assert_eq!(plan.raise_mark_to, None);
@@ -26,7 +29,7 @@ fn growth_declares_every_missing_slot_ascending_not_only_the_last() {
 
 #[test]
 fn holes_are_filled_and_everything_above_is_deleted_descending() {
-    let plan = plan_slots(wish(3), &seen([1, 3, 4, 7], [7]), Some(7));
+    let plan = plan_slots(desired(3), &seen([1, 3, 4, 7], [7]), Some(7));
     assert_eq!(plan.declare, [2]);
     assert_eq!(plan.delete, [7, 4]);
 }
@@ -34,27 +37,27 @@ fn holes_are_filled_and_everything_above_is_deleted_descending() {
 #[test]
 fn zero_slots_deletes_everything_in_the_requested_order() {
     let three = seen([1, 2, 3], []);
-    assert_eq!(plan_slots(wish(0), &three, Some(3)).delete, [3, 2, 1]);
-    let upwards = SlotWish { order: DeletionOrder::Ascending, ..wish(0) };
+    assert_eq!(plan_slots(desired(0), &three, Some(3)).delete, [3, 2, 1]);
+    let upwards = DesiredSlots { order: DeletionOrder::Ascending, ..desired(0) };
     assert_eq!(plan_slots(upwards, &three, Some(3)).delete, [1, 2, 3]);
-    let upwards = SlotWish { slots: 2, ..upwards };
+    let upwards = DesiredSlots { slots: 2, ..upwards };
     assert_eq!(plan_slots(upwards, &seen([1, 3, 7, 9], []), Some(9)).delete, [3, 7, 9]);
 }
 
 #[test]
 fn the_mark_is_raised_first_only_if_a_later_sweep_would_miss_a_slot() {
     let none = seen([], []);
-    assert_eq!(plan_slots(wish(16), &none, None).raise_mark_to, None);
-    assert_eq!(plan_slots(wish(17), &none, None).raise_mark_to, Some(17));
-    assert_eq!(plan_slots(wish(21), &none, Some(5)).raise_mark_to, None);
-    assert_eq!(plan_slots(wish(22), &none, Some(5)).raise_mark_to, Some(22));
-    assert_eq!(plan_slots(wish(22), &seen(1..=22, []), Some(5)).raise_mark_to, None);
+    assert_eq!(plan_slots(desired(16), &none, None).raise_mark_to, None);
+    assert_eq!(plan_slots(desired(17), &none, None).raise_mark_to, Some(17));
+    assert_eq!(plan_slots(desired(21), &none, Some(5)).raise_mark_to, None);
+    assert_eq!(plan_slots(desired(22), &none, Some(5)).raise_mark_to, Some(22));
+    assert_eq!(plan_slots(desired(22), &seen(1..=22, []), Some(5)).raise_mark_to, None);
 }
 
 #[test]
 fn a_broken_mark_can_not_ask_for_billions_of_probes() {
-    assert_eq!(sweep_to(wish(1), u32::MAX), MAX_SLOTS + DEFAULT_OVERSHOOT);
-    assert_eq!(sweep_to(SlotWish { overshoot: u32::MAX, ..wish(1) }, 1), MAX_SLOTS + 1);
+    assert_eq!(sweep_to(desired(1), u32::MAX), MAX_SLOTS + DEFAULT_OVERSHOOT);
+    assert_eq!(sweep_to(DesiredSlots { overshoot: u32::MAX, ..desired(1) }, 1), MAX_SLOTS + 1);
 }
 
 #[test]
@@ -66,11 +69,11 @@ fn holders_above_the_count_are_draining_and_take_no_room() {
 
 #[test]
 fn a_set_with_a_gap_or_an_extra_slot_is_not_as_desired() {
-    assert!(seen([1, 2, 3], []).is_as_wished(3));
-    assert!(!seen([1, 3], []).is_as_wished(3));
-    assert!(!seen([1, 2, 4], []).is_as_wished(3));
-    assert!(!seen([1, 2, 3, 4], []).is_as_wished(3));
-    assert!(seen([], [5]).is_as_wished(0));
+    assert!(seen([1, 2, 3], []).has_exactly(3));
+    assert!(!seen([1, 3], []).has_exactly(3));
+    assert!(!seen([1, 2, 4], []).has_exactly(3));
+    assert!(!seen([1, 2, 3, 4], []).has_exactly(3));
+    assert!(seen([], [5]).has_exactly(0));
 }
 
 #[test]
@@ -129,18 +132,18 @@ proptest! {
     ) {
         let order =
             if upwards { DeletionOrder::Ascending } else { DeletionOrder::Descending };
-        let wish = |slots| SlotWish { order, ..wish(slots) };
+        let desired = |slots| DesiredSlots { order, ..desired(slots) };
         let mut mark = before.last().copied().unwrap_or(0);
         let mut slots = before;
-        let look = |slots: &BTreeSet<u32>, to: u32| SlotsSeen {
+        let look = |slots: &BTreeSet<u32>, to: u32| ObservedSlots {
             swept_to: to,
             slots: slots.range(..=to).copied().collect(),
-            ..SlotsSeen::default()
+            ..ObservedSlots::default()
         };
         for (wanted, stop) in [(first, cut), (second, usize::MAX)] {
-            let wish = wish(wanted);
-            let seen = look(&slots, sweep_to(wish, mark));
-            let plan = plan_slots(wish, &seen, Some(mark));
+            let desired = desired(wanted);
+            let seen = look(&slots, sweep_to(desired, mark));
+            let plan = plan_slots(desired, &seen, Some(mark));
             if let Some(higher) = plan.raise_mark_to {
                 mark = higher;
             }
@@ -151,14 +154,15 @@ proptest! {
                 slots.remove(slot);
             }
         }
-        prop_assert!(look(&slots, 10_000).is_as_wished(second));
-        prop_assert!(super::plan_slots(wish(second), &look(&slots, 10_000), Some(mark)).is_empty());
+        prop_assert!(look(&slots, 10_000).has_exactly(second));
+        prop_assert!(super::plan_slots(desired(second), &look(&slots, 10_000), Some(mark)).is_empty());
     }
 }
 
 #[test]
 fn tokens_are_only_counted_and_have_no_high_water_mark() {
-    let planned = |total| plan(wish(5), &Observed::Counted(TokensSeen { total, held: 0 }), None);
+    let planned =
+        |total| plan(desired(5), &Observed::Counted(ObservedTokens { total, held: 0 }), None);
     assert_eq!(planned(2), Plan::Counted(TokenPlan { add: 3, remove: 0 }));
     assert_eq!(planned(9).changes(), (0, 4));
     assert!(planned(5).is_empty() && !planned(6).is_empty());

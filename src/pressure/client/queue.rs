@@ -16,7 +16,7 @@ use super::taken::Taken;
 use super::waiting::Waiting;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
-use crate::plan::pressure_queue::{QueueEffect, QueueSeen};
+use crate::plan::pressure_queue::{ObservedQueue, QueueEffect};
 use crate::pressure::reply::Verdict;
 use crate::pressure::store::{Applied, Store};
 use crate::pressure::{StoreError, StoreOptions, scripts};
@@ -238,7 +238,7 @@ impl Queue {
     ///
     /// [`QueueError::Store`]: the server can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn stat(&self) -> Result<QueueSeen, QueueError> {
+    pub async fn stat(&self) -> Result<ObservedQueue, QueueError> {
         Ok(self.0.store.observe(&self.0.name).await?)
     }
 

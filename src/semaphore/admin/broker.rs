@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Observed, SlotWish};
+use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::amqp::identity::BrokerIdentity;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::ManagementError;
@@ -27,7 +27,7 @@ use crate::semaphore::session::access::{Access, BrokerOptions};
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper::semaphore::{BrokerOptions, ResizeTo, SlotWish};
+/// use lockkeeper::semaphore::{BrokerOptions, ResizeTo, DesiredSlots};
 /// use lockkeeper::{Broker, LockName, RabbitmqSettings};
 /// use tokio_util::sync::CancellationToken;
 ///
@@ -35,8 +35,8 @@ use crate::semaphore::session::access::{Access, BrokerOptions};
 /// let broker = Broker::new(settings, BrokerOptions::default());
 /// let (lock, stop) = (LockName::new("ci.deploy")?, CancellationToken::new());
 ///
-/// let wish = SlotWish::new(0); // the defaults; the number of slots is that of `ResizeTo`
-/// let resized = broker.resize(&lock, ResizeTo::Exactly(5), wish, &stop).await?;
+/// let desired = DesiredSlots::new(0); // the defaults; the number of slots is that of `ResizeTo`
+/// let resized = broker.resize(&lock, ResizeTo::Exactly(5), desired, &stop).await?;
 /// assert_eq!(resized.after, 5);
 ///
 /// let seen = broker.observe(&lock, 5, 5).await?;
@@ -180,9 +180,9 @@ impl Broker {
     pub async fn lost_parts(
         &self,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
     ) -> Result<Vec<&'static str>, BrokerError> {
-        self.0.of(lock).lost_parts(&self.0.access, lock, wish).await
+        self.0.of(lock).lost_parts(&self.0.access, lock, desired).await
     }
 
     /// Wakes up to `count` waiters of `lock`, those with the highest priority first. An
@@ -257,7 +257,7 @@ impl Broker {
 
     /// Revokes a slot if the given holder still holds it. The holder is notified if its
     /// protocol allows that. Afterwards the slot is free, or gone if it is above
-    /// `wish.slots`.
+    /// `desired.slots`.
     ///
     /// With protocols `ExclusiveQueue` and `Token`, the operation closes the holder's
     /// connection. This requires an administrator of the management API. With protocol
@@ -281,11 +281,11 @@ impl Broker {
     pub async fn revoke(
         &self,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
         what: &Revocation,
         cancel: &CancellationToken,
     ) -> Result<(), RevokeError> {
-        let revoke = Revoke { access: &self.0.access, lock, wish, what, cancel };
+        let revoke = Revoke { access: &self.0.access, lock, desired, what, cancel };
         self.0.of(lock).revoke(&revoke).await
     }
 }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::broker::Broker;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{SlotWish, sweep_to, wake_ups};
+use crate::plan::semaphore::{DesiredSlots, sweep_to, wake_ups};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::{Expected, Fault};
 use crate::semaphore::session::change::{Change, Converged};
@@ -49,14 +49,14 @@ impl Broker {
     pub async fn converge(
         &self,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
         sweep_to: u32,
         thorough: bool,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let mut change = self.change(lock, wish, cancel);
+        let mut change = self.change(lock, desired, cancel);
         change.thorough = thorough;
-        let sweep_to = sweep_to.max(wish.slots);
+        let sweep_to = sweep_to.max(desired.slots);
         let handle = Arc::clone(self.handle());
         let work = change.run(move |change, lane| {
             async move { handle.of(&change.lock).apply(change, lane, sweep_to).await }.boxed()
@@ -81,23 +81,23 @@ impl Broker {
     pub async fn destroy(
         &self,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
         mark: Option<u32>,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let none = SlotWish { slots: 0, records: None, ..wish };
+        let none = DesiredSlots { slots: 0, records: None, ..desired };
         let mut change = self.change(lock, none, cancel);
         change.destroy = true;
         let handle = Arc::clone(self.handle());
         let work = change.run(move |change, lane| {
             async move {
                 let protocol = handle.of(&change.lock);
-                let (access, overshoot) = (&change.access, change.wish.overshoot);
+                let (access, overshoot) = (&change.access, change.desired.overshoot);
                 let mark = match mark {
                     Some(mark) => mark,
                     None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
                 };
-                protocol.apply(change, lane, sweep_to(change.wish, mark)).await
+                protocol.apply(change, lane, sweep_to(change.desired, mark)).await
             }
             .boxed()
         });
@@ -118,7 +118,7 @@ impl Broker {
         expected: Expected,
         cancel: &CancellationToken,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let change = self.change(lock, SlotWish::new(expected.slots.unwrap_or(0)), cancel);
+        let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel);
         let handle = Arc::clone(self.handle());
         let work = change.run(move |change, lane| {
             async move { handle.of(&change.lock).check(change, lane, expected).await }.boxed()
@@ -129,10 +129,10 @@ impl Broker {
     pub(super) fn change(
         &self,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
         cancel: &CancellationToken,
     ) -> Change {
-        Change::new(Arc::clone(&self.handle().access), lock.clone(), wish, cancel)
+        Change::new(Arc::clone(&self.handle().access), lock.clone(), desired, cancel)
     }
 
     /// Wakes one waiter for each added slot.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Handle};
 use crate::plan::naming::{LockName, MAX_SLOTS};
-use crate::plan::semaphore::{SlotWish, sweep_to};
+use crate::plan::semaphore::{DesiredSlots, sweep_to};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::change::{Change, Converged};
@@ -83,7 +83,7 @@ impl Broker {
     /// Sets the number of slots of `lock` according to `to`. The current number is read
     /// under the admin mutex. If two administrators each add one slot, two are added.
     ///
-    /// All fields of `wish` except its number of slots apply. If it has no records,
+    /// All fields of `desired` except its number of slots apply. If it has no records,
     /// existing records stay. Waiters are woken, and cancel safety applies, as with
     /// [`Broker::converge`].
     ///
@@ -95,10 +95,10 @@ impl Broker {
         &self,
         lock: &LockName,
         to: ResizeTo,
-        wish: SlotWish,
+        desired: DesiredSlots,
         cancel: &CancellationToken,
     ) -> Result<Resized, ResizeError> {
-        let change = self.change(lock, wish, cancel);
+        let change = self.change(lock, desired, cancel);
         let handle = Arc::clone(self.handle());
         let work = change.run(move |change, lane| {
             async move { resize(&handle, change, lane, to).await }.boxed()
@@ -134,13 +134,14 @@ async fn resize(
         return Ok(Err(ResizeError::OutOfRange { lock, slots }));
     };
     if after > slots
-        && change.wish.records.is_none()
+        && change.desired.records.is_none()
         && let Some(record) = lock.record_queue(1)
         && lane.all_exist(&[record]).await?
     {
         return Ok(Err(ResizeError::Records { lock }));
     }
-    change.wish.slots = after;
-    let done = protocol.apply(change, lane, sweep_to(change.wish, mark.unwrap_or(slots))).await?;
+    change.desired.slots = after;
+    let done =
+        protocol.apply(change, lane, sweep_to(change.desired, mark.unwrap_or(slots))).await?;
     Ok(Ok(Resized { before: slots, after, done }))
 }

@@ -11,7 +11,7 @@ use super::revoke::{Revoke, RevokeError};
 use super::waiters::Waiter;
 use crate::clock::Moment;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Observed, SlotWish};
+use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
@@ -105,7 +105,7 @@ pub trait AdminProtocol: Send + Sync {
         &self,
         _access: &Access,
         _lock: &LockName,
-        _wish: SlotWish,
+        _wish: DesiredSlots,
     ) -> Result<Vec<&'static str>, BrokerError> {
         Ok(Vec::new())
     }

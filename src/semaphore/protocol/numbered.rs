@@ -27,7 +27,7 @@ use super::interface::AdminProtocol;
 use super::revoke::{Revoke, RevokeError};
 use super::waiters::{self, Waiter};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Observed, SlotWish, SlotsSeen};
+use crate::plan::semaphore::{DesiredSlots, Observed, ObservedSlots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
@@ -71,7 +71,7 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
             && let Some(slots) = observe::listed(access, lock, slots_to, since).await
         {
             let held = observe::observe(access, &self.how, lock, 0, holders_to).await?;
-            return Ok(Observed::Numbered(SlotsSeen { swept_to: slots_to, slots, ..held }));
+            return Ok(Observed::Numbered(ObservedSlots { swept_to: slots_to, slots, ..held }));
         }
         self.observe(access, lock, slots_to, holders_to).await
     }
@@ -91,7 +91,7 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         _: &mut Lane,
     ) -> Result<(Option<u32>, Observed), BrokerError> {
         let (access, lock) = (&change.access, &change.lock);
-        let mark = self.find_mark(access, lock, change.wish.overshoot).await?;
+        let mark = self.find_mark(access, lock, change.desired.overshoot).await?;
         Ok((mark, self.observe(access, lock, mark.unwrap_or_default(), 0).await?))
     }
 
@@ -116,17 +116,17 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         &self,
         access: &Access,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
     ) -> Result<Vec<&'static str>, BrokerError> {
         let mut lost = Vec::new();
-        if wish.records.is_some() {
-            match records::look(access, lock, 1..=wish.slots).await? {
+        if desired.records.is_some() {
+            match records::look(access, lock, 1..=desired.slots).await? {
                 RecordsSeen::WithoutQueue => lost.push("slot records"),
                 RecordsSeen::Emptied(slots) if slots.is_empty() => {}
                 RecordsSeen::Emptied(_) => lost.push("emptied slot records"),
             }
         }
-        if !self.how.can_be_held(access, lock, 1..=wish.slots).await? {
+        if !self.how.can_be_held(access, lock, 1..=desired.slots).await? {
             lost.push("holder queues");
         }
         Ok(lost)

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::closing::HeldBy;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{HolderFacts, SlotWish, describe_holders};
+use crate::plan::semaphore::{DesiredSlots, HolderFacts, describe_holders};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
@@ -78,7 +78,7 @@ pub enum RevokeError {
 pub struct Revoke<'a> {
     pub access: &'a Arc<Access>,
     pub lock: &'a LockName,
-    pub wish: SlotWish,
+    pub desired: DesiredSlots,
     pub what: &'a Revocation,
     pub cancel: &'a CancellationToken,
 }

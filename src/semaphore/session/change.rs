@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::Access;
 use super::mutex::AdminMutex;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Observed, SlotWish};
+use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::amqp::new_id;
 use crate::semaphore::error::BrokerError;
@@ -40,7 +40,7 @@ pub struct Converged {
 pub struct Change {
     pub access: Arc<Access>,
     pub lock: LockName,
-    pub wish: SlotWish,
+    pub desired: DesiredSlots,
     /// The id among the arguments of the admin mutex.
     pub id: String,
     /// If true, objects that exist already are verified too.
@@ -60,14 +60,14 @@ impl Change {
     pub fn new(
         access: Arc<Access>,
         lock: LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
         cancel: &CancellationToken,
     ) -> Self {
         let cancel = cancel.child_token();
         Self {
             access,
             lock,
-            wish,
+            desired,
             id: new_id(),
             thorough: false,
             destroy: false,

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{QUEUE, TYPES, classic, free, give_back, hold, make, settles_at, tokens, total};
 use crate::broker::support::proxy::{Proxy, When, named};
 use crate::broker::support::rabbitmq::{Vhost, eventually};
-use crate::broker::{broker, wish};
+use crate::broker::{broker, desired};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn to_none_and_back_with_all_tokens_held() {
@@ -119,7 +119,7 @@ async fn held_tokens_keep_a_semaphore_from_being_destroyed() {
         let vhost = Vhost::create().await;
         let (broker, name) = (broker(&vhost), tokens(queue_type));
         let destroy =
-            async || broker.destroy(&name, wish(0), None, &CancellationToken::new()).await;
+            async || broker.destroy(&name, desired(0), None, &CancellationToken::new()).await;
         make(&broker, &name, 2).await.unwrap();
         let (_connection, channel) = vhost.channel().await;
         let held = hold(&channel, 1).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -22,11 +22,12 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     assert_eq!((ours.token_id(), ours.fence()), (None, None));
     assert_eq!(ours.verify().await, Ok(Verdict::Held));
     let administrator = broker(&vhost);
-    let (wish, cancel) = (SlotWish::new(0), CancellationToken::new());
-    let grown = administrator.resize(&classic(), ResizeTo::Grow(1), wish, &cancel).await.unwrap();
+    let (desired, cancel) = (DesiredSlots::new(0), CancellationToken::new());
+    let grown =
+        administrator.resize(&classic(), ResizeTo::Grow(1), desired, &cancel).await.unwrap();
     assert_eq!((grown.before, grown.after), (2, 3));
     assert!(lock(&vhost).try_acquire(&any()).await.unwrap().token_id().is_some());
-    let shrunk = administrator.resize(&classic(), ResizeTo::Shrink(2), wish, &cancel).await;
+    let shrunk = administrator.resize(&classic(), ResizeTo::Shrink(2), desired, &cancel).await;
     assert_eq!(shrunk.unwrap().done.left, 1);
     // The first released token is drained, here theirs.
     blog::stop_processing(&token).await;

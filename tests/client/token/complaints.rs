@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{AcquireError, Client, LostReason, ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +20,7 @@ async fn hard_to_administer_a_decrement_stops_no_holder_and_never_takes_too_much
     let one = lock(&vhost).try_acquire(&any()).await.unwrap();
     let two = lock(&vhost).try_acquire(&any()).await.unwrap();
     let (to, cancel) = (ResizeTo::Shrink(2), CancellationToken::new());
-    let shrunk = administrator.resize(&classic(), to, SlotWish::new(0), &cancel).await.unwrap();
+    let shrunk = administrator.resize(&classic(), to, DesiredSlots::new(0), &cancel).await.unwrap();
     assert_eq!((shrunk.before, shrunk.after, shrunk.done.left), (3, 1, 1));
     // No holder was stopped, and waiters do not get the first released tokens.
     assert_eq!(one.verify().await, Ok(Verdict::Held));

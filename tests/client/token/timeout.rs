@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::QueueType;
-use lockkeeper::plan::semaphore::SlotWish;
+use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{
     Broker, BrokerOptions, Client, ClientOptions, Lock, LostReason, Permit, ResizeTo,
 };
@@ -49,8 +49,8 @@ async fn a_consumer_timeout_is_a_loss_with_the_close_reason_unless_the_queue_has
     let version = broker.identity().await.unwrap().version;
     for queue_type in [QueueType::Classic, QueueType::Quorum] {
         let name = tokens(queue_type);
-        let (wish, cancel) = (SlotWish::new(0), CancellationToken::new());
-        broker.resize(&name, ResizeTo::Create(2), wish, &cancel).await.unwrap();
+        let (desired, cancel) = (DesiredSlots::new(0), CancellationToken::new());
+        broker.resize(&name, ResizeTo::Create(2), desired, &cancel).await.unwrap();
         // On 3.10, a channel that used a queue of another type fails because of this one.
         let options = ClientOptions::default().with_warm(0);
         let client = Client::new(settings.clone(), options);
@@ -75,6 +75,6 @@ async fn a_consumer_timeout_is_a_loss_with_the_close_reason_unless_the_queue_has
             .await
             .unwrap();
         drop(held);
-        broker.destroy(&name, wish, None, &cancel).await.unwrap();
+        broker.destroy(&name, desired, None, &cancel).await.unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::pressure_queue::{QueueEffect, QueueSeen};
+use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
 use lockkeeper::pressure::{Applied, Awaited, Deletion, QueueRole};
 
 use super::clients::{Client, Kind, Mode, Refusal};
@@ -18,7 +18,7 @@ impl Schedule {
     /// Checks the lists that may have at most one element. `:not_full` may have one more
     /// for each of two foreign clients between its push and its trim, and one for a
     /// change of the bound.
-    pub(super) fn check_moment(&self, seen: &QueueSeen) {
+    pub(super) fn check_moment(&self, seen: &ObservedQueue) {
         let Some(bound) = seen.bound else { return };
         // Our clients leave no intermediate states.
         if !self.shared.has_foreign {
@@ -108,7 +108,7 @@ impl Schedule {
     }
 
     /// Checks that every client has ended properly.
-    fn check_rest(&self, seen: &QueueSeen) {
+    fn check_rest(&self, seen: &ObservedQueue) {
         assert_eq!((seen.producer_free, seen.consumer_free), (1, 1), "{seen:?}");
         let has_room = seen.has_room(seen.bound.unwrap());
         assert!(seen.not_full == 1 || (!has_room && seen.not_full == 0), "{seen:?}");

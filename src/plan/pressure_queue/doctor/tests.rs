@@ -22,13 +22,13 @@ fn connection(id: u64) -> Connection {
 
 /// An observation at this second, with these connections open. Every subject has had a
 /// guard since the first observation.
-fn look(second: u64, seen: &QueueSeen, connections: &[u64]) -> Look {
+fn look(second: u64, seen: &ObservedQueue, connections: &[u64]) -> Look {
     let all = connections.iter().map(|&id| connection(id)).collect();
     look_with(second, seen, &Guarded::Untouched { guard: 1, connections: Some(all) })
 }
 
 /// An observation with this guard state for every subject.
-fn look_with(second: u64, seen: &QueueSeen, guarded: &Guarded) -> Look {
+fn look_with(second: u64, seen: &ObservedQueue, guarded: &Guarded) -> Look {
     Look {
         at: Duration::from_secs(second),
         time: Timestamp::from_second(1_000_000 + i64::try_from(second).unwrap()).unwrap(),
@@ -46,14 +46,14 @@ fn doctor() -> Doctor {
 }
 
 /// A queue whose producer role is taken.
-fn produced(bound: u64, length: u64) -> QueueSeen {
+fn produced(bound: u64, length: u64) -> ObservedQueue {
     let producer = Role { id: Some("p".to_owned()), busy: true };
-    QueueSeen { producer, producer_free: 0, ..used(bound, length) }
+    ObservedQueue { producer, producer_free: 0, ..used(bound, length) }
 }
 
-fn consumed(bound: u64, length: u64) -> QueueSeen {
+fn consumed(bound: u64, length: u64) -> ObservedQueue {
     let consumer = Role { id: Some("c".to_owned()), busy: true };
-    QueueSeen { consumer, consumer_free: 0, ..used(bound, length) }
+    ObservedQueue { consumer, consumer_free: 0, ..used(bound, length) }
 }
 
 fn reasons(diagnosis: &Diagnosis) -> Vec<&'static str> {
@@ -82,14 +82,14 @@ fn a_role_is_released_after_a_quiet_time_once_all_earlier_clients_are_gone() {
     let text = last.damage[0].remark.to_string();
     assert!(text.contains("by p,") && text.contains("since 1970-01-12T13:46:40Z"), "{text}");
     assert!(repair.still_fits(&seen));
-    assert!(!repair.still_fits(&QueueSeen { length: 4, ..seen.clone() }));
+    assert!(!repair.still_fits(&ObservedQueue { length: 4, ..seen.clone() }));
     let other = Role { id: Some("q".to_owned()), busy: true };
-    assert!(!repair.still_fits(&QueueSeen { producer: other, ..seen }));
+    assert!(!repair.still_fits(&ObservedQueue { producer: other, ..seen }));
 }
 
 #[test]
 fn a_connected_client_that_waits_for_room_or_data_keeps_its_role() {
-    for seen in [QueueSeen { not_full: 0, ..produced(3, 3) }, consumed(3, 0)] {
+    for seen in [ObservedQueue { not_full: 0, ..produced(3, 3) }, consumed(3, 0)] {
         let mut doctor = doctor();
         for hour in 0..1000 {
             let diagnosis = doctor.look(look(hour * 3600, &seen, &[1]));
@@ -120,7 +120,7 @@ fn a_client_that_could_continue_and_does_not_is_named_and_keeps_its_role() {
     }
 }
 
-impl QueueSeen {
+impl ObservedQueue {
     fn into_closed(self) -> Self {
         Self { closed: true, closed_tokens: 2, ..self }
     }
@@ -130,11 +130,11 @@ impl QueueSeen {
 fn any_change_except_in_the_other_role_restarts_the_evidence() {
     let seen = produced(10, 3);
     let moved = [
-        QueueSeen { length: 2, ..seen.clone() },
-        QueueSeen { produced_messages: 11, ..seen.clone() },
-        QueueSeen { consumed_messages: 8, ..seen.clone() },
-        QueueSeen { bound: Some(9), ..seen.clone() },
-        QueueSeen { producer: Role { id: Some("q".to_owned()), busy: true }, ..seen.clone() },
+        ObservedQueue { length: 2, ..seen.clone() },
+        ObservedQueue { produced_messages: 11, ..seen.clone() },
+        ObservedQueue { consumed_messages: 8, ..seen.clone() },
+        ObservedQueue { bound: Some(9), ..seen.clone() },
+        ObservedQueue { producer: Role { id: Some("q".to_owned()), busy: true }, ..seen.clone() },
         seen.clone().into_closed(),
         used(10, 3),
     ];
@@ -149,7 +149,8 @@ fn any_change_except_in_the_other_role_restarts_the_evidence() {
     }
     let mut doctor = doctor();
     doctor.look(look(0, &seen, &[]));
-    let both = QueueSeen { consumer: consumed(10, 3).consumer, consumer_free: 0, ..seen.clone() };
+    let both =
+        ObservedQueue { consumer: consumed(10, 3).consumer, consumer_free: 0, ..seen.clone() };
     doctor.look(look(40, &both, &[9]));
     assert!(is_mended(&doctor.look(look(50, &seen, &[9]))));
 }
@@ -233,7 +234,7 @@ fn only_what_may_be_repaired_is_guarded_and_lists_connections() {
     let waiting = consumed(3, 0);
     let resting = consumed(3, 1);
     let role = [Subject::Role(QueueRole::Consumer)];
-    let after_one_look = |seen: &QueueSeen, effort| {
+    let after_one_look = |seen: &ObservedQueue, effort| {
         let mut doctor = doctor();
         doctor.look(Look { guarded: Vec::new(), ..look(0, seen, &[]) });
         doctor.to_guard(seen, effort)
@@ -248,8 +249,8 @@ fn only_what_may_be_repaired_is_guarded_and_lists_connections() {
 
 #[test]
 fn a_half_creation_is_finished_on_the_same_evidence() {
-    let seen = QueueSeen { bound: Some(3), producer_free: 1, ..QueueSeen::default() };
-    let seen = QueueSeen { consumer: Role { id: None, busy: true }, ..seen };
+    let seen = ObservedQueue { bound: Some(3), producer_free: 1, ..ObservedQueue::default() };
+    let seen = ObservedQueue { consumer: Role { id: None, busy: true }, ..seen };
     let mut doctor = doctor();
     let first = doctor.look(look(0, &seen, &[1]));
     assert!(first.damage.is_empty() && first.unsure);
@@ -260,22 +261,22 @@ fn a_half_creation_is_finished_on_the_same_evidence() {
     assert!(matches!(&third.damage[0].remedy, Remedy::Mend(Repair::FinishCreation { .. })));
 }
 
-fn left(keys: &[&str], length: u64) -> QueueSeen {
+fn left(keys: &[&str], length: u64) -> ObservedQueue {
     let leftovers: Vec<String> = keys.iter().map(|&key| key.to_owned()).collect();
     let closed = keys.contains(&":closed");
-    QueueSeen {
+    ObservedQueue {
         leftovers,
         length,
         closed,
         closed_tokens: u64::from(closed),
-        ..QueueSeen::default()
+        ..ObservedQueue::default()
     }
 }
 
 #[test]
 fn elements_are_removed_only_if_a_deletion_has_begun_for_certain() {
     let all = [DATA_LABEL, ":closed", ":consumer", ":producer_free"];
-    let with_tokens = |tokens| QueueSeen { closed_tokens: tokens, ..left(&all, 3) };
+    let with_tokens = |tokens| ObservedQueue { closed_tokens: tokens, ..left(&all, 3) };
     let begun = [
         // Two of the close and two of the deletion; a client has taken one.
         with_tokens(4),
@@ -316,18 +317,18 @@ fn elements_are_removed_only_if_a_deletion_has_begun_for_certain() {
 
 #[test]
 fn a_token_is_lost_only_where_no_client_can_hold_it() {
-    let idle = QueueSeen { not_full: 0, ..used(10, 3) };
+    let idle = ObservedQueue { not_full: 0, ..used(10, 3) };
     assert_eq!(symptoms(&idle), [Remark::LostToken]);
-    assert_eq!(symptoms(&QueueSeen { not_full: 0, ..produced(10, 3) }), []);
-    assert_eq!(symptoms(&QueueSeen { not_full: 0, ..used(10, 10) }), []);
+    assert_eq!(symptoms(&ObservedQueue { not_full: 0, ..produced(10, 3) }), []);
+    assert_eq!(symptoms(&ObservedQueue { not_full: 0, ..used(10, 10) }), []);
     assert_eq!(symptoms(&idle.into_closed()), []);
-    let created_just_now = QueueSeen { not_full: 0, ..fresh(10) };
+    let created_just_now = ObservedQueue { not_full: 0, ..fresh(10) };
     assert!(!symptoms(&created_just_now).contains(&Remark::LostToken));
 }
 
 #[test]
 fn surplus_tokens_are_believed_when_seen_twice_and_at_work_only_when_nothing_moves() {
-    let surplus = QueueSeen { producer_free: 2, not_full: 3, ..used(10, 3) };
+    let surplus = ObservedQueue { producer_free: 2, not_full: 3, ..used(10, 3) };
     let expected = [
         Remark::SurplusToken { key: ":not_full", count: 3 },
         Remark::SurplusToken { key: ":producer_free", count: 2 },
@@ -341,37 +342,37 @@ fn surplus_tokens_are_believed_when_seen_twice_and_at_work_only_when_nothing_mov
     assert_eq!(second.damage.len(), 2);
     let mut doctor = Doctor::new(IDLE, DATABASE);
     for n in 1..5 {
-        let busy = QueueSeen { not_full: 2, ..produced(10, n) };
+        let busy = ObservedQueue { not_full: 2, ..produced(10, n) };
         assert!(doctor.look(look(n, &busy, &[1])).damage.is_empty());
     }
 }
 
 #[test]
 fn a_token_of_a_full_queue_and_of_an_overfilled_one_is_taken_away() {
-    let full = QueueSeen { not_full: 1, ..used(3, 3) };
+    let full = ObservedQueue { not_full: 1, ..used(3, 3) };
     assert_eq!(symptoms(&full), [Remark::SurplusToken { key: ":not_full", count: 1 }]);
     let mut doctor = doctor();
-    let over = QueueSeen { not_full: 1, ..used(3, 4) };
+    let over = ObservedQueue { not_full: 1, ..used(3, 4) };
     let diagnosis = doctor.look(look(0, &over, &[]));
     assert_eq!(reasons(&diagnosis), ["Overfilled"]);
     assert!(is_mended(&diagnosis));
     assert!(!is_mended(&doctor.look(look(1, &used(3, 4), &[]))), "its elements stay");
-    let busy = QueueSeen { not_full: 1, ..produced(3, 4) };
+    let busy = ObservedQueue { not_full: 1, ..produced(3, 4) };
     assert!(!is_mended(&doctor.look(look(2, &busy, &[]))), "the token may be in use");
 }
 
 #[test]
 fn counter_drift_is_reported_while_no_client_works_and_never_corrected() {
-    let off = QueueSeen { produced_messages: 3, consumed_messages: 5, ..used(0, 4) };
+    let off = ObservedQueue { produced_messages: 3, consumed_messages: 5, ..used(0, 4) };
     assert_eq!(Diagnosis::drift(&off), Some(-6));
     assert_eq!(symptoms(&off), [Remark::CounterDrift { by: -6 }]);
-    let busy = QueueSeen { produced_messages: 3, ..consumed(0, 4) };
+    let busy = ObservedQueue { produced_messages: 3, ..consumed(0, 4) };
     assert_eq!(Diagnosis::drift(&busy), None);
     let mut doctor = doctor();
     doctor.look(look(0, &off, &[]));
     let diagnosis = doctor.look(look(100, &off, &[]));
     assert_eq!(reasons(&diagnosis), ["CounterDrift"]);
     assert!(!is_mended(&diagnosis));
-    let extreme = QueueSeen { produced_messages: u64::MAX, ..used(0, 0) };
+    let extreme = ObservedQueue { produced_messages: u64::MAX, ..used(0, 0) };
     assert_eq!(Diagnosis::drift(&extreme), Some(i64::MAX));
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::plan::pressure_queue::{QueueRole, QueueSeen, Remark, Role};
+use crate::plan::pressure_queue::{ObservedQueue, QueueRole, Remark, Role};
 
 /// Name prefix of Lockkeeper's own connections. They never hold a role from one command
 /// to the next.
@@ -101,7 +101,7 @@ pub struct Look {
     /// Time for display.
     pub time: Timestamp,
     /// The content of the queue's keys.
-    pub seen: QueueSeen,
+    pub seen: ObservedQueue,
     /// The state of each subject of [`Doctor::to_guard`](super::Doctor::to_guard).
     pub guarded: Vec<(Subject, Guarded)>,
 }
@@ -195,7 +195,7 @@ pub enum Repair {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The part of the queue that was observed unchanged. See [`Repair::still_fits`].
-    pub unchanged: QueueSeen,
+    pub unchanged: ObservedQueue,
     /// The number of the guard that has watched the keys since then.
     pub guard: u64,
 }
@@ -215,7 +215,7 @@ impl Repair {
 
     /// Whether the queue is still in the state in which the repair was decided.
     #[must_use]
-    pub fn still_fits(&self, now: &QueueSeen) -> bool {
+    pub fn still_fits(&self, now: &ObservedQueue) -> bool {
         self.evidence().is_none_or(|(subject, evidence)| evidence.unchanged == subject.part_of(now))
     }
 }
@@ -223,7 +223,7 @@ impl Repair {
 impl Subject {
     /// Returns the part of a queue that must stay unchanged for the subject's holder to
     /// be considered dead.
-    pub(super) fn part_of(self, seen: &QueueSeen) -> QueueSeen {
+    pub(super) fn part_of(self, seen: &ObservedQueue) -> ObservedQueue {
         match self {
             Self::Creation | Self::Deletion => seen.clone(),
             Self::Role(role) => of_role(role, seen),
@@ -234,8 +234,8 @@ impl Subject {
 /// Returns the part of a queue that must stay unchanged for a role's holder to be
 /// considered dead: the keys that only the holder changes, length and counters. The other
 /// role may change hands.
-fn of_role(role: QueueRole, seen: &QueueSeen) -> QueueSeen {
-    let mut seen = QueueSeen { not_full: 0, closed_tokens: 0, ..seen.clone() };
+fn of_role(role: QueueRole, seen: &ObservedQueue) -> ObservedQueue {
+    let mut seen = ObservedQueue { not_full: 0, closed_tokens: 0, ..seen.clone() };
     match role {
         QueueRole::Producer => (seen.consumer, seen.consumer_free) = (Role::default(), 0),
         QueueRole::Consumer => (seen.producer, seen.producer_free) = (Role::default(), 0),

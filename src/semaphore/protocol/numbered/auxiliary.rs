@@ -66,8 +66,8 @@ impl Change {
         lane: &mut Lane,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
-        let Some(delay) = self.wish.records else { return Ok(0) };
-        let names = self.records(1, self.wish.slots);
+        let Some(delay) = self.desired.records else { return Ok(0) };
+        let names = self.records(1, self.desired.slots);
         if names.is_empty() {
             return Ok(0);
         }
@@ -81,7 +81,7 @@ impl Change {
         let held = if empty.iter().all(|(_, name)| old.contains(*name)) {
             BTreeSet::new()
         } else {
-            observe(&self.access, how, &self.lock, 0, self.wish.slots).await?.held
+            observe(&self.access, how, &self.lock, 0, self.desired.slots).await?.held
         };
         let is_clean = |(slot, name): &(u32, &String)| !old.contains(*name) && !held.contains(slot);
         let (clean, unclean): (Vec<_>, Vec<_>) = empty.iter().partition(|slot| is_clean(slot));

@@ -6,7 +6,7 @@ use super::holding::Holding;
 use super::mismatch;
 use super::observe::{find_highest, observe};
 use super::records::{self, RecordsSeen};
-use crate::plan::semaphore::{SlotsSeen, sweep_to};
+use crate::plan::semaphore::{ObservedSlots, sweep_to};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::{Expected, Fault};
@@ -19,8 +19,8 @@ impl Change {
         lane: &mut Lane,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let mark = find_highest(&self.access, how, &self.lock, self.wish.overshoot).await?;
-        let sweep = sweep_to(self.wish, mark);
+        let mark = find_highest(&self.access, how, &self.lock, self.desired.overshoot).await?;
+        let sweep = sweep_to(self.desired, mark);
         let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
         let mut faults: Vec<Fault> = self.check_wait_queue(lane).await?.into_iter().collect();
         if seen.slots.is_empty() && self.is_absent(lane, &faults, expected).await? {
@@ -89,7 +89,7 @@ impl Change {
         lane: &mut Lane,
         slot: u32,
         slots: u32,
-        seen: &SlotsSeen,
+        seen: &ObservedSlots,
     ) -> Result<Vec<Fault>, BrokerError> {
         let mut faults = Vec::new();
         if slot > slots && seen.slots.contains(&slot) {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::holding::Holding;
 use super::mismatch;
 use super::observe::observe;
-use crate::plan::semaphore::{Observed, SlotPlan, SlotsSeen, plan_slots};
+use crate::plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::change::{Change, Converged};
@@ -41,11 +41,11 @@ impl Change {
             let slots = before.slots.iter().copied();
             mismatch::check(self.access.eyes().prober, &self.lock, slots).await?;
         }
-        let plan = plan_slots(self.wish, &before, None);
+        let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;
         // A slot above the highest one that ever existed or is desired can't have a
         // holder.
-        let once_there = swept_to.saturating_sub(self.wish.overshoot);
+        let once_there = swept_to.saturating_sub(self.desired.overshoot);
         self.check_nodes(lane, &before, once_there).await?;
         let mut seeded = 0;
         if !self.destroy {
@@ -57,7 +57,7 @@ impl Change {
         let declared = self.declare(how, lane, &before, &plan, &mut in_the_way).await?;
         let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
         let left = how.tidy(self, lane, swept_to).await?;
-        if self.destroy || self.thorough && self.wish.records.is_none() {
+        if self.destroy || self.thorough && self.desired.records.is_none() {
             self.delete_records(lane, swept_to, &mut in_the_way).await?;
         }
         if self.destroy {
@@ -90,10 +90,10 @@ impl Change {
     async fn check_nodes(
         &self,
         lane: &mut Lane,
-        before: &SlotsSeen,
+        before: &ObservedSlots,
         once_there: u32,
     ) -> Result<(), BrokerError> {
-        let missing: Vec<String> = (self.wish.slots + 1..=once_there)
+        let missing: Vec<String> = (self.desired.slots + 1..=once_there)
             .filter(|slot| !before.slots.contains(slot))
             .map(|slot| self.lock.slot_queue(slot))
             .collect();
@@ -109,15 +109,15 @@ impl Change {
         &self,
         how: &dyn Holding,
         lane: &mut Lane,
-        before: &SlotsSeen,
+        before: &ObservedSlots,
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
         let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
-        let highest = before.slots.range(..=self.wish.slots).next_back().copied().unwrap_or(0);
+        let highest = before.slots.range(..=self.desired.slots).next_back().copied().unwrap_or(0);
         let all = self.thorough || !how.can_be_held(&self.access, &self.lock, 1..=highest).await?;
         let mut slots: Vec<u32> =
-            if all { (1..=self.wish.slots).collect() } else { plan.declare.clone() };
+            if all { (1..=self.desired.slots).collect() } else { plan.declare.clone() };
         let mut declared = 0;
         if let Some(first) = missing.first() {
             // The first one is declared alone: if a node is down, nothing else has been

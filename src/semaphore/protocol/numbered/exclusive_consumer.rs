@@ -17,7 +17,7 @@ use lapin::types::FieldTable;
 use self::held::HeldConsumer;
 use super::holding::{Claim, Claimed, HolderSeen, Holding, Looked};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::lane::{Lane, Refused, bare_arguments, short};
 use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
@@ -96,7 +96,7 @@ impl Holding for ExclusiveConsumer {
         lane: &mut Lane,
         lock: &LockName,
         slot: u32,
-        seen: &SlotsSeen,
+        seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError> {
         if !seen.slots.contains(&slot) {
             return Ok(None);

@@ -13,7 +13,7 @@ use lapin::types::FieldTable;
 
 use super::holding::{Claim, Claimed, HolderSeen, Holding, Looked};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::{Declared, Lane, Standing, Waiters, exclusive, short};
 use crate::semaphore::amqp::probe::Eyes;
@@ -66,7 +66,7 @@ impl Holding for ExclusiveQueue {
         lane: &mut Lane,
         lock: &LockName,
         slot: u32,
-        seen: &SlotsSeen,
+        seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError> {
         if !seen.held.contains(&slot) {
             return Ok(None);

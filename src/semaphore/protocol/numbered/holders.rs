@@ -11,7 +11,7 @@ use futures::stream::{self, StreamExt};
 use tokio::task::AbortHandle;
 
 use crate::plan::naming::{LockName, Protocol};
-use crate::plan::semaphore::{HolderFacts, SlotsSeen, describe_holders};
+use crate::plan::semaphore::{HolderFacts, ObservedSlots, describe_holders};
 use crate::semaphore::management::{Management, ManagementError, Owner, read};
 use crate::semaphore::protocol::holders::{
     ASK_AGAIN, FORGET, Holders, MAX_OWNERS, OWNERS_AT_ONCE, PATIENCE,
@@ -94,7 +94,7 @@ impl HolderCache {
     pub async fn holders(
         this: &Arc<Self>,
         lock: &LockName,
-        seen: &SlotsSeen,
+        seen: &ObservedSlots,
         slots: u32,
         limit: usize,
     ) -> Holders {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use lapin::types::FieldTable;
 
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::amqp::probe::Eyes;
@@ -58,7 +58,7 @@ pub trait Holding: Send + Sync {
         lane: &mut Lane,
         lock: &LockName,
         slot: u32,
-        seen: &SlotsSeen,
+        seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError>;
 
     /// Whether all queues exist that these slots need in order to be held.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::holding::{HolderSeen, Holding};
 use crate::plan::naming::{LockName, MAX_SLOTS};
-use crate::plan::semaphore::SlotsSeen;
+use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::access::Access;
 
@@ -19,7 +19,7 @@ pub async fn observe(
     lock: &LockName,
     slots_to: u32,
     holders_to: u32,
-) -> Result<SlotsSeen, BrokerError> {
+) -> Result<ObservedSlots, BrokerError> {
     let _turn = access.turn_to_look().await?;
     let looked = how.look(access.eyes(), lock, 1..=slots_to, 1..=holders_to, true).await?;
     let slots: BTreeSet<u32> =
@@ -29,7 +29,7 @@ pub async fn observe(
     let left_over = holders().filter(|(slot, seen)| {
         **seen == HolderSeen::Unheld && *slot <= slots_to && !slots.contains(slot)
     });
-    Ok(SlotsSeen {
+    Ok(ObservedSlots {
         swept_to: slots_to,
         held: held.map(|(slot, _)| slot).collect(),
         left_over: left_over.map(|(slot, _)| slot).collect(),

@@ -12,7 +12,7 @@ use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
 use super::queue::{Ready, arguments, release};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::{Observed, TokenPlan, TokensSeen, plan_tokens};
+use crate::plan::semaphore::{Observed, ObservedTokens, TokenPlan, plan_tokens};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::Fault;
@@ -20,8 +20,8 @@ use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
 /// Each token that is not free is held.
-fn seen(total: u32, ready: Ready) -> TokensSeen {
-    TokensSeen { total, held: total.saturating_sub(ready.free) }
+fn seen(total: u32, ready: Ready) -> ObservedTokens {
+    ObservedTokens { total, held: total.saturating_sub(ready.free) }
 }
 
 /// Observes the tokens without changes.
@@ -29,9 +29,9 @@ pub async fn observe(
     access: &Access,
     tokens: &Tokens,
     lock: &LockName,
-) -> Result<TokensSeen, BrokerError> {
+) -> Result<ObservedTokens, BrokerError> {
     let ready = access.publisher().await?.ready(&lock.token_queue()).await?;
-    let Some(ready) = ready else { return Ok(TokensSeen::default()) };
+    let Some(ready) = ready else { return Ok(ObservedTokens::default()) };
     let ours = tokens.account(lock, |account| account.ours(Instant::now(), apart(lock)));
     let total = match ours {
         Some(total) => total,
@@ -46,12 +46,12 @@ pub async fn survey(
     (tokens, drains): (&Tokens, &Drains),
     change: &Change,
     lane: &mut Lane,
-) -> Result<TokensSeen, BrokerError> {
+) -> Result<ObservedTokens, BrokerError> {
     let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
-        return Ok(TokensSeen::default());
+        return Ok(ObservedTokens::default());
     };
-    let total = match drains.wish(&change.lock) {
-        Some(wish) => wish,
+    let total = match drains.desired(&change.lock) {
+        Some(desired) => desired,
         None => count(tokens, change, lane, None).await?,
     };
     Ok(seen(total, ready))
@@ -64,12 +64,12 @@ pub async fn apply(
     lane: &mut Lane,
 ) -> Result<Converged, BrokerError> {
     let (access, lock) = (&change.access, &change.lock);
-    let (queue, wish) = (lock.token_queue(), change.wish.slots);
+    let (queue, desired) = (lock.token_queue(), change.desired.slots);
     change.go_on(lane)?;
     // The drain has another target. Its token must be free again.
     drains.stop(lock).await;
     let mut done = Converged {
-        seen: Observed::Counted(TokensSeen::default()),
+        seen: Observed::Counted(ObservedTokens::default()),
         declared: 0,
         deleted: 0,
         seeded: 0,
@@ -88,16 +88,16 @@ pub async fn apply(
         lane.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
         tokens.account(lock, |account| account.changed(0, Instant::now()));
     }
-    let mut total = count(tokens, change, lane, Some(wish)).await?;
+    let mut total = count(tokens, change, lane, Some(desired)).await?;
     change.go_on(lane)?;
-    if total != wish {
+    if total != desired {
         // Until the outcome of the change is known.
         tokens.account(lock, Account::forget);
     }
-    let plan = plan_tokens(wish, total);
+    let plan = plan_tokens(desired, total);
     if plan.add > 0 {
         lane.publish_tokens(&queue, tokens.new_ids(plan.add), plan.add).await?;
-        (done.declared, total) = (plan.add, wish);
+        (done.declared, total) = (plan.add, desired);
     } else if plan.remove > 0 {
         done.deleted = lane.remove_free(&queue, plan.remove).await?;
         total -= done.deleted;
@@ -105,7 +105,7 @@ pub async fn apply(
     if done.declared > 0 || done.deleted > 0 {
         tokens.account(lock, |account| account.changed(total, Instant::now()));
     }
-    done.left = total.saturating_sub(wish);
+    done.left = total.saturating_sub(desired);
     if change.destroy && total == 0 {
         tokens.forget(lock);
         if !lane.delete_tokens(&queue, queue_type(lock)).await? {
@@ -114,7 +114,7 @@ pub async fn apply(
         return Ok(done);
     }
     if done.left > 0 {
-        drains.start(access, tokens, lock, change.wish);
+        drains.start(access, tokens, lock, change.desired);
     }
     if let Some(ready) = lane.ready(&queue).await? {
         done.seen = Observed::Counted(seen(total, ready));
@@ -132,8 +132,8 @@ pub async fn check(
     if lane.look(&change.lock.token_queue()).await?.is_none() {
         return Ok(vec![Fault::Absent]);
     }
-    let total = match drains.wish(&change.lock) {
-        Some(wish) if slots.is_none() => wish,
+    let total = match drains.desired(&change.lock) {
+        Some(desired) if slots.is_none() => desired,
         _ => match count(tokens, change, lane, slots).await {
             Ok(total) => total,
             Err(BrokerError::IncompatibleQueue { why, .. }) => {

@@ -20,7 +20,7 @@ use super::account::Account;
 use super::count::{Tokens, count};
 use super::queue::DRAIN_TAG;
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::SlotWish;
+use crate::plan::semaphore::DesiredSlots;
 use crate::semaphore::amqp::lane::{Lane, short};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::access::Access;
@@ -38,16 +38,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Drains(Mutex<HashMap<LockName, Running>>);
 
 struct Running {
-    wish: SlotWish,
+    desired: DesiredSlots,
     task: JoinHandle<()>,
     stop: DropGuard,
 }
 
 impl Drains {
     /// Returns the target of the drain that runs for `lock`, if any.
-    pub fn wish(&self, lock: &LockName) -> Option<u32> {
+    pub fn desired(&self, lock: &LockName) -> Option<u32> {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        running.get(lock).filter(|drain| !drain.task.is_finished()).map(|drain| drain.wish.slots)
+        running.get(lock).filter(|drain| !drain.task.is_finished()).map(|drain| drain.desired.slots)
     }
 
     /// Starts to drain `lock` down to the desired number of tokens.
@@ -56,13 +56,13 @@ impl Drains {
         access: &Arc<Access>,
         tokens: &Arc<Tokens>,
         lock: &LockName,
-        wish: SlotWish,
+        desired: DesiredSlots,
     ) {
         let stop = CancellationToken::new();
         let (access, tokens) = (Arc::downgrade(access), Arc::downgrade(tokens));
-        let drain = Drain { access, tokens, lock: lock.clone(), wish };
+        let drain = Drain { access, tokens, lock: lock.clone(), desired };
         let task = tokio::spawn(drain.run(stop.clone()));
-        let running = Running { wish, task, stop: stop.drop_guard() };
+        let running = Running { desired, task, stop: stop.drop_guard() };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, drain| !drain.task.is_finished());
         all.insert(lock.clone(), running);
@@ -83,7 +83,7 @@ struct Drain {
     access: Weak<Access>,
     tokens: Weak<Tokens>,
     lock: LockName,
-    wish: SlotWish,
+    desired: DesiredSlots,
 }
 
 impl Drain {
@@ -134,7 +134,7 @@ impl Drain {
             let (tag, taken_on) = (token.delivery_tag, channel.clone());
             let handle = self.access.upgrade().zip(self.tokens.upgrade());
             let Some((access, tokens)) = handle else { return Ok(()) };
-            let change = Change::new(access, self.lock.clone(), self.wish, stop);
+            let change = Change::new(access, self.lock.clone(), self.desired, stop);
             let left = change.run(move |change, lane| {
                 async move { remove(&tokens, change, lane, taken_on, tag).await }.boxed()
             });
@@ -176,16 +176,16 @@ async fn remove(
     channel: Channel,
     delivery_tag: u64,
 ) -> Result<u32, BrokerError> {
-    let (lock, wish) = (&change.lock, change.wish.slots);
+    let (lock, desired) = (&change.lock, change.desired.slots);
     let total = count(tokens, change, lane, None).await?;
     change.go_on(lane)?;
-    let left = total.saturating_sub(wish).saturating_sub(1);
+    let left = total.saturating_sub(desired).saturating_sub(1);
     let removing = async {
         if left == 0 {
             // Cancel first, or the broker would deliver another token.
             channel.basic_cancel(tag(), BasicCancelOptions { nowait: true }).await?;
         }
-        if total > wish {
+        if total > desired {
             tokens.account(lock, Account::forget);
             channel.basic_ack(delivery_tag, BasicAckOptions::default()).await?;
         } else {
@@ -203,7 +203,7 @@ async fn remove(
             return Err(lane.conn().fail(error));
         }
     }
-    if total > wish {
+    if total > desired {
         tokens.account(lock, |account| account.changed(total - 1, Instant::now()));
     }
     Ok(left)

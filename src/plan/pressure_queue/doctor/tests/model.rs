@@ -38,7 +38,7 @@ impl Server {
         &mut self,
         doctor: &Doctor,
         second: u64,
-        seen: &QueueSeen,
+        seen: &ObservedQueue,
         list: Option<&[u64]>,
     ) -> Look {
         if doctor.to_guard(seen, Effort::Repair).is_empty() {

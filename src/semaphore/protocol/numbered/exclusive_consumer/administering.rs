@@ -25,7 +25,7 @@ const DELETED_TOGETHER: u32 = 200;
 /// notifies the remaining holders. Returns the number of remaining holders.
 pub async fn tidy(change: &Change, lane: &mut Lane, to: u32) -> Result<u32, BrokerError> {
     let mut held = Vec::new();
-    let mut from = change.wish.slots + 1;
+    let mut from = change.desired.slots + 1;
     while from <= to {
         let end = to.min(from + DELETED_TOGETHER - 1);
         let names: Vec<String> = (from..=end).map(|slot| change.lock.holder_queue(slot)).collect();

@@ -37,13 +37,13 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
         return Ok(());
     }
     let access = Arc::clone(revoke.access);
-    let change = Change::new(access, revoke.lock.clone(), revoke.wish, revoke.cancel);
+    let change = Change::new(access, revoke.lock.clone(), revoke.desired, revoke.cancel);
     let (what, cancel) = (revoke.what.clone(), revoke.cancel.clone());
     let taken = change.run(move |change, lane| {
         async move {
             // Check again: the holder may have left while the mutex was awaited.
-            let (access, lock, wish) = (&change.access, &change.lock, change.wish);
-            let again = Revoke { access, lock, wish, what: &what, cancel: &cancel };
+            let (access, lock, desired) = (&change.access, &change.lock, change.desired);
+            let again = Revoke { access, lock, desired, what: &what, cancel: &cancel };
             match consumes(&again, &queue, slot).await {
                 Ok(Some(_)) => {}
                 Ok(None) => return Ok(Ok(())),
@@ -51,7 +51,7 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
             }
             change.go_on(lane)?;
             lane.delete(&queue).await?;
-            if slot <= wish.slots {
+            if slot <= desired.slots {
                 lane.declare_holder_queue(&queue).await?;
             }
             Ok(Ok(()))
