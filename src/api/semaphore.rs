@@ -1,6 +1,7 @@
 //! The Semaphore kind: its spec. See `status` for its status.
 
 mod ending;
+mod protocol;
 mod status;
 
 use kube::{CustomResource, KubeSchema};
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use self::ending::unguarded;
 pub use self::ending::{Drain, SemaphoreGuard};
+pub use self::protocol::{Profile, Protocol, QueueType, Token};
 pub use self::status::{HolderStatus, SemaphoreStatus};
 use super::{DeletionPolicy, SecretReference};
 use crate::plan::connection::BrokerReference;
@@ -307,48 +309,6 @@ impl From<Order> for DeletionOrder {
     }
 }
 
-/// Protocol by which clients acquire a lock.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
-pub enum Protocol {
-    /// The holder declares an exclusive queue.
-    ExclusiveQueue,
-    /// The holder is the exclusive consumer of the slot's queue.
-    ExclusiveConsumer,
-    /// The holder keeps a message unacknowledged.
-    Token,
-}
-
-/// Settings of protocol Token.
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Token {
-    /// Type of the queue that stores the tokens. `Classic`: a durable queue without arguments on
-    /// one node of the broker, as declared by the clients of the RabbitMQ blog. `Quorum`: a
-    /// replicated queue that counts the deliveries of each token, which fencing requires; the
-    /// broker rejects a client that declares the queue as the blog does with 406, so such clients
-    /// must not declare it. Immutable. Defaults to `Classic`.
-    #[serde(default = "classic")]
-    pub queue_type: QueueType,
-}
-
-/// Type of the queue that stores the tokens.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
-pub enum QueueType {
-    /// A classic queue on one node, without arguments.
-    Classic,
-    /// A replicated quorum queue.
-    Quorum,
-}
-
-impl From<QueueType> for naming::QueueType {
-    fn from(queue_type: QueueType) -> Self {
-        match queue_type {
-            QueueType::Classic => Self::Classic,
-            QueueType::Quorum => Self::Quorum,
-        }
-    }
-}
-
 impl SemaphoreSpec {
     /// Returns the broker reference, or `None` for the operator's default connection.
     #[must_use]
@@ -369,34 +329,12 @@ impl SemaphoreSpec {
     }
 }
 
-/// Naming and durability of a lock's queues.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, schemars::JsonSchema)]
-pub enum Profile {
-    /// Durable queues, as described by the amqp-locks guideline.
-    Guideline,
-    /// Non-durable queues, as declared by the library amqp-locks-python.
-    AmqpLocksPython,
-}
-
-impl From<Profile> for naming::Profile {
-    fn from(profile: Profile) -> Self {
-        match profile {
-            Profile::Guideline => Self::Guideline,
-            Profile::AmqpLocksPython => Self::AmqpLocksPython,
-        }
-    }
-}
-
 fn no_delay() -> String {
     "0s".to_owned()
 }
 
 fn exclusive_queue() -> Protocol {
     Protocol::ExclusiveQueue
-}
-
-fn classic() -> QueueType {
-    QueueType::Classic
 }
 
 fn guideline() -> Profile {

@@ -7,7 +7,7 @@ use tracing::{Instrument, debug_span, field};
 
 use super::common::duration;
 use super::failure::Failure;
-use super::target::{Found, Target};
+use super::target::{FoundLock, LockTarget};
 use super::waiting::Waiting;
 use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Permit};
 
@@ -71,7 +71,7 @@ fn heartbeat(text: &str) -> Result<Duration, String> {
 
 impl Acquire {
     /// Finds the lock and acquires it. Cancel safe: if cancelled, nothing is held.
-    pub async fn take(&self, target: &Target) -> Result<(Found, Client, Permit), Failure> {
+    pub async fn take(&self, target: &LockTarget) -> Result<(FoundLock, Client, Permit), Failure> {
         let found = target.find().await?;
         let client = self.client(&found);
         let span = debug_span!(
@@ -88,7 +88,7 @@ impl Acquire {
     }
 
     /// Creates a client of the lock's broker. Does not connect.
-    fn client(&self, found: &Found) -> Client {
+    fn client(&self, found: &FoundLock) -> Client {
         let options = ClientOptions {
             heartbeat: self.heartbeat,
             // This process acquires only one lock.
@@ -98,7 +98,7 @@ impl Acquire {
         Client::new(found.settings.clone(), options)
     }
 
-    async fn acquire(&self, client: &Client, found: &Found) -> Result<Permit, Failure> {
+    async fn acquire(&self, client: &Client, found: &FoundLock) -> Result<Permit, Failure> {
         let lock = found.lock(client);
         let options = AcquireOptions {
             identity: self.identity.clone().or_else(default_identity),

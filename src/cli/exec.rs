@@ -20,7 +20,7 @@ use self::fate::Fate;
 use super::acquire::Acquire;
 use super::failure::Failure;
 use super::signals::{FORWARDED, Signals};
-use super::target::Target;
+use super::target::LockTarget;
 use super::telemetry::{self, LogFormat};
 
 /// Arguments of `lockkeeper exec`.
@@ -38,7 +38,7 @@ group, and it is ended when the lock is lost. Processes that leave the group are
 Processes of another user, for example sudo, can only be ended by a privileged exec.")]
 pub struct Arguments {
     #[command(flatten)]
-    target: Target,
+    target: LockTarget,
 
     #[command(flatten)]
     acquire: Acquire,

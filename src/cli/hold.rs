@@ -5,7 +5,7 @@ use tracing::{Instrument, Span, debug_span, field};
 use super::acquire::Acquire;
 use super::failure::Failure;
 use super::signals::{INTERRUPTING, Signals};
-use super::target::{Found, Target};
+use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
 use crate::semaphore::Permit;
 
@@ -13,7 +13,7 @@ use crate::semaphore::Permit;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    target: Target,
+    target: LockTarget,
 
     #[command(flatten)]
     acquire: Acquire,
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Returns the span for the time in which a lock is held.
-pub(super) fn held(found: &Found, permit: &Permit) -> Span {
+pub(super) fn held(found: &FoundLock, permit: &Permit) -> Span {
     debug_span!(
         "lock.hold",
         lock.name = found.name.as_str(),
@@ -68,7 +68,7 @@ pub(super) fn held(found: &Found, permit: &Permit) -> Span {
 }
 
 /// Waits until a held slot is lost. Returns the reason.
-async fn lost(permit: &Permit, found: &Found) -> String {
+async fn lost(permit: &Permit, found: &FoundLock) -> String {
     tokio::select! {
         reason = permit.lost() => return reason.to_string(),
         () = permit.draining() => eprintln!("lockkeeper: {}", found.draining(permit.slot())),

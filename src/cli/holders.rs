@@ -5,8 +5,8 @@ use super::common::say;
 use super::failure::Failure;
 use super::output::Format;
 use super::semaphore::holders;
-use super::semaphore::target::Target;
-use super::target::{Place, resource};
+use super::semaphore::target::FoundSemaphore;
+use super::target::{LockLocation, resource};
 use crate::api::Semaphore;
 
 /// Arguments of `lockkeeper holders`.
@@ -26,13 +26,13 @@ pub struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    place: LockLocation,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let name = resource(&arguments.name).unwrap_or(&arguments.name);
+    let name = resource::<Semaphore>(&arguments.name).unwrap_or(&arguments.name);
     if arguments.live {
-        let target = Target::new(arguments.place.find(&format!("sem/{name}")).await?);
+        let target = FoundSemaphore::new(arguments.place.find(&format!("sem/{name}")).await?);
         return holders::show(arguments.output, &holders::live(&target).await?);
     }
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;

@@ -6,8 +6,7 @@ mod common;
 mod doctor;
 mod get;
 mod outlet;
-pub(super) mod place;
-mod progress;
+pub(super) mod progress;
 mod put;
 mod reading;
 mod rescue;
@@ -15,10 +14,10 @@ mod returning;
 mod stat;
 mod verbs;
 
-use self::place::Which;
 use super::common::in_runtime;
 use super::failure::Failure;
 use super::signals::{ENDING, Signals};
+use super::target::QueueTarget;
 
 /// Arguments of `lockkeeper queue`.
 #[derive(Debug, clap::Args)]
@@ -45,11 +44,11 @@ enum Verb {
     /// Write elements to standard output until the queue is closed and empty
     Get(get::Arguments),
     /// Print the number of elements
-    Length(Which),
+    Length(QueueTarget),
     /// Check whether the queue exists: print true or false, and exit with 0 or 1
-    Exists(Which),
+    Exists(QueueTarget),
     /// Check whether the queue is closed: print true or false, and exit with 0 or 1
-    Closed(Which),
+    Closed(QueueTarget),
     /// Close a queue permanently: no more elements can be put, the remaining ones can be
     /// taken
     Close(verbs::CloseArguments),

@@ -65,7 +65,7 @@ const REFUSED: &str = "RevokeRefused";
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let usage = |message: String| Failure::new(Failure::USAGE, message);
-    let Some(name) = target::resource(&arguments.name) else {
+    let Some(name) = target::resource::<Semaphore>(&arguments.name) else {
         return Err(usage(format!("{:?} names no Semaphore: give sem/NAME", arguments.name)));
     };
     let found: FoundObject<Semaphore> = arguments.kubernetes.find(name).await?;

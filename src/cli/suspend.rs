@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed, not_found};
-use super::queue::place;
-use super::{output, target};
+use super::output;
+use super::target::resource;
 use crate::api::{PressureQueue, Semaphore};
 
 /// Arguments of `lockkeeper suspend` and of `lockkeeper resume`.
@@ -48,10 +48,10 @@ enum Named<'a> {
 }
 
 fn named(object: &str) -> Result<Named<'_>, Failure> {
-    if let Some(name) = target::resource(object) {
+    if let Some(name) = resource::<Semaphore>(object) {
         return Ok(Named::Semaphore(name));
     }
-    if let Some(name) = place::resource(object) {
+    if let Some(name) = resource::<PressureQueue>(object) {
         return Ok(Named::Queue(name));
     }
     let message = format!("{object:?} names no object: give sem/NAME or pq/NAME");

@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::common::say;
 use super::failure::Failure;
 use super::output::{self, Format, or_dash};
-use super::semaphore::target::{Target, failed};
-use super::target::{Place, resource};
+use super::semaphore::target::{FoundSemaphore, failed};
+use super::target::{LockLocation, resource};
 use crate::api::Semaphore;
 use crate::cli::kubernetes::FoundObject;
 use crate::semaphore::Waiter;
@@ -24,7 +24,7 @@ pub struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    place: LockLocation,
 }
 
 #[derive(Serialize)]
@@ -48,7 +48,7 @@ struct ShownWaiter<'a> {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let name = resource(&arguments.name).unwrap_or(&arguments.name);
+    let name = resource::<Semaphore>(&arguments.name).unwrap_or(&arguments.name);
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
     let (waiting, waiters) = match ask(&arguments.place, &found).await {
         Ok(answer) => answer,
@@ -99,10 +99,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 
 /// Queries the broker.
 async fn ask(
-    place: &Place,
+    place: &LockLocation,
     found: &FoundObject<Semaphore>,
 ) -> Result<(Option<u32>, Vec<Waiter>), Failure> {
-    let target = Target::new(place.of_resource(found).await?);
+    let target = FoundSemaphore::new(place.of_resource(found).await?);
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
     let waiters = match target.broker.waiters(name).await {

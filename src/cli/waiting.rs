@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::target::Found;
+use super::target::FoundLock;
 use crate::plan::ErrorClass;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
 use crate::semaphore::{Broker, BrokerOptions};
@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 5;
 
 /// Reports the holders that this process waits for.
 pub(super) struct Waiting<'a> {
-    found: &'a Found,
+    found: &'a FoundLock,
     started: Instant,
     quiet: bool,
     said: Cell<bool>,
@@ -33,7 +33,7 @@ pub(super) struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     /// Starts to measure the waiting time.
-    pub fn new(found: &'a Found, quiet: bool) -> Self {
+    pub fn new(found: &'a FoundLock, quiet: bool) -> Self {
         Self { found, started: Instant::now(), quiet, said: Cell::new(false) }
     }
 
@@ -96,7 +96,7 @@ impl Drop for Line {
 }
 
 /// Formats the holders as far as known: `: 3 of 3 held: 1 by …`.
-async fn who_holds(broker: &Broker, found: &Found) -> String {
+async fn who_holds(broker: &Broker, found: &FoundLock) -> String {
     let lock = &found.name;
     let observed = async {
         let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;

@@ -18,9 +18,10 @@ use super::context::Context;
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
 use super::memory::Memory;
-use super::outcome::{Outcome, Removal, Report};
+use super::outcome::{Applied, Removal};
 use super::turns::Connection;
 use crate::api::DeletionPolicy;
+use crate::api::conditions::Say;
 use crate::api::validate::{DefaultRules, SpecError};
 use crate::plan::ErrorClass;
 use crate::plan::quota::Demand;
@@ -49,9 +50,8 @@ pub trait Kind:
     type Server: Clone + Send + Sync;
     /// State of one object that only this kind needs.
     type State: Default + Send + 'static;
-    /// Results of the completed steps of a reconcile, which are reported even if a later
-    /// step fails.
-    type Findings: Send;
+    /// What a reconcile observes on the server.
+    type Observation: Send;
 
     /// Returns the connection that the object is reconciled over, according to the spec.
     fn connection(&self) -> Connection;
@@ -94,31 +94,31 @@ pub trait Kind:
     /// Returns the last server that answered, for a cleanup after its Secret is gone.
     fn last_server(state: &Self::State) -> Option<&Connected<Self::Server>>;
 
-    /// Returns the findings before the first step: what remains true of the last status.
-    fn findings(&self, old: &Self::Status) -> Self::Findings;
-
-    /// Records the server of this reconcile.
-    fn found_backend(found: &mut Self::Findings, backend: &str);
-
     /// Observes the server, plans the changes and applies them.
     fn apply(
         session: Session<'_, Self>,
         state: &mut StateOf<Self>,
-        found: &mut Self::Findings,
-    ) -> impl Future<Output = Result<Outcome, StepError>> + Send;
+    ) -> impl Future<Output = Applied<Self::Observation>> + Send;
 
-    /// Returns the time until the next observation, if it must come before `observe` has
-    /// passed.
-    fn pause(found: &Self::Findings, observe: Duration) -> Duration;
+    /// Returns the time until the next observation after a reconcile without a failure, if
+    /// it must come before `observe` has passed.
+    fn pause(observation: &Self::Observation, observe: Duration) -> Duration;
 
     /// Returns the time until the next observation for a reason that a failure does not
     /// change.
-    fn revisit_in(_found: &Self::Findings) -> Option<Duration> {
+    fn revisit_in(_observation: &Self::Observation) -> Option<Duration> {
         None
     }
 
-    /// Returns the report. Pure.
-    fn report(found: &Self::Findings, outcome: Outcome) -> Report<Self::Status>;
+    /// Returns the status, without what all kinds have, and the conditions of this kind.
+    /// Pure. `old` is the newest status, and the observation is `None` if the server did
+    /// not answer.
+    fn describe(
+        &self,
+        old: &Self::Status,
+        state: &Self::State,
+        observation: Option<&Self::Observation>,
+    ) -> (Self::Status, Vec<Say>);
 
     /// Drops what must be observed again after a failure.
     fn after_failure(_state: &mut Self::State) {}
@@ -157,6 +157,9 @@ pub trait Kind:
 pub trait ReportedStatus: Clone + PartialEq + Serialize + Default + Send + Sync {
     /// Returns the conditions.
     fn conditions(&self) -> &Vec<Condition>;
+    /// Sets the server that the object is connected to, and the one of its last successful
+    /// login.
+    fn set_backends(&mut self, connected: Option<String>, reached: Option<String>);
     /// Sets the observed generation and the conditions.
     fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>);
     /// Returns the status without counters that change constantly on a busy server. They

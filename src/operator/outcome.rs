@@ -112,7 +112,28 @@ impl Outcome {
     }
 }
 
-/// Result of a reconcile.
+/// What a kind's part of a reconcile did on the server, and observed there.
+pub struct Applied<O> {
+    /// Whether the server accepted the login.
+    pub logged_in: bool,
+    /// The last observation, which is reported even if a later step failed. `None` if the
+    /// server did not answer.
+    pub observation: Option<O>,
+    /// Outcome, which determines Ready, Reconciling and Stalled.
+    pub outcome: Outcome,
+    /// Events in addition to the outcome's.
+    pub notes: Vec<Note>,
+}
+
+impl<O> Applied<O> {
+    /// Creates the result of a reconcile that failed before the login.
+    pub fn failed(error: impl Into<StepError>) -> Self {
+        let outcome = Outcome::Failed(error.into());
+        Self { logged_in: false, observation: None, outcome, notes: Vec::new() }
+    }
+}
+
+/// What is written and published of a reconcile.
 pub struct Report<S> {
     /// The status without its conditions.
     pub status: S,

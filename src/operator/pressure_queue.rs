@@ -3,9 +3,9 @@
 
 mod apply;
 mod doctor;
-mod findings;
 mod metrics;
 mod remove;
+mod state;
 mod status;
 
 use std::fmt;
@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use prometheus_client::encoding::DescriptorEncoder;
 
-use self::findings::{Findings, QueueState, SOON, State};
+use self::state::{Observation, QueueState, SOON, State};
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, Session};
-use super::outcome::{Outcome, Removal, Report};
+use super::outcome::{Applied, Removal};
 use super::turns::Connection;
+use crate::api::conditions::Say;
 use crate::api::pressure_queue::QueueGuard;
 use crate::api::validate::{self, DefaultRules, SpecError, ValidQueue};
 use crate::api::{PressureQueue, PressureQueueStatus};
@@ -34,7 +35,7 @@ impl Kind for PressureQueue {
     type Valid = ValidQueue;
     type Server = Store;
     type State = State;
-    type Findings = Findings;
+    type Observation = Observation;
 
     fn connection(&self) -> Connection {
         let reference = self.spec.redis_reference.as_ref();
@@ -95,36 +96,25 @@ impl Kind for PressureQueue {
         state.store.as_ref()
     }
 
-    fn findings(&self, old: &PressureQueueStatus) -> Findings {
-        Findings {
-            queue: validate::queue_name(self),
-            backend: old.backend.clone(),
-            reached_backend: old.reached_backend.clone(),
-            was_closed: old.closed,
-            ..Findings::default()
-        }
+    async fn apply(session: Session<'_, Self>, state: &mut QueueState) -> Applied<Observation> {
+        apply::converge(session, state).await
     }
 
-    fn found_backend(found: &mut Findings, backend: &str) {
-        found.backend = Some(backend.to_owned());
-    }
-
-    async fn apply(
-        session: Session<'_, Self>,
-        state: &mut QueueState,
-        found: &mut Findings,
-    ) -> Result<Outcome, StepError> {
-        apply::converge(session, state, found).await
-    }
-
-    fn pause(found: &Findings, observe: Duration) -> Duration {
-        let soon =
-            !found.unconfirmed.is_empty() || found.is_unsure || status::waits_for(found).is_some();
+    fn pause(observation: &Observation, observe: Duration) -> Duration {
+        let is_unsure = observation.diagnosed.as_ref().is_some_and(|found| found.is_unsure);
+        let soon = !observation.unconfirmed.is_empty()
+            || is_unsure
+            || status::waits_for(&observation.remarks).is_some();
         if soon { SOON.min(observe) } else { observe }
     }
 
-    fn report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
-        status::to_report(found, outcome)
+    fn describe(
+        &self,
+        old: &PressureQueueStatus,
+        _state: &State,
+        observation: Option<&Observation>,
+    ) -> (PressureQueueStatus, Vec<Say>) {
+        status::describe(self, old, observation)
     }
 
     /// Before a deletion, the protocol's own check suffices.

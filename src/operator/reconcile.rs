@@ -9,9 +9,9 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 
 use super::error::{ReconcileError, StepError, pause, rhythmic};
-use super::kind::{Kind, Session, StateOf};
+use super::kind::{Kind, ReportedStatus, Session, StateOf};
 use super::kind_context::KindContext;
-use super::outcome::Outcome;
+use super::outcome::{Applied, Outcome, Report};
 use super::owners;
 use super::report::report;
 use crate::semaphore::BrokerError;
@@ -28,52 +28,86 @@ pub async fn reconcile<K: Kind>(
         return Ok(Action::requeue(left));
     }
     let old = state.newest_status(&*object, object.status()).unwrap_or_default();
-    let mut found = object.findings(&old);
-    let outcome = match steps(&kind, &*object, &old, &mut state, &mut found).await {
-        Ok(outcome) => outcome,
-        // The process is stopping. Its successor starts from the server's state.
-        Err(StepError::Broker(BrokerError::Interrupted)) => return Ok(Action::await_change()),
-        Err(StepError::Announce(error)) if matches!(*error, ReconcileError::Outdated) => {
-            return Err(*error);
+    let (backend, applied) = match fetch(&kind, &*object, &old).await {
+        Err(error) => (None, Applied::failed(error)),
+        Ok(session) => {
+            let backend = session.connected.backend.clone();
+            (Some(backend), apply(&kind, session, &mut state).await)
         }
-        Err(error) => Outcome::Failed(error),
     };
-    let next = if let Outcome::Failed(error) = &outcome {
-        state.failures += 1;
-        K::after_failure(&mut state.detail);
-        pause(error.class(), state.failures)
-    } else {
-        state.failures = 0;
-        rhythmic(K::pause(&found, ctx.rhythm.observe))
+    let next = match &applied.outcome {
+        // The process is stopping. Its successor starts from the server's state.
+        Outcome::Failed(StepError::Broker(BrokerError::Interrupted)) => {
+            return Ok(Action::await_change());
+        }
+        Outcome::Failed(StepError::Announce(error))
+            if matches!(**error, ReconcileError::Outdated) =>
+        {
+            return Err(ReconcileError::Outdated);
+        }
+        Outcome::Failed(error) => {
+            state.failures += 1;
+            K::after_failure(&mut state.detail);
+            pause(error.class(), state.failures)
+        }
+        _ => {
+            state.failures = 0;
+            let observe = ctx.rhythm.observe;
+            rhythmic(applied.observation.as_ref().map_or(observe, |seen| K::pause(seen, observe)))
+        }
     };
-    let again = report(ctx, &*object, &mut state, K::report(&found, outcome)).await?;
+    let revisit_in = applied.observation.as_ref().and_then(K::revisit_in);
+
+    let newest = state.newest_status(&*object, object.status()).unwrap_or_default();
+    let result = describe(&*object, &newest, &state.detail, backend, applied);
+    let again = report(ctx, &*object, &mut state, result).await?;
     object.after_report(ctx, &mut state, again.is_none()).await;
-    let next = [again, K::revisit_in(&found)].into_iter().flatten().fold(next, Duration::min);
+    let next = [again, revisit_in].into_iter().flatten().fold(next, Duration::min);
     state.be_quiet(&*object, next);
     Ok(Action::requeue(next))
 }
 
-async fn steps<K: Kind>(
-    kind: &KindContext<K>,
-    object: &K,
-    old: &K::Status,
-    state: &mut StateOf<K>,
-    found: &mut K::Findings,
-) -> Result<Outcome, StepError> {
-    // validate: pure.
+/// Validates the spec and fetches its connection. Uses the API server only.
+async fn fetch<'a, K: Kind>(
+    kind: &'a KindContext<K>,
+    object: &'a K,
+    old: &'a K::Status,
+) -> Result<Session<'a, K>, StepError> {
     let ctx = &*kind.shared;
     let valid = object.validate(ctx.default_rules)?;
     kind.demands.check(object)?;
-
-    // fetch: the API server only.
     let namespace = object.namespace().unwrap_or_default();
     let connected = K::connect(&ctx.connections, &namespace, &valid).await?;
-    K::found_backend(found, &connected.backend);
-    if let Some(owner) = owners::of(kind, object, &valid, &connected).await {
-        let what = format!("the {} {} on {}", K::THING, K::name_of(&valid), connected.backend);
-        return Err(StepError::Conflict { owner, what });
-    }
+    Ok(Session { ctx, object, old, valid, connected })
+}
 
-    // observe, plan, apply: the server.
-    K::apply(Session { ctx, object, old, valid, connected }, state, found).await
+/// Applies the spec to the server, unless the lock or queue belongs to another object.
+async fn apply<K: Kind>(
+    kind: &KindContext<K>,
+    session: Session<'_, K>,
+    state: &mut StateOf<K>,
+) -> Applied<K::Observation> {
+    let Session { object, valid, connected, .. } = &session;
+    if let Some(owner) = owners::of(kind, *object, valid, connected).await {
+        let what = format!("the {} {} on {}", K::THING, K::name_of(valid), connected.backend);
+        return Applied::failed(StepError::Conflict { owner, what });
+    }
+    K::apply(session, state).await
+}
+
+/// Returns the report: what was observed, also if a later step failed. Pure.
+fn describe<K: Kind>(
+    object: &K,
+    newest: &K::Status,
+    state: &K::State,
+    backend: Option<String>,
+    applied: Applied<K::Observation>,
+) -> Report<K::Status> {
+    let Applied { logged_in, observation, outcome, notes } = applied;
+    let (mut status, said) = object.describe(newest, state, observation.as_ref());
+    let connected = backend.or_else(|| newest.backend().map(str::to_owned));
+    let last_reached = newest.reached_backend().map(str::to_owned);
+    let reached = if logged_in { connected.clone() } else { last_reached };
+    status.set_backends(connected, reached);
+    Report { status, reached: observation.is_some(), outcome, said, notes }
 }

@@ -3,11 +3,11 @@
 
 mod apply;
 mod around;
-mod findings;
 mod holding;
 mod metrics;
 mod remove;
 mod revoking;
+mod state;
 mod status;
 
 use std::fmt;
@@ -15,16 +15,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use self::findings::{FACTS_INTERVAL, Findings, SemaphoreState, State};
+use self::state::{FACTS_INTERVAL, Observation, SemaphoreState, State};
 use super::context::Context;
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, ReportedStatus, Session};
-use super::outcome::{Outcome, Removal, Report};
+use super::outcome::{Applied, Removal};
 use super::turns::Connection;
+use crate::api::conditions::Say;
 use crate::api::semaphore::SemaphoreGuard;
 use crate::api::validate::{self, DefaultRules, SpecError, ValidSemaphore};
 use crate::api::{Semaphore, SemaphoreStatus};
@@ -38,7 +38,7 @@ impl Kind for Semaphore {
     type Valid = ValidSemaphore;
     type Server = Broker;
     type State = State;
-    type Findings = Findings;
+    type Observation = Observation;
 
     fn connection(&self) -> Connection {
         let reference = self.spec.rabbitmq_cluster_reference.as_ref();
@@ -93,42 +93,29 @@ impl Kind for Semaphore {
         state.broker.as_ref()
     }
 
-    fn findings(&self, old: &SemaphoreStatus) -> Findings {
-        Findings {
-            name: self.name_any(),
-            revoke_after: self.spec.drain.as_ref().and_then(|drain| drain.revoke_after.clone()),
-            backend: old.backend.clone(),
-            reached_backend: old.reached_backend.clone(),
-            lock: validate::lock_name(self),
-            unit: self.spec.naming().unit(),
-            mark: old.highest_slot.and_then(|mark| u32::try_from(mark).ok()),
-            ..Findings::default()
-        }
+    async fn apply(session: Session<'_, Self>, state: &mut SemaphoreState) -> Applied<Observation> {
+        apply::converge(session, state).await
     }
 
-    fn found_backend(found: &mut Findings, backend: &str) {
-        found.backend = Some(backend.to_owned());
-    }
-
-    async fn apply(
-        session: Session<'_, Self>,
-        state: &mut SemaphoreState,
-        found: &mut Findings,
-    ) -> Result<Outcome, StepError> {
-        apply::converge(session, state, found).await
-    }
-
-    fn pause(found: &Findings, observe: Duration) -> Duration {
-        let incomplete = found.holders.as_ref().is_some_and(|holders| holders.incomplete);
+    fn pause(observation: &Observation, observe: Duration) -> Duration {
+        let incomplete = observation.holders.as_ref().is_some_and(|holders| holders.incomplete);
         if incomplete { FACTS_INTERVAL } else { observe }
     }
 
-    fn revisit_in(found: &Findings) -> Option<Duration> {
-        found.revoke_again
+    fn revisit_in(observation: &Observation) -> Option<Duration> {
+        observation.revoke_again
     }
 
-    fn report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
-        status::to_report(found, outcome)
+    fn describe(
+        &self,
+        old: &SemaphoreStatus,
+        state: &State,
+        observation: Option<&Observation>,
+    ) -> (SemaphoreStatus, Vec<Say>) {
+        let Some(observation) = observation else {
+            return (status::unobserved(self, old, state), Vec::new());
+        };
+        status::describe(self, observation)
     }
 
     fn after_failure(state: &mut State) {
@@ -166,6 +153,11 @@ impl Kind for Semaphore {
 impl ReportedStatus for SemaphoreStatus {
     fn conditions(&self) -> &Vec<Condition> {
         &self.conditions
+    }
+
+    fn set_backends(&mut self, connected: Option<String>, reached: Option<String>) {
+        self.backend = connected;
+        self.reached_backend = reached;
     }
 
     fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {

@@ -11,8 +11,7 @@ use crate::api::conditions::{BACKEND_REACHABLE, DAMAGED, READY, STALLED, find};
 use crate::api::{PressureQueue, Semaphore};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{Cluster, FoundObject, Kubernetes};
-use crate::cli::queue::place::Place as QueuePlace;
-use crate::cli::target::{Place, variable};
+use crate::cli::target::{LockLocation, QueueLocation, variable};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
 use crate::pressure::{Store, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
@@ -24,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Look<'a> {
     cluster: &'a Cluster,
     ask_servers: bool,
-    place: Place,
-    queue_place: QueuePlace,
+    place: LockLocation,
+    queue_place: QueueLocation,
 }
 
 /// The status of an object, as reported by the operator.
@@ -78,12 +77,12 @@ impl<'a> Look<'a> {
         Self {
             cluster,
             ask_servers,
-            place: Place::of_urls(
+            place: LockLocation::of_urls(
                 variable("AMQP_URL"),
                 variable("RABBITMQ_MANAGEMENT_URL"),
                 kubernetes.clone(),
             ),
-            queue_place: QueuePlace::of_url(None, kubernetes.clone()),
+            queue_place: QueueLocation::of_url(None, kubernetes.clone()),
         }
     }
 

@@ -20,7 +20,7 @@ use super::terminal::{Foreground, Terminal};
 use crate::cli::failure::Failure;
 use crate::cli::hold::held;
 use crate::cli::signals::Signals;
-use crate::cli::target::Found;
+use crate::cli::target::FoundLock;
 use crate::cli::telemetry::traceparent;
 use crate::semaphore::{LostReason, Moment, Permit};
 
@@ -36,7 +36,7 @@ const LOOK_AT_TERMINAL: Duration = Duration::from_millis(250);
 pub(super) async fn run(
     command: &[OsString],
     fate: &Fate,
-    found: &Found,
+    found: &FoundLock,
     permit: Permit,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
@@ -144,7 +144,7 @@ async fn reason(permit: &Permit) -> LostReason {
 struct Running<'a> {
     terminal: Terminal,
     fate: &'a Fate,
-    found: &'a Found,
+    found: &'a FoundLock,
     permit: &'a Permit,
     kill_after: Duration,
     guardian: Guardian,
@@ -298,7 +298,7 @@ impl Guardian {
     /// order.
     fn start(
         (program, fate): (&[OsString], &Fate),
-        found: &Found,
+        found: &FoundLock,
         permit: &Permit,
         kill_after: Duration,
         holding: &Span,

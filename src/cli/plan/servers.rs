@@ -10,8 +10,7 @@ use kube::ResourceExt;
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::Kubernetes;
 use crate::cli::manifest::{Manifest, read_all};
-use crate::cli::queue::place::Place as QueuePlace;
-use crate::cli::target::Place;
+use crate::cli::target::{LockLocation, QueueLocation};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings, SecretData, secret_data};
 
 /// Connections to servers.
@@ -41,8 +40,8 @@ pub(in crate::cli) struct Servers {
 /// Resolves connections to servers.
 pub(in crate::cli) struct Resolver {
     secrets: HashMap<(String, String), SecretData>,
-    place: Place,
-    queue_place: QueuePlace,
+    place: LockLocation,
+    queue_place: QueueLocation,
 }
 
 impl Resolver {
@@ -69,12 +68,12 @@ impl Resolver {
         let kubernetes = Kubernetes::default();
         Ok(Self {
             secrets,
-            place: Place::of_urls(
+            place: LockLocation::of_urls(
                 given(&servers.amqp_url),
                 given(&servers.management_url),
                 kubernetes.clone(),
             ),
-            queue_place: QueuePlace::of_url(given(&servers.redis_url), kubernetes),
+            queue_place: QueueLocation::of_url(given(&servers.redis_url), kubernetes),
         })
     }
 

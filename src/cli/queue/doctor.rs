@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::common::failed;
-use super::place::Which;
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
+use crate::cli::target::QueueTarget;
 use crate::plan::pressure_queue::doctor::{
     Against, Connection, Diagnosis, Effort, Finding, Remedy,
 };
@@ -26,7 +26,7 @@ const LOOKS: u32 = 5;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     /// Repair what can be repaired. No element is removed, except from a queue whose deletion has
     /// already started

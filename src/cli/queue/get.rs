@@ -12,12 +12,12 @@ use tokio::time::{sleep, timeout};
 
 use super::common::{Patience, code, failed, stopped_by};
 use super::outlet::{Ended, Outlet};
-use super::place::Which;
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
 use super::returning::Unwritten;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
+use crate::cli::target::QueueTarget;
 use crate::pressure::{Limit, Queue, QueueError, Taken};
 
 /// Arguments of `lockkeeper queue get`.
@@ -36,7 +36,7 @@ elements that the reader leaves in the pipe are returned too, but elements that 
 not used are lost. --count is exact for every number.")]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     #[command(flatten)]
     separated: Separated,

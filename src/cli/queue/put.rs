@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::common::{Patience, Tally, code, count, failed, stopped_by};
-use super::place::Which;
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, Cut, Input, ReadError};
 use super::verbs::bound;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
+use crate::cli::target::QueueTarget;
 use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 
 /// Arguments of `lockkeeper queue put`.
@@ -26,7 +26,7 @@ not. The same applies after SIGINT and SIGTERM, which leave the queue open.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     /// Elements end at a NUL byte instead of the end of a line
     #[arg(short = '0', long, conflicts_with = "size", help_heading = None)]

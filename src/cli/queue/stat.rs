@@ -4,10 +4,10 @@
 use serde::Serialize;
 
 use super::common::failed;
-use super::place::Which;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
+use crate::cli::target::QueueTarget;
 use crate::plan::pressure_queue::Role;
 use crate::pressure::QueueError;
 
@@ -15,7 +15,7 @@ use crate::pressure::QueueError;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     /// Output format
     #[arg(long, short, value_enum, default_value_t, help_heading = None)]

@@ -5,17 +5,17 @@ use std::io::{Write, stdout};
 
 use super::common::{Patience, answer, count, failed, print};
 use super::get::Separated;
-use super::place::Which;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
+use crate::cli::target::QueueTarget;
 use crate::pressure::QueueError;
 
 /// Arguments of `lockkeeper queue create`.
 #[derive(Debug, clap::Args)]
 pub struct CreateArguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     /// Maximum number of elements that the queue may hold before a put waits, 0 to
     /// 2147483647; 0 is unbounded
@@ -43,20 +43,20 @@ pub(super) async fn create(arguments: CreateArguments) -> Result<(), Failure> {
 }
 
 /// Prints the number of elements.
-pub(super) async fn length(which: Which) -> Result<(), Failure> {
+pub(super) async fn length(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
     let length = queue.len().await.map_err(|error| failed(&queue, &error))?;
     print(&format!("{length}\n"))
 }
 
 /// Prints whether the queue exists.
-pub(super) async fn exists(which: Which) -> Result<(), Failure> {
+pub(super) async fn exists(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
     answer(queue.exists().await.map_err(|error| failed(&queue, &error))?)
 }
 
 /// Prints whether the queue is closed for further elements.
-pub(super) async fn closed(which: Which) -> Result<(), Failure> {
+pub(super) async fn closed(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
     answer(queue.closed().await.map_err(|error| failed(&queue, &error))?)
 }
@@ -65,7 +65,7 @@ pub(super) async fn closed(which: Which) -> Result<(), Failure> {
 #[derive(Debug, clap::Args)]
 pub struct CloseArguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     #[command(flatten)]
     patience: Patience,
@@ -83,7 +83,7 @@ pub(super) async fn close(arguments: CloseArguments) -> Result<(), Failure> {
 #[derive(Debug, clap::Args)]
 pub struct DeleteArguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     #[command(flatten)]
     patience: Patience,
@@ -118,7 +118,7 @@ pub(super) async fn delete(arguments: DeleteArguments) -> Result<(), Failure> {
 #[derive(Debug, clap::Args)]
 pub struct PeekArguments {
     #[command(flatten)]
-    which: Which,
+    which: QueueTarget,
 
     /// Maximum number of elements to print
     #[arg(long, short, value_name = "NUMBER", default_value_t = 10, help_heading = None)]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::target::{Form, Target, Which, failed};
+use super::target::{Form, FoundSemaphore, SemaphoreTarget, failed};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
 use crate::plan::semaphore::Observed;
@@ -11,7 +11,7 @@ use crate::plan::semaphore::Observed;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     #[command(flatten)]
     form: Form,
@@ -35,7 +35,11 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Prints the observed counts, also after a change.
-pub(super) async fn print(form: &Form, target: &Target, seen: &Observed) -> Result<(), Failure> {
+pub(super) async fn print(
+    form: &Form,
+    target: &FoundSemaphore,
+    seen: &Observed,
+) -> Result<(), Failure> {
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
     let slots = seen.total();

@@ -1,7 +1,7 @@
 //! `lockkeeper semaphore destroy`: removes a semaphore.
 
 use super::draining::Draining;
-use super::target::Which;
+use super::target::SemaphoreTarget;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
@@ -10,7 +10,7 @@ use crate::cli::question::confirmed;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     /// Do not ask for confirmation
     #[arg(long, short, help_heading = None)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::target::{Target, failed};
+use super::target::{FoundSemaphore, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::{INTERRUPTING, Signals};
@@ -31,7 +31,7 @@ impl Draining {
     /// removed as they are released, while this process runs.
     pub async fn tokens(
         self,
-        target: &Target,
+        target: &FoundSemaphore,
         tokens: u32,
         done: &Converged,
     ) -> Result<Observed, Failure> {
@@ -65,7 +65,7 @@ impl Draining {
 
     /// Removes the semaphore. Waits for holders if their queues or tokens remain after a
     /// release. Returns the number of slots or tokens, and the number of held ones.
-    pub async fn destroy(self, target: &Target) -> Result<(u32, u32), Failure> {
+    pub async fn destroy(self, target: &FoundSemaphore) -> Result<(u32, u32), Failure> {
         let name = &target.found.name;
         let stay = |left: u32| {
             format!(

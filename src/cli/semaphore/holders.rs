@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::target::{Form, Target, Which};
+use super::target::{Form, FoundSemaphore, SemaphoreTarget};
 use crate::api::semaphore::HolderStatus;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     #[command(flatten)]
     form: Form,
@@ -98,7 +98,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Observes the holders on the broker.
-pub(in crate::cli) async fn live(target: &Target) -> Result<Vec<Holder>, Failure> {
+pub(in crate::cli) async fn live(target: &FoundSemaphore) -> Result<Vec<Holder>, Failure> {
     let seen = target.look().await?;
     let slots = seen.total();
     let name = &target.found.name;

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::count;
 use super::draining::Draining;
-use super::target::{Form, Which, failed};
+use super::target::{Form, SemaphoreTarget, failed};
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::plan::naming::{LockName, Protocol, QueueType};
@@ -52,7 +52,7 @@ impl Records {
 #[derive(Debug, clap::Args)]
 pub struct CreateArguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     #[command(flatten)]
     form: Form,
@@ -77,7 +77,7 @@ pub(super) async fn create(arguments: CreateArguments) -> Result<(), Failure> {
 #[derive(Debug, clap::Args)]
 pub struct GrowArguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     /// Number of slots or tokens to add, 1 to 10000
     #[arg(value_name = "NUMBER", help_heading = None, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -101,7 +101,7 @@ pub(super) async fn grow(arguments: GrowArguments) -> Result<(), Failure> {
 #[derive(Debug, clap::Args)]
 pub struct ShrinkArguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     /// Number of slots or tokens to remove, 1 to 10000. The highest slots are removed
     /// first; free tokens are removed before held ones, which are removed as they are
@@ -125,7 +125,7 @@ pub(super) async fn shrink(arguments: ShrinkArguments) -> Result<(), Failure> {
 
 /// Changes the number of slots, reports the change, and prints the resulting counts.
 async fn resize(
-    which: &Which,
+    which: &SemaphoreTarget,
     form: &Form,
     to: ResizeTo,
     records: &Records,

@@ -1,20 +1,21 @@
 //! The semaphore of a subcommand: found by name or resource, and observed.
 
+use crate::api::Semaphore;
 use crate::cli::failure::Failure;
 use crate::cli::output::Format;
-use crate::cli::target::{Found, Place, resource};
+use crate::cli::target::{FoundLock, LockLocation, resource};
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
 use crate::semaphore::{Broker, BrokerError, BrokerOptions};
 
 /// The semaphore.
 #[derive(Debug, clap::Args)]
-pub(in crate::cli) struct Which {
+pub(in crate::cli) struct SemaphoreTarget {
     /// Name of the semaphore on the broker, for example ci.deploy; commands that change
     /// nothing also accept sem/NAME
     pub name: String,
 
     #[command(flatten)]
-    place: Place,
+    place: LockLocation,
 }
 
 /// Output options.
@@ -26,28 +27,28 @@ pub(in crate::cli) struct Form {
 }
 
 /// A semaphore and its broker.
-pub(in crate::cli) struct Target {
-    pub found: Found,
+pub(in crate::cli) struct FoundSemaphore {
+    pub found: FoundLock,
     pub broker: Broker,
 }
 
-impl Target {
+impl FoundSemaphore {
     /// Creates the target without connecting.
-    pub fn new(found: Found) -> Self {
+    pub fn new(found: FoundLock) -> Self {
         let broker = Broker::new(found.settings.clone(), BrokerOptions::default());
         Self { found, broker }
     }
 }
 
-impl Which {
+impl SemaphoreTarget {
     /// Finds the semaphore for a command that changes nothing.
-    pub async fn find(&self) -> Result<Target, Failure> {
-        Ok(Target::new(self.place.find(&self.name).await?))
+    pub async fn find(&self) -> Result<FoundSemaphore, Failure> {
+        Ok(FoundSemaphore::new(self.place.find(&self.name).await?))
     }
 
     /// Finds the semaphore for a change. Rejects a resource, which the operator manages.
-    pub async fn find_to_change(&self) -> Result<Target, Failure> {
-        if resource(&self.name).is_some() {
+    pub async fn find_to_change(&self) -> Result<FoundSemaphore, Failure> {
+        if resource::<Semaphore>(&self.name).is_some() {
             let message = "a resource's slots are the operator's to change: use kubectl scale, or kubectl delete";
             return Err(Failure::new(Failure::USAGE, message));
         }
@@ -55,7 +56,7 @@ impl Which {
     }
 }
 
-impl Target {
+impl FoundSemaphore {
     /// Observes the slots on the broker.
     pub async fn look(&self) -> Result<Observed, Failure> {
         let name = &self.found.name;

@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::target::{Which, failed};
+use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::semaphore::Expected;
@@ -11,7 +11,7 @@ use crate::semaphore::Expected;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     /// Expected number of slots [default: that of the resource, otherwise the highest
     /// slot]

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::target::{Which, failed};
+use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::duration;
 use crate::cli::failure::Failure;
 
@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: SemaphoreTarget,
 
     /// Number of the slot, 1 to 10000; not for tokens, which are not numbered [default:
     /// the whole semaphore]

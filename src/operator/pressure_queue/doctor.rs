@@ -8,14 +8,15 @@ use super::super::context::Context;
 use super::super::error::StepError;
 use super::super::outcome::Note;
 use super::super::report::publish;
-use super::findings::{Findings, State};
+use super::apply::Step;
+use super::state::{Diagnosed, Observation, State};
 use crate::api::conditions::{DAMAGED, Say, find, reason};
 use crate::api::validate::ValidQueue;
 use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::plan::pressure_queue::doctor::{
     Against, Diagnosis, Effort, Finding, Remedy, Repair, symptoms,
 };
-use crate::plan::pressure_queue::{QueueRole, Remark};
+use crate::plan::pressure_queue::{ObservedQueue, QueueRole, Remark};
 use crate::pressure::{Deed, QueueDoctor, Repaired, Store};
 
 /// Number of observations after which damage from before the start is visible again.
@@ -29,66 +30,85 @@ const SHORTEST_PAUSE: f64 = 0.9;
 const REASONS: [&str; 6] =
     ["RoleStuck", "HalfCreated", "Residue", "LostToken", "SurplusToken", "CounterDrift"];
 
-/// Diagnoses the last observation, and applies the repairs that the spec allows.
+/// Diagnoses the observed queue, and applies the repairs that the spec allows.
 pub(super) async fn examine(
-    ctx: &Context,
-    queue: &PressureQueue,
-    valid: &ValidQueue,
+    step: &Step<'_>,
     detail: &mut State,
-    old: &PressureQueueStatus,
-    found: &mut Findings,
+    observation: &mut Observation,
+    notes: &mut Vec<Note>,
 ) -> Result<(), StepError> {
-    let Some(store) = detail.store.as_ref().map(|connected| connected.handle.clone()) else {
-        return Ok(());
-    };
-    let Some(seen) = found.seen.clone() else { return Ok(()) };
-    let doctor = detail.doctor.get_or_insert_with(|| new(ctx, &store, valid));
-    let at = ctx.started.elapsed();
-    found.is_mended = valid.repair && !valid.suspend;
-    let effort = if found.is_mended { Effort::Repair } else { Effort::Report };
-    let Diagnosis { damage, at_work, waiting, unsure } =
-        doctor.look(&store, seen.clone(), at, effort).await?;
-    detail.looks = detail.looks.saturating_add(1);
-    let is_open = unsure || !at_work.is_empty() || !waiting.is_empty();
-    if detail.looks <= LOOKS_AFTER_A_START && damage.is_empty() && is_open {
-        found.kept = kept(old);
-    }
-    found.damage = damage;
-    found.is_unsure = unsure;
-    if let Some(by) = Diagnosis::drift(&seen) {
-        ctx.metrics.damage.drifted(queue, by);
+    let Step { ctx, queue, valid, store, .. } = step;
+    let is_mended = valid.repair && !valid.suspend;
+    let found = diagnose(step, detail, &observation.seen, is_mended).await?;
+    if let Some(by) = Diagnosis::drift(&observation.seen) {
+        ctx.metrics.damage.drifted(*queue, by);
     }
     if found.kept.is_none() {
-        tell_new(detail, old, found);
+        let known = &observation.remarks;
+        notes.extend(tell_new(detail, step.old, &found, known));
     }
-
-    let mut mended: Vec<Remark> = Vec::new();
-    for finding in &found.damage {
-        let Remedy::Mend(repair) = &finding.remedy else { continue };
-        if !found.is_mended || !ctx.goes_on() {
-            continue;
-        }
-        // Stale: the queue has changed since. The next observation shows the result.
-        let Some(doctor) = detail.doctor.as_mut() else { continue };
-        if let Repaired::Done(deeds) = doctor.repair(&store, repair).await? {
-            found.notes.push(repaired(&finding.remark, &deeds));
-            ctx.metrics.damage.repaired(queue, finding.remark.reason());
-            mended.push(finding.remark.clone());
-        }
-    }
+    let mended = match &mut detail.doctor {
+        Some(doctor) if is_mended => mend(step, doctor, &found.damage, notes).await,
+        _ => Ok(Vec::new()),
+    };
+    let found = observation.diagnosed.insert(found);
+    let mended = mended?;
     if !mended.is_empty() {
         let seen = store.observe(&valid.queue).await?;
         let left = symptoms(&seen);
         let is_left = |remark: &Remark| !mended.contains(remark) || left.contains(remark);
         found.damage.retain(|finding| is_left(&finding.remark));
-        found.remarks.retain(is_left);
-        found.seen = Some(seen);
+        observation.remarks.retain(is_left);
+        observation.seen = seen;
         // One repair may enable the next one.
         found.is_unsure = true;
     }
     let reasons: Vec<&'static str> = found.damage.iter().map(|f| f.remark.reason()).collect();
-    ctx.metrics.damage.found(queue, &reasons);
+    ctx.metrics.damage.found(*queue, &reasons);
     Ok(())
+}
+
+/// Asks the doctor about the observed queue.
+async fn diagnose(
+    step: &Step<'_>,
+    detail: &mut State,
+    seen: &ObservedQueue,
+    is_mended: bool,
+) -> Result<Diagnosed, StepError> {
+    let Step { ctx, old, valid, store, .. } = step;
+    let doctor = detail.doctor.get_or_insert_with(|| new(ctx, store, valid));
+    let effort = if is_mended { Effort::Repair } else { Effort::Report };
+    let diagnosis = doctor.look(store, seen.clone(), ctx.started.elapsed(), effort).await?;
+    let Diagnosis { damage, at_work, waiting, unsure } = diagnosis;
+    detail.looks = detail.looks.saturating_add(1);
+    let is_open = unsure || !at_work.is_empty() || !waiting.is_empty();
+    let keeps = detail.looks <= LOOKS_AFTER_A_START && damage.is_empty() && is_open;
+    let kept = if keeps { kept(old) } else { None };
+    Ok(Diagnosed { damage, is_mended, kept, is_unsure: unsure })
+}
+
+/// Repairs the damage. Returns what was repaired.
+async fn mend(
+    step: &Step<'_>,
+    doctor: &mut QueueDoctor,
+    damage: &[Finding],
+    notes: &mut Vec<Note>,
+) -> Result<Vec<Remark>, StepError> {
+    let Step { ctx, queue, store, .. } = step;
+    let mut mended = Vec::new();
+    for Finding { remark, remedy } in damage {
+        let Remedy::Mend(repair) = remedy else { continue };
+        if !ctx.goes_on() {
+            break;
+        }
+        // Stale: the queue has changed since. The next observation shows the result.
+        if let Repaired::Done(deeds) = doctor.repair(store, repair).await? {
+            notes.push(repaired(remark, &deeds));
+            ctx.metrics.damage.repaired(*queue, remark.reason());
+            mended.push(remark.clone());
+        }
+    }
+    Ok(mended)
 }
 
 /// Completes a deletion that is blocked because a dead client never released its role.
@@ -133,15 +153,21 @@ fn repaired(remark: &Remark, deeds: &[Deed]) -> Note {
     Note::new(true, "Repaired", message).action(format!("Mended{}", key(remark)))
 }
 
-/// Returns the condition from before this process observed the queue.
-fn kept(old: &PressureQueueStatus) -> Option<Say> {
+/// Returns the condition of the last status, if it names damage.
+pub(super) fn kept(old: &PressureQueueStatus) -> Option<Say> {
     let said = find(&old.conditions, DAMAGED).filter(|condition| condition.status == "True")?;
     let reason = REASONS.into_iter().find(|reason| *reason == said.reason)?;
     Some(Say::new(DAMAGED, true, reason, said.message.clone()))
 }
 
-/// Adds one event for each damage that was not present at the last observation.
-fn tell_new(detail: &mut State, old: &PressureQueueStatus, found: &mut Findings) {
+/// Returns one event for each damage that was not present at the last observation, except
+/// for `known`, which Ready reports with an event.
+fn tell_new(
+    detail: &mut State,
+    old: &PressureQueueStatus,
+    found: &Diagnosed,
+    known: &[Remark],
+) -> Vec<Note> {
     let now: BTreeSet<String> = found.damage.iter().map(|f| key(&f.remark)).collect();
     let told = detail.told.replace(now).unwrap_or_else(|| {
         // After a start, the condition shows which events were published.
@@ -153,14 +179,13 @@ fn tell_new(detail: &mut State, old: &PressureQueueStatus, found: &mut Findings)
         };
         found.damage.iter().filter(was_told).map(|f| key(&f.remark)).collect()
     });
-    // Damage that Ready reports already has an event.
-    let is_new =
-        |f: &&Finding| !told.contains(&key(&f.remark)) && !found.remarks.contains(&f.remark);
-    for finding in found.damage.iter().filter(is_new) {
+    let is_new = |f: &&Finding| !told.contains(&key(&f.remark)) && !known.contains(&f.remark);
+    let event = |finding: &Finding| {
         let message = sentence(finding, found.is_mended);
         let action = format!("Found{}", key(&finding.remark));
-        found.notes.push(Note::new(true, finding.remark.reason(), message).action(action));
-    }
+        Note::new(true, finding.remark.reason(), message).action(action)
+    };
+    found.damage.iter().filter(is_new).map(event).collect()
 }
 
 /// Returns the start of a remark, without the parts that differ after a start.
@@ -189,14 +214,10 @@ fn key(remark: &Remark) -> String {
 }
 
 /// Returns the condition Damaged, or `None` if there is no queue.
-pub(super) fn condition(found: &Findings) -> Option<Say> {
+pub(super) fn condition(found: &Diagnosed, seen: &ObservedQueue) -> Option<Say> {
     let Some(first) = found.damage.first() else {
-        if found.kept.is_some() {
-            return found.kept.clone();
-        }
-        let seen = found.seen.as_ref().filter(|seen| seen.bound.is_some());
-        return seen
-            .map(|_| Say::new(DAMAGED, false, reason::NO_DAMAGE, "Nothing is known to be broken"));
+        let none = || Say::new(DAMAGED, false, reason::NO_DAMAGE, "Nothing is known to be broken");
+        return found.kept.clone().or_else(|| seen.bound.map(|_| none()));
     };
     let all: Vec<String> = found.damage.iter().map(|f| sentence(f, found.is_mended)).collect();
     Some(Say::new(DAMAGED, true, first.remark.reason(), all.join(". Also: ")))

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::doctor;
-use super::findings::State;
+use super::state::State;
 use crate::api::conditions::reason;
 use crate::api::{FORCE_FINALIZE, PressureQueue, PressureQueueStatus};
 use crate::operator::error::{StepError, jitter};

@@ -1,15 +1,16 @@
-//! The status of a `PressureQueue`, computed from the findings of a reconcile. See
+//! The status of a `PressureQueue`, computed from an observation. See
 //! `report` for when it is written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::doctor;
-use super::findings::Findings;
-use crate::api::PressureQueueStatus;
+use super::state::Observation;
 use crate::api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
 use crate::api::pressure_queue::RoleStatus;
+use crate::api::validate;
+use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::operator::kind::ReportedStatus;
-use crate::operator::outcome::{Outcome, Report};
+use crate::operator::outcome::Outcome;
 use crate::plan::clean_text;
 use crate::plan::pressure_queue::{Remark, Role};
 
@@ -20,6 +21,10 @@ const SUMMARY_BYTES: usize = 40;
 impl ReportedStatus for PressureQueueStatus {
     fn conditions(&self) -> &Vec<Condition> {
         &self.conditions
+    }
+    fn set_backends(&mut self, connected: Option<String>, reached: Option<String>) {
+        self.backend = connected;
+        self.reached_backend = reached;
     }
     fn complete(&mut self, generation: Option<i64>, conditions: Vec<Condition>) {
         self.observed_generation = generation;
@@ -43,7 +48,7 @@ impl ReportedStatus for PressureQueueStatus {
 }
 
 /// Returns the outcome. One remark determines Ready; the others only extend its message.
-pub(super) fn outcome(found: &Findings) -> Outcome {
+pub(super) fn outcome(found: &Observation) -> Outcome {
     for remark in &found.remarks {
         let message = remark.to_string();
         match remark {
@@ -72,7 +77,7 @@ pub(super) fn outcome(found: &Findings) -> Outcome {
             | Remark::CounterDrift { .. } => {}
         }
     }
-    if found.seen.as_ref().is_none_or(|seen| seen.bound.is_none()) {
+    if found.seen.bound.is_none() {
         let message = "The queue is not there yet; looking again".to_owned();
         return Outcome::Working { reason: reason::CONFIRMING, message };
     }
@@ -92,21 +97,28 @@ pub(super) fn outcome(found: &Findings) -> Outcome {
     }
 }
 
-pub(super) fn waits_for(found: &Findings) -> Option<&Remark> {
-    found.remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
+/// Returns the remark that the bound waits for its producer, if any.
+pub(super) fn waits_for(remarks: &[Remark]) -> Option<&Remark> {
+    remarks.iter().find(|remark| matches!(remark, Remark::WaitingForProducer { .. }))
 }
 
-/// Converts the findings to the status, as input of `report`.
-pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQueueStatus> {
+/// Returns the status and the conditions. `observation` is `None` if the server did not
+/// answer. A closed queue stays closed, so that much remains true of the last status.
+pub(super) fn describe(
+    queue: &PressureQueue,
+    old: &PressureQueueStatus,
+    observation: Option<&Observation>,
+) -> (PressureQueueStatus, Vec<Say>) {
     let mut status = PressureQueueStatus {
-        queue_name: Some(found.queue.clone()),
-        backend: found.backend.clone(),
-        reached_backend: found.reached_backend.clone(),
-        closed: found.was_closed,
+        queue_name: Some(validate::queue_name(queue)),
+        closed: old.closed,
         ..PressureQueueStatus::default()
     };
+    let Some(Observation { seen, remarks, diagnosed, .. }) = observation else {
+        return (status, Vec::new());
+    };
     let mut said = Vec::new();
-    if let Some(seen) = found.seen.as_ref().filter(|seen| seen.bound.is_some()) {
+    if seen.bound.is_some() {
         status.length = Some(to_i64(seen.length));
         status.bound = seen.bound.map(to_i64);
         status.closed = Some(seen.closed);
@@ -116,23 +128,24 @@ pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<PressureQu
         status.produced_bytes = Some(to_i64(seen.produced_bytes));
         status.consumed_messages = Some(to_i64(seen.consumed_messages));
         status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
-        said.push(match waits_for(found) {
+        said.push(match waits_for(remarks) {
             Some(remark) => Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string()),
             None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
         });
-        let overfilled = found.remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
+        let overfilled = remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
         said.push(match overfilled {
             Some(remark) => Say::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string()),
-            None => Say::new(
-                OVERFILLED,
-                false,
-                reason::WITHIN_BOUND,
-                "The queue is not longer than its bound",
-            ),
+            None => {
+                let message = "The queue is not longer than its bound";
+                Say::new(OVERFILLED, false, reason::WITHIN_BOUND, message)
+            }
         });
     }
-    said.extend(doctor::condition(found));
-    Report { status, reached: found.seen.is_some(), outcome, said, notes: found.notes.clone() }
+    said.extend(match diagnosed {
+        Some(diagnosed) => doctor::condition(diagnosed, seen),
+        None => doctor::kept(old),
+    });
+    (status, said)
 }
 
 fn role(role: &Role) -> RoleStatus {

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::findings::{Findings, SemaphoreState};
+use super::state::{Observation, SemaphoreState};
 use super::status::{in_sync_message, to_i32};
 use crate::api::conditions::{READY, RECONCILING, STALLED, Say, find, merge, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
@@ -14,28 +14,26 @@ use crate::operator::context::Context;
 use crate::operator::error::StepError;
 use crate::operator::kind::Session;
 use crate::operator::metrics::Asked;
-use crate::operator::outcome::{Note, Outcome};
+use crate::operator::outcome::{Applied, Note, Outcome};
 use crate::operator::report::{now, write};
 use crate::plan::semaphore::{Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to};
-use crate::semaphore::{Broker, BrokerError};
+use crate::semaphore::{Broker, BrokerError, Converged};
 
 /// Converges the slots to the spec, and observes their holders and waiters.
 pub(super) async fn converge(
     session: Session<'_, Semaphore>,
     memory: &mut SemaphoreState,
-    found: &mut Findings,
-) -> Result<Outcome, StepError> {
+) -> Applied<Observation> {
     let Session { ctx, object: semaphore, old, valid, connected } = session;
-    found.slots = valid.desired.slots;
-    connected.handle.log_in().await?;
-    found.reached_backend.clone_from(&found.backend);
-
-    // observe, plan, apply: the broker.
+    if let Err(error) = connected.handle.log_in().await {
+        return Applied::failed(error);
+    }
     let step = Step {
         semaphore,
         ctx,
         old,
         broker: connected.handle.clone(),
+        backend: connected.backend.clone(),
         sweep_due: memory.is_new_generation(semaphore)
             || memory
                 .detail
@@ -46,29 +44,23 @@ pub(super) async fn converge(
             || find(&old.conditions, READY).is_none_or(|c| c.status != "True"),
         valid,
     };
-    let blocked = step.put_right(memory, found).await;
-    if found.reached {
-        memory.detail.broker = Some(connected);
-    }
-
-    // Holders and waiters are queried last, so that they never delay the slots
-    // themselves, and independently of the outcome for the slots.
-    step.tell_waiters(found).await;
-    let Step { broker, valid, .. } = &step;
-    if found.reached {
-        found.hold_limit = broker.hold_limit(&valid.lock).await?;
-    }
-    if let Some(seen) = &found.seen
-        && !ctx.stop.is_cancelled()
-    {
-        let holders = broker.holders(&valid.lock, seen, valid.desired.slots, MAX_LISTED_HOLDERS);
-        found.holders = Some(ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await);
-        found.revoke_again = step.revoke(memory, found).await?;
-    }
-    Ok(blocked?.unwrap_or_else(|| Outcome::Ready {
-        reason: reason::IN_SYNC,
-        message: in_sync_message(found, step.valid.suspend),
-    }))
+    let mut notes = Vec::new();
+    let (mut observation, slots) = match step.ensure_slots(memory, &mut notes).await {
+        Ok(ensured) => ensured,
+        Err(error) => return Applied { logged_in: true, notes, ..Applied::failed(error) },
+    };
+    memory.detail.broker = Some(connected);
+    let woken = matches!(slots, Ok(Progress::Done { added: 1.. }));
+    let clients = step.observe_clients(memory, &mut observation, woken, &mut notes).await;
+    let outcome = match clients.map_err(StepError::from).and(slots) {
+        Err(error) => Outcome::Failed(error),
+        Ok(Progress::Blocked(message)) => Outcome::Blocked { reason: reason::SUSPENDED, message },
+        Ok(Progress::Done { .. }) => Outcome::Ready {
+            reason: reason::IN_SYNC,
+            message: in_sync_message(&observation, &step.valid),
+        },
+    };
+    Applied { logged_in: true, observation: Some(observation), outcome, notes }
 }
 
 /// Input of the steps that use the broker.
@@ -77,6 +69,7 @@ pub(super) struct Step<'a> {
     pub ctx: &'a Context,
     pub old: &'a SemaphoreStatus,
     pub broker: Broker,
+    backend: String,
     pub valid: ValidSemaphore,
     /// Whether slots are swept now, in addition to holders.
     pub sweep_due: bool,
@@ -84,64 +77,120 @@ pub(super) struct Step<'a> {
     first_look: bool,
 }
 
+/// How far the slots were brought to the spec.
+enum Progress {
+    /// The broker has the desired slots. Contains how many were added.
+    Done { added: u32 },
+    /// The slots must not be changed, for this reason.
+    Blocked(String),
+}
+
+/// An observation of slots, also if a change to them failed.
+type Ensured = (Observation, Result<Progress, StepError>);
+
 impl Step<'_> {
-    /// Converges the slots to the spec, or returns why that is blocked.
-    async fn put_right(
+    /// Converges the slots to the spec. Fails if they could not be observed.
+    async fn ensure_slots(
         &self,
         memory: &mut SemaphoreState,
-        found: &mut Findings,
-    ) -> Result<Option<Outcome>, StepError> {
-        let desired = self.valid.desired;
-        let written_mark = self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok());
-        if found.mark.is_none() {
-            found.mark = self.broker.find_mark(&self.valid.lock, desired.overshoot).await?;
-        }
-        found.mark = found.mark.map(|mark| mark.max(memory.detail.reaches));
-        if self.first_look && self.sweep_due && !self.valid.suspend {
-            // New spec: all slots are checked under the mutex anyway, so they are not
-            // observed before. The mark that must be written first is computed as if no
-            // slot existed, because that gives the highest mark.
-            let none = ObservedSlots::default();
-            let mark = found.mark.and(plan_slots(desired, &none, written_mark).raise_mark_to);
-            self.apply(memory, found, mark, &[]).await?;
-        } else {
-            // observe: without the mutex.
-            let seen = self.observe(memory, found).await?;
-            found.reached = true;
-
-            // plan: pure. Without a sweep, the slots are those of the last one, and no
-            // change to them is due.
-            let planned = plan(desired, &seen, written_mark);
-            found.seen = Some(seen);
-            let differs = !planned.is_empty();
-            let lost = if self.sweep_due && !self.valid.suspend {
-                self.look_around(found).await?
+        notes: &mut Vec<Note>,
+    ) -> Result<Ensured, StepError> {
+        let (lock, desired) = (&self.valid.lock, self.valid.desired);
+        let mark = match self.written_mark() {
+            None => self.broker.find_mark(lock, desired.overshoot).await?,
+            mark => mark,
+        };
+        let mark = mark.map(|mark| mark.max(memory.detail.reaches));
+        let (mut observation, progress) =
+            if self.first_look && self.sweep_due && !self.valid.suspend {
+                self.declare(memory, mark, notes).await?
             } else {
-                Vec::new()
+                let mut observation = Observation::new(self.observe(memory, mark).await?, mark);
+                let progress = self.repair(memory, &mut observation, notes).await;
+                (observation, progress)
             };
-
-            // apply: only if there is something to do.
-            let (add, remove) = planned.changes();
-            if self.valid.suspend && add + remove > 0 {
-                let unit = found.unit.many();
-                return Ok(Some(Outcome::Blocked {
-                    reason: reason::SUSPENDED,
-                    message: format!(
-                        "Suspended: {add} {unit} to add and {remove} to remove once suspend is false"
-                    ),
-                }));
-            }
-            if self.sweep_due && (differs || !lost.is_empty()) && !self.valid.suspend {
-                self.apply(memory, found, planned.raise_mark_to(), &lost).await?;
-            }
-        }
-        if self.sweep_due
-            && let Some(seen) = &found.seen
-        {
+        if self.sweep_due && matches!(progress, Ok(Progress::Done { .. })) {
+            let seen = &observation.seen;
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            found.mark = seen.numbered().map(|seen| settled_mark(desired.slots, seen));
+            observation.mark = seen.numbered().map(|seen| settled_mark(desired.slots, seen));
         }
-        Ok(None)
+        Ok((observation, progress))
+    }
+
+    /// Applies a new spec. All slots are checked under the mutex anyway, so they are not
+    /// observed before.
+    async fn declare(
+        &self,
+        memory: &mut SemaphoreState,
+        mark: Option<u32>,
+        notes: &mut Vec<Note>,
+    ) -> Result<Ensured, StepError> {
+        let desired = self.valid.desired;
+        // The mark that must be written first is computed as if no slot existed, because
+        // that gives the highest mark.
+        let none = ObservedSlots::default();
+        let raise_to = mark.and(plan_slots(desired, &none, self.written_mark()).raise_mark_to);
+        let mark = self.raise_mark(memory, mark, raise_to).await?;
+        match self.apply(memory, mark, &[], notes).await {
+            Ok(Converged { seen, waiting, declared, .. }) => {
+                let observation = Observation { waiting, ..Observation::new(seen, mark) };
+                Ok((observation, Ok(Progress::Done { added: declared })))
+            }
+            // The broker responds, so the existing slots and their holders are reported
+            // despite the error.
+            Err(
+                error @ (BrokerError::MutexBusy { .. }
+                | BrokerError::IncompatibleQueue { .. }
+                | BrokerError::ProtocolMismatch { .. }
+                | BrokerError::NodeDown { .. }),
+            ) => {
+                let highest = mark.unwrap_or_default();
+                let seen = self.look(sweep_to(desired, highest), highest.max(desired.slots));
+                Ok((Observation::new(seen.await?, mark), Err(error.into())))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Plans the changes to the observed slots, and applies them if there are any.
+    async fn repair(
+        &self,
+        memory: &mut SemaphoreState,
+        observation: &mut Observation,
+        notes: &mut Vec<Note>,
+    ) -> Result<Progress, StepError> {
+        // plan: pure. Without a sweep, the slots are those of the last one, and no change
+        // to them is due.
+        let planned = plan(self.valid.desired, &observation.seen, self.written_mark());
+        let (add, remove) = planned.changes();
+        let lost = if self.sweep_due && !self.valid.suspend {
+            self.look_around(observation).await?
+        } else {
+            Vec::new()
+        };
+        if self.valid.suspend && add + remove > 0 {
+            let unit = self.valid.lock.unit().many();
+            return Ok(Progress::Blocked(format!(
+                "Suspended: {add} {unit} to add and {remove} to remove once suspend is false"
+            )));
+        }
+        let is_in_sync = planned.is_empty() && lost.is_empty();
+        if !self.sweep_due || self.valid.suspend || is_in_sync {
+            return Ok(Progress::Done { added: 0 });
+        }
+
+        // apply: under the admin mutex.
+        observation.mark =
+            self.raise_mark(memory, observation.mark, planned.raise_mark_to()).await?;
+        let converged = self.apply(memory, observation.mark, &lost, notes).await?;
+        let Converged { seen, waiting, declared, .. } = converged;
+        (observation.seen, observation.waiting) = (seen, waiting);
+        Ok(Progress::Done { added: declared })
+    }
+
+    /// Returns the high-water mark of the last status.
+    fn written_mark(&self) -> Option<u32> {
+        self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok())
     }
 
     async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<Observed, BrokerError> {
@@ -149,13 +198,14 @@ impl Step<'_> {
         self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await
     }
 
+    /// Observes slots and holders, without the admin mutex.
     async fn observe(
         &self,
         memory: &SemaphoreState,
-        found: &Findings,
+        mark: Option<u32>,
     ) -> Result<Observed, BrokerError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
-        let mark = found.mark.unwrap_or_default();
+        let mark = mark.unwrap_or_default();
         let holders_to = mark.max(desired.slots);
         match &memory.detail.swept {
             // Between two sweeps only the holders are observed. For tokens, one observation
@@ -173,25 +223,18 @@ impl Step<'_> {
         }
     }
 
+    /// Converges slots up to the mark. `lost` describes auxiliary queues that are missing.
     async fn apply(
         &self,
         memory: &mut SemaphoreState,
-        found: &mut Findings,
-        raise_mark_to: Option<u32>,
+        mark: Option<u32>,
         lost: &[&'static str],
-    ) -> Result<(), StepError> {
+        notes: &mut Vec<Note>,
+    ) -> Result<Converged, BrokerError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
-        let mut mark = found.mark.unwrap_or_default();
-        if let Some(higher) = raise_mark_to {
-            // Never lower: slots above the mark are only removed now, and possibly not
-            // all of them.
-            mark = mark.max(higher);
-            announce(self.semaphore, self.ctx, memory, self.old, found, mark).await?;
-            found.mark = Some(mark);
-        }
-        let sweep = sweep_to(desired, mark);
         memory.detail.reaches = memory.detail.reaches.max(desired.slots);
         let metrics = &self.ctx.metrics;
+        let sweep = sweep_to(desired, mark.unwrap_or_default());
         let converged = self.broker.converge(lock, desired, sweep, self.first_look, &self.ctx.stop);
         let converged = metrics.timed(Asked::rabbitmq("converge"), converged).await;
         match &converged {
@@ -199,70 +242,82 @@ impl Step<'_> {
             Err(BrokerError::MutexBusy { waited, .. }) => metrics.waited_for_mutex(*waited),
             Err(_) => {}
         }
-        // The broker responds, so the existing slots and their holders are reported
-        // despite the error.
-        if let (
-            None,
-            Err(
-                BrokerError::MutexBusy { .. }
-                | BrokerError::IncompatibleQueue { .. }
-                | BrokerError::ProtocolMismatch { .. }
-                | BrokerError::NodeDown { .. },
-            ),
-        ) = (&found.seen, &converged)
-        {
-            found.seen = Some(self.look(sweep, mark.max(desired.slots)).await?);
-        }
-        found.reached |= found.seen.is_some();
         let converged = converged?;
-        found.reached = true;
-        found.waiting = converged.waiting;
-        found.woken = converged.declared > 0;
         if converged.declared + converged.deleted > 0 || !lost.is_empty() {
-            let drift = !self.first_look;
-            if drift {
+            if !self.first_look {
                 metrics.corrected(self.semaphore);
             }
-            let mut message = format!(
-                "{}: {} added, {} removed",
-                found.unit.count(desired.slots),
-                converged.declared,
-                converged.deleted
-            );
-            for what in lost {
-                message.extend([", ", what, " made again"]);
-            }
-            let reason = if drift { "DriftRepaired" } else { "Resized" };
-            let what = if drift { "Repair" } else { "Resize" };
-            let more = if lost.is_empty() { "" } else { "AndMore" };
-            let action = format!("{what}To{}{more}", desired.slots);
-            found.notes.push(Note::new(drift, reason, message).action(action));
+            notes.push(self.resized(&converged, lost));
         }
-        found.seen = Some(converged.seen);
+        Ok(converged)
+    }
+
+    /// Returns the event of a change.
+    fn resized(&self, converged: &Converged, lost: &[&'static str]) -> Note {
+        let drift = !self.first_look;
+        let slots = self.valid.desired.slots;
+        let count = self.valid.lock.unit().count(slots);
+        let Converged { declared, deleted, .. } = converged;
+        let mut message = format!("{count}: {declared} added, {deleted} removed");
+        for what in lost {
+            message.extend([", ", what, " made again"]);
+        }
+        let reason = if drift { "DriftRepaired" } else { "Resized" };
+        let what = if drift { "Repair" } else { "Resize" };
+        let more = if lost.is_empty() { "" } else { "AndMore" };
+        Note::new(drift, reason, message).action(format!("{what}To{slots}{more}"))
+    }
+
+    /// Writes a higher mark before slots beyond the last one are created. A successor then
+    /// finds all of them, even if this process fails.
+    async fn raise_mark(
+        &self,
+        memory: &mut SemaphoreState,
+        mark: Option<u32>,
+        raise_to: Option<u32>,
+    ) -> Result<Option<u32>, StepError> {
+        let Some(higher) = raise_to else { return Ok(mark) };
+        // Never lower: slots above the mark are only removed now, and possibly not all of
+        // them.
+        let mark = mark.map_or(higher, |mark| mark.max(higher));
+        let mut status = self.old.clone();
+        status.highest_slot = Some(to_i32(mark));
+        status.reached_backend = Some(self.backend.clone());
+        let count = self.valid.lock.unit().count(self.valid.desired.slots);
+        let generation = self.old.observed_generation;
+        let said =
+            vec![Say::new(RECONCILING, true, reason::RESIZING, format!("Resizing to {count}"))];
+        // The reason for Stalled no longer applies.
+        status.conditions.retain(|c| ![RECONCILING, STALLED].contains(&c.type_.as_str()));
+        status.conditions.extend(merge(&self.old.conditions, said, generation, &now()));
+        write(self.ctx, self.semaphore, memory, status)
+            .await
+            .map_err(|source| StepError::Announce(Box::new(source)))?;
+        Ok(Some(mark))
+    }
+
+    /// Observes waiters and holders, and revokes holders as requested or due. Comes last,
+    /// so that it never delays the slots themselves, and independently of the outcome for
+    /// the slots. `woken` is true if waiters were already notified of added slots.
+    async fn observe_clients(
+        &self,
+        memory: &mut SemaphoreState,
+        observation: &mut Observation,
+        woken: bool,
+        notes: &mut Vec<Note>,
+    ) -> Result<(), BrokerError> {
+        let (ctx, lock) = (self.ctx, &self.valid.lock);
+        self.tell_waiters(observation, woken).await;
+        observation.hold_limit = self.broker.hold_limit(lock).await?;
+        if ctx.stop.is_cancelled() {
+            return Ok(());
+        }
+        let slots = self.valid.desired.slots;
+        let holders = self.broker.holders(lock, &observation.seen, slots, MAX_LISTED_HOLDERS);
+        let holders = ctx.metrics.timed(Asked::rabbitmq("holders"), holders).await;
+        let revoking = self.revoke(&mut memory.detail.holding, &holders.list, notes);
+        observation.revoke_again = revoking.await?;
+        observation.holders = Some(holders);
         Ok(())
     }
-}
-
-/// Writes the high-water mark before slots beyond it are created. A successor then finds
-/// all of them, even if this process fails.
-async fn announce(
-    semaphore: &Semaphore,
-    ctx: &Context,
-    memory: &mut SemaphoreState,
-    old: &SemaphoreStatus,
-    found: &Findings,
-    mark: u32,
-) -> Result<(), StepError> {
-    let mut status = old.clone();
-    status.highest_slot = Some(to_i32(mark));
-    status.reached_backend.clone_from(&found.reached_backend);
-    let message = format!("Resizing to {}", found.unit.count(found.slots));
-    let generation = old.observed_generation;
-    let said = vec![Say::new(RECONCILING, true, reason::RESIZING, message)];
-    // The reason for Stalled no longer applies.
-    status.conditions.retain(|c| ![RECONCILING, STALLED].contains(&c.type_.as_str()));
-    status.conditions.extend(merge(&old.conditions, said, generation, &now()));
-    write(ctx, semaphore, memory, status)
-        .await
-        .map_err(|source| StepError::Announce(Box::new(source)))
 }

@@ -2,21 +2,22 @@
 //! records.
 
 use super::apply::Step;
-use super::findings::Findings;
+use super::state::Observation;
 use crate::plan::semaphore::wake_ups;
 use crate::semaphore::BrokerError;
 
 impl Step<'_> {
-    /// Returns descriptions of the auxiliary queues that should exist but do not.
+    /// Returns descriptions of the auxiliary queues that should exist but do not. Reads the
+    /// number of waiters on the way.
     pub(super) async fn look_around(
         &self,
-        found: &mut Findings,
+        observation: &mut Observation,
     ) -> Result<Vec<&'static str>, BrokerError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let mut lost = Vec::new();
         if lock.wait_queue().is_some() {
-            found.waiting = self.broker.waiting(lock).await?;
-            if found.waiting.is_none() {
+            observation.waiting = self.broker.waiting(lock).await?;
+            if observation.waiting.is_none() {
                 lost.push("the wait queue");
             }
         }
@@ -25,25 +26,26 @@ impl Step<'_> {
     }
 
     /// Reads the number of waiters unless known, and wakes as many as can get a slot.
-    pub(super) async fn tell_waiters(&self, found: &mut Findings) {
+    /// `woken` is true if waiters were already notified of slots that a change added.
+    pub(super) async fn tell_waiters(&self, observation: &mut Observation, woken: bool) {
         let lock = &self.valid.lock;
-        let Some(seen) = &found.seen else { return };
+        let Observation { seen, waiting, .. } = observation;
         // With no holders there are hardly any waiters. Querying at every observation
         // would double the load of thousands of idle locks on the broker.
         let was = self.old.waiting.and_then(|waiting| u32::try_from(waiting).ok());
-        if found.waiting.is_none() && !self.sweep_due && seen.held() == 0 && was == Some(0) {
-            found.waiting = was;
+        if waiting.is_none() && !self.sweep_due && seen.held() == 0 && was == Some(0) {
+            *waiting = was;
             return;
         }
         let told = async {
-            if found.waiting.is_none() {
-                found.waiting = self.broker.waiting(lock).await?;
+            if waiting.is_none() {
+                *waiting = self.broker.waiting(lock).await?;
             }
-            let free = seen.counts(found.slots).free;
-            if self.valid.suspend || found.woken {
+            let free = seen.counts(self.valid.desired.slots).free;
+            if self.valid.suspend || woken {
                 return Ok(());
             }
-            self.broker.wake(lock, wake_ups(free, found.waiting)).await
+            self.broker.wake(lock, wake_ups(free, *waiting)).await
         };
         let told: Result<(), BrokerError> = told.await;
         if let Err(error) = told {

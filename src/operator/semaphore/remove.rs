@@ -3,17 +3,15 @@
 
 use std::time::Duration;
 
-use kube::ResourceExt;
-
-use super::findings::{FACTS_INTERVAL, Findings};
-use super::status::to_report;
+use super::state::{FACTS_INTERVAL, Observation};
+use super::status::describe;
 use crate::api::conditions::reason;
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::{FORCE_FINALIZE, Semaphore, SemaphoreStatus};
 use crate::operator::cleanup::namespace_is_terminating;
 use crate::operator::error::jitter;
-use crate::operator::kind::Session;
-use crate::operator::outcome::{Outcome, Removal};
+use crate::operator::kind::{ReportedStatus, Session};
+use crate::operator::outcome::{Outcome, Removal, Report};
 use crate::plan::naming::Unit;
 use crate::plan::semaphore::{ObservedSlots, sweep_to};
 use crate::semaphore::BrokerError;
@@ -72,25 +70,18 @@ pub(super) async fn in_use(
     }
     let holders = broker.holders(lock, &seen, slots, MAX_LISTED_HOLDERS).await;
     let pause = if holders.incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe };
-    let found = Findings {
-        name: semaphore.name_any(),
-        lock: lock.to_string(),
-        backend: Some(connected.backend.clone()),
-        reached_backend: Some(connected.backend.clone()),
-        reached: true,
-        slots,
-        unit: lock.unit(),
-        mark: mark.max(seen.numbered().map(ObservedSlots::highest)),
-        waiting: broker.waiting(lock).await?,
-        seen: Some(seen),
-        holders: Some(holders),
-        ..Findings::default()
-    };
-    let held = format!("{} {}", found.unit.count(held), if held == 1 { "is" } else { "are" });
+    let mark = mark.max(seen.numbered().map(ObservedSlots::highest));
+    let waiting = broker.waiting(lock).await?;
+    let holders = Some(holders);
+    let observation = Observation { waiting, holders, ..Observation::new(seen, mark) };
+    let (mut status, said) = describe(semaphore, &observation);
+    let backend = Some(connected.backend.clone());
+    status.set_backends(backend.clone(), backend);
+    let held = format!("{} {}", lock.unit().count(held), if held == 1 { "is" } else { "are" });
     let message = format!(
         "deletionGuard is Unused, and {held} held: nothing is removed before all are released. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
     );
     let outcome = Outcome::Working { reason: reason::IN_USE, message };
-    let report = Box::new(to_report(&found, outcome));
-    Ok(Some(Removal::Guarded(report, reason::IN_USE, jitter(pause))))
+    let report = Report { status, reached: true, outcome, said, notes: Vec::new() };
+    Ok(Some(Removal::Guarded(Box::new(report), reason::IN_USE, jitter(pause))))
 }

@@ -8,13 +8,14 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 
 use super::apply::Step;
-use super::findings::{Findings, SemaphoreState};
 use super::holding::Holding;
+use super::state::SemaphoreState;
 use crate::api::revoke::RevokeRequest;
 use crate::api::{REVOKE, Semaphore};
 use crate::operator::context::Context;
 use crate::operator::outcome::Note;
 use crate::plan::clean_text;
+use crate::plan::semaphore::Holder;
 use crate::semaphore::{BrokerError, Revocation, RevokeError};
 
 /// Retry interval after a draining holder could not be revoked.
@@ -36,15 +37,13 @@ impl Step<'_> {
     /// that is soon.
     pub(super) async fn revoke(
         &self,
-        memory: &mut SemaphoreState,
-        found: &mut Findings,
+        holding: &mut Holding,
+        holders: &[Holder],
+        notes: &mut Vec<Note>,
     ) -> Result<Option<Duration>, BrokerError> {
-        let holding = &mut memory.detail.holding;
-        if let Some(holders) = &found.holders {
-            holding.follow(&holders.list);
-        }
-        let asked = self.answer(holding, found).await?;
-        let drained = self.revoke_drained(holding, found).await?;
+        holding.follow(holders);
+        let asked = self.answer(holding, notes).await?;
+        let drained = self.revoke_drained(holding, notes).await?;
         Ok(asked.into_iter().chain(drained).min())
     }
 
@@ -52,7 +51,7 @@ impl Step<'_> {
     async fn answer(
         &self,
         holding: &mut Holding,
-        found: &mut Findings,
+        notes: &mut Vec<Note>,
     ) -> Result<Option<Duration>, BrokerError> {
         let Some(text) = request(self.semaphore) else {
             holding.request = None;
@@ -93,7 +92,7 @@ impl Step<'_> {
             }
         };
         holding.handled = true;
-        found.notes.push(note);
+        notes.push(note);
         Ok(Some(UNSURE))
     }
 
@@ -101,7 +100,7 @@ impl Step<'_> {
     async fn revoke_drained(
         &self,
         holding: &mut Holding,
-        found: &mut Findings,
+        notes: &mut Vec<Note>,
     ) -> Result<Option<Duration>, BrokerError> {
         let Some(after) = self.valid.revoke_after.filter(|_| !self.valid.suspend) else {
             return Ok(None);
@@ -132,13 +131,13 @@ impl Step<'_> {
                 at: String::new(),
             };
             match self.take(&what).await {
-                Ok(()) => found.notes.push(revoked(&asked)),
+                Ok(()) => notes.push(revoked(&asked)),
                 Err(RevokeError::Broker(error @ BrokerError::Interrupted)) => return Err(error),
                 Err(RevokeError::NotHeld) => {}
                 Err(error) => {
                     // Reported once, then retried silently.
                     if known.failed.is_none() {
-                        found.notes.push(refused(Some(&asked), &error.to_string()));
+                        notes.push(refused(Some(&asked), &error.to_string()));
                     }
                     known.failed = Some(Instant::now());
                     continue;

@@ -1,66 +1,84 @@
 //! The status of a Semaphore: counts, holders and the kind's own conditions. Pure. See
 //! `report` for when it is written.
 
-use super::findings::Findings;
+use kube::ResourceExt;
+
+use super::state::{Observation, State};
 use crate::api::conditions::{DRAINED, SATURATED, Say, reason};
 use crate::api::semaphore::HolderStatus;
-use crate::api::{GROUP, SemaphoreStatus};
-use crate::operator::outcome::{Outcome, Report};
+use crate::api::validate::{self, ValidSemaphore};
+use crate::api::{GROUP, Semaphore, SemaphoreStatus};
 use crate::plan::clean_text;
 use crate::plan::naming::Unit;
 use crate::plan::semaphore::{Holder, Observed, ObservedSlots};
 
-pub(super) fn in_sync_message(found: &Findings, suspended: bool) -> String {
-    let suspended = if suspended { "; suspended" } else { "" };
-    let who = match found.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
+pub(super) fn in_sync_message(observation: &Observation, valid: &ValidSemaphore) -> String {
+    let suspended = if valid.suspend { "; suspended" } else { "" };
+    let who = match observation.holders.as_ref().and_then(|h| h.management_error.as_ref()) {
         Some(error) => format!("; who the holders are is not known: {error}"),
         None => String::new(),
     };
-    let count = found.unit.count(found.slots);
-    let limit = found.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
+    let count = valid.lock.unit().count(valid.desired.slots);
+    let limit = observation.hold_limit.map(|limit| format!("; {limit}")).unwrap_or_default();
     format!("The broker has exactly the desired {count}{suspended}{who}{limit}")
 }
 
-/// Converts the findings to the status, as input of `report`.
-pub(super) fn to_report(found: &Findings, outcome: Outcome) -> Report<SemaphoreStatus> {
+/// Returns the status while the broker does not answer: only what remains true of the last
+/// one. Slots above its mark may exist that this process was about to create.
+pub(super) fn unobserved(
+    semaphore: &Semaphore,
+    old: &SemaphoreStatus,
+    state: &State,
+) -> SemaphoreStatus {
+    SemaphoreStatus {
+        lock_name: Some(validate::lock_name(semaphore)),
+        highest_slot: old.highest_slot.map(|mark| mark.max(to_i32(state.reaches))),
+        selector: Some(selector(semaphore)),
+        ..SemaphoreStatus::default()
+    }
+}
+
+/// Returns the status of an observed lock, and its conditions.
+pub(super) fn describe(
+    semaphore: &Semaphore,
+    observation: &Observation,
+) -> (SemaphoreStatus, Vec<Say>) {
+    let Observation { seen, mark, waiting, holders, .. } = observation;
+    let slots = u32::try_from(semaphore.spec.slots).unwrap_or(0);
+    let counts = seen.counts(slots);
     let mut status = SemaphoreStatus {
-        lock_name: Some(found.lock.clone()),
-        backend: found.backend.clone(),
-        reached_backend: found.reached_backend.clone(),
-        highest_slot: found.mark.map(to_i32),
-        selector: Some(selector(found)),
+        lock_name: Some(validate::lock_name(semaphore)),
+        highest_slot: mark.map(to_i32),
+        selector: Some(selector(semaphore)),
+        waiting: waiting.map(to_i32),
+        slots: Some(to_i32(seen.total_up_to(slots))),
+        held: Some(to_i32(counts.held)),
+        free: Some(to_i32(counts.free)),
+        draining: Some(to_i32(counts.draining)),
         ..SemaphoreStatus::default()
     };
-    status.waiting = found.waiting.map(to_i32);
-    let mut said = Vec::new();
-    if let (Some(seen), true) = (&found.seen, found.reached) {
-        let counts = seen.counts(found.slots);
-        status.slots = Some(to_i32(seen.total_up_to(found.slots)));
-        status.held = Some(to_i32(counts.held));
-        status.free = Some(to_i32(counts.free));
-        status.draining = Some(to_i32(counts.draining));
-        said.push(match seen {
-            Observed::Numbered(seen) => drained(seen, found.slots),
-            Observed::Counted(_) => drained_tokens(counts.draining, found.slots),
-        });
-        said.push(saturated(counts.held, counts.free, found.unit));
-    }
-    if let Some(holders) = &found.holders {
+    if let Some(holders) = holders {
         let listed = holders.list.len();
-        let all = found.seen.as_ref().map_or(listed, |seen| seen.held() as usize);
+        let all = seen.held() as usize;
         status.holders_truncated = all > listed;
         status.holders = holders.list.iter().map(Into::into).collect();
         status.holders_summary = Some(summary(&status.holders, all));
     }
-    Report { status, reached: found.reached, outcome, said, notes: found.notes.clone() }
+    let drained = match seen {
+        Observed::Numbered(seen) => drained(seen, slots),
+        Observed::Counted(_) => drained_tokens(counts.draining, slots),
+    };
+    let unit = semaphore.spec.naming().unit();
+    (status, vec![drained, saturated(counts.held, counts.free, unit)])
 }
 
 /// Returns the selector for a Scale, which contains nothing else of the status. It
 /// matches no pods. The chart's policy `revoke-scale` uses it to detect that lowering the
 /// count revokes holders.
-fn selector(found: &Findings) -> String {
-    let revokes = found.revoke_after.as_ref().map(|after| format!(",{GROUP}/revoke-after={after}"));
-    format!("{GROUP}/semaphore={}{}", found.name, revokes.unwrap_or_default())
+fn selector(semaphore: &Semaphore) -> String {
+    let after = semaphore.spec.drain.as_ref().and_then(|drain| drain.revoke_after.as_ref());
+    let revokes = after.map(|after| format!(",{GROUP}/revoke-after={after}"));
+    format!("{GROUP}/semaphore={}{}", semaphore.name_any(), revokes.unwrap_or_default())
 }
 
 fn drained(seen: &ObservedSlots, slots: u32) -> Say {

@@ -18,6 +18,27 @@ use crate::semaphore::protocol::numbered::holding::Holding;
 /// First and longest pause between attempts without a wait queue, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
+/// A client that acquires a slot, between two attempts.
+struct Acquisition<'a> {
+    lock: &'a Lock,
+    how: &'a dyn Holding,
+    options: &'a AcquireOptions,
+    id: String,
+    until: Option<Moment>,
+    turn: Turn,
+    /// Which slots the next attempt tries.
+    place: Place,
+}
+
+/// How a client waits for its turn.
+enum Turn {
+    /// It has not joined the wait queue yet.
+    Outside,
+    Joined(Box<Waiter>),
+    /// There is no wait queue. Contains the next pause, before jitter.
+    Polling(Duration),
+}
+
 impl Lock {
     /// Acquires a slot with the given protocol.
     pub(super) async fn acquire_slot(
@@ -30,75 +51,12 @@ impl Lock {
         if wait == Wait::No {
             return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
         }
-        let until = wait.until();
-        let mut waiter: Option<Waiter> = None;
-        let mut may_join = self.kind() == Kind::Semaphore;
-        let (mut pause, mut place) = (PAUSES.0, Place::Any);
-        if self.joins_first(options).await? {
-            (waiter, may_join) = (self.join(&id, options).await?, false);
-            place = first_place(waiter.as_ref(), options);
-        }
-        loop {
-            let error = match self.attempt(how, options, &id, place, until).await {
-                Ok((permit, more)) => {
-                    if let Some(waiter) = waiter {
-                        self.pass_on(waiter, permit.slot(), more).await;
-                    }
-                    return Ok(permit);
-                }
-                Err(error) => error,
-            };
-            let can_wait = match &error {
-                // The slot was lost during the lock delay. Another client may hold it
-                // now.
-                AcquireError::Full { .. }
-                | AcquireError::Contended { .. }
-                | AcquireError::Lost { .. } => true,
-                AcquireError::NoSlots { .. } => waiter.is_some() || may_join,
-                _ => false,
-            };
-            if !can_wait || until.is_some_and(|until| until.left().is_zero()) {
-                return Err(error);
-            }
-            if may_join {
-                (waiter, may_join) = (self.join(&id, options).await?, false);
-                if waiter.is_some() {
-                    // Slots released before the client joined woke no waiter.
-                    place = first_place(waiter.as_ref(), options);
-                    continue;
-                }
-            }
-            match &mut waiter {
-                // No wake-up will come for this error: another client was just faster.
-                Some(joined)
-                    if matches!(
-                        error,
-                        AcquireError::Contended { .. } | AcquireError::Lost { .. }
-                    ) =>
-                {
-                    if matches!(error, AcquireError::Lost { .. }) {
-                        place = first_place(Some(joined), options);
-                    }
-                    tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
-                }
-                Some(joined) => {
-                    match self.wait_for_turn(how, options, joined, until).await? {
-                        Some(next) => place = next,
-                        // The lock was destroyed, or the connection was lost. The next
-                        // attempt shows which.
-                        None => {
-                            (waiter, may_join, place) = (None, true, Place::Search { others: 0 });
-                        }
-                    }
-                }
-                None if matches!(error, AcquireError::NoSlots { .. }) => return Err(error),
-                None => {
-                    let left = until.map_or(pause, Moment::left);
-                    tokio::time::sleep(rand::random_range(Duration::ZERO..=pause).min(left)).await;
-                    pause = (pause * 2).min(PAUSES.1);
-                }
-            }
-        }
+        let turn = match self.kind() {
+            Kind::Semaphore => Turn::Outside,
+            Kind::Mutex => Turn::Polling(PAUSES.0),
+        };
+        let (until, place) = (wait.until(), Place::Any);
+        Acquisition { lock: self, how, options, id, until, turn, place }.run().await
     }
 
     async fn join(
@@ -125,8 +83,83 @@ impl Lock {
     }
 }
 
+impl Acquisition<'_> {
+    async fn run(mut self) -> Result<Permit, AcquireError> {
+        let Self { lock, how, options, until, .. } = self;
+        if lock.joins_first(options).await? {
+            self.join().await?;
+        }
+        loop {
+            let error = match lock.attempt(how, options, &self.id, self.place, until).await {
+                Ok((permit, more)) => {
+                    if let Turn::Joined(waiter) = self.turn {
+                        lock.pass_on(*waiter, permit.slot(), more).await;
+                    }
+                    return Ok(permit);
+                }
+                Err(error) => error,
+            };
+            let can_wait = match &error {
+                // The slot was lost during the lock delay. Another client may hold it
+                // now.
+                AcquireError::Full { .. }
+                | AcquireError::Contended { .. }
+                | AcquireError::Lost { .. } => true,
+                AcquireError::NoSlots { .. } => !matches!(self.turn, Turn::Polling(_)),
+                _ => false,
+            };
+            if !can_wait || until.is_some_and(|until| until.left().is_zero()) {
+                return Err(error);
+            }
+            self.wait(&error).await?;
+        }
+    }
+
+    /// Joins the wait queue, if there is one. Slots released before that woke no waiter, so
+    /// the next attempt does not wait.
+    async fn join(&mut self) -> Result<(), AcquireError> {
+        self.turn = match self.lock.join(&self.id, self.options).await? {
+            Some(waiter) => {
+                self.place = first_place(&waiter, self.options);
+                Turn::Joined(Box::new(waiter))
+            }
+            None => Turn::Polling(PAUSES.0),
+        };
+        Ok(())
+    }
+
+    /// Waits for this client's turn after an attempt that failed.
+    async fn wait(&mut self, error: &AcquireError) -> Result<(), AcquireError> {
+        let Self { lock, how, options, until, .. } = *self;
+        match &mut self.turn {
+            Turn::Outside => self.join().await?,
+            // No wake-up will come for these errors: another client was just faster.
+            Turn::Joined(waiter)
+                if matches!(error, AcquireError::Contended { .. } | AcquireError::Lost { .. }) =>
+            {
+                if matches!(error, AcquireError::Lost { .. }) {
+                    self.place = first_place(waiter, options);
+                }
+                tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
+            }
+            Turn::Joined(waiter) => match lock.wait_for_turn(how, options, waiter, until).await? {
+                Some(next) => self.place = next,
+                // The lock was destroyed, or the connection was lost. The next attempt
+                // shows which.
+                None => (self.turn, self.place) = (Turn::Outside, Place::Search { others: 0 }),
+            },
+            Turn::Polling(pause) => {
+                let left = until.map_or(*pause, Moment::left);
+                let jittered = rand::random_range(Duration::ZERO..=*pause);
+                *pause = (*pause * 2).min(PAUSES.1);
+                tokio::time::sleep(jittered.min(left)).await;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Returns which slots a client tries first after joining.
-fn first_place(waiter: Option<&Waiter>, options: &AcquireOptions) -> Place {
-    let others = waiter.filter(|_| !options.barge).map_or(0, |waiter| waiter.others);
-    Place::Search { others }
+fn first_place(waiter: &Waiter, options: &AcquireOptions) -> Place {
+    Place::Search { others: if options.barge { 0 } else { waiter.others } }
 }

@@ -1,4 +1,4 @@
-//! What a reconcile of a `PressureQueue` remembers between two runs, and finds in one.
+//! What a reconcile of a `PressureQueue` observes, and what is kept between two of them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,7 +7,6 @@ use crate::api::PressureQueue;
 use crate::api::conditions::Say;
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
-use crate::operator::outcome::Note;
 use crate::plan::pressure_queue::doctor::Finding;
 use crate::plan::pressure_queue::{ObservedQueue, Remark};
 use crate::pressure::{QueueDoctor, Store};
@@ -33,20 +32,20 @@ pub type QueueState = StateOf<PressureQueue>;
 /// confirmation.
 pub const SOON: Duration = Duration::from_secs(1);
 
-/// Results of the steps that were completed.
-#[derive(Default)]
-pub struct Findings {
-    pub queue: String,
-    pub backend: Option<String>,
-    /// The server where the queue was last read.
-    pub reached_backend: Option<String>,
-    /// Whether the queue was closed when it was last observed. A closed queue stays
-    /// closed, so this remains valid while the server is unreachable.
-    pub was_closed: Option<bool>,
-    pub seen: Option<ObservedQueue>,
+/// What a reconcile observed on the server.
+pub struct Observation {
+    /// The queue, as last read.
+    pub seen: ObservedQueue,
+    /// Confirmed remarks.
     pub remarks: Vec<Remark>,
     /// Remarks that must be observed again to be confirmed.
     pub unconfirmed: Vec<Remark>,
+    /// `None` if a step before failed.
+    pub diagnosed: Option<Diagnosed>,
+}
+
+/// What the doctor found.
+pub struct Diagnosed {
     /// Damage of the queue.
     pub damage: Vec<Finding>,
     /// Whether the damage is repaired as far as the spec allows.
@@ -55,5 +54,11 @@ pub struct Findings {
     pub kept: Option<Say>,
     /// Whether the diagnosis needs another observation soon.
     pub is_unsure: bool,
-    pub notes: Vec<Note>,
+}
+
+impl Observation {
+    /// Creates an observation of the keys alone.
+    pub fn new(seen: ObservedQueue) -> Self {
+        Self { seen, remarks: Vec::new(), unconfirmed: Vec::new(), diagnosed: None }
+    }
 }

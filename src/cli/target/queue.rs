@@ -4,11 +4,11 @@
 
 use kube::ResourceExt;
 
+use super::{on_default_connection, resource, usage, variable};
 use crate::api::PressureQueue;
 use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
-use crate::cli::target::variable;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::{DEFAULT_PREFIX, QueueName};
 use crate::pressure::{Queue, QueueOptions};
@@ -16,7 +16,7 @@ use crate::pressure::{Queue, QueueOptions};
 /// Location of the queue.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Queue location")]
-pub(in crate::cli) struct Place {
+pub(in crate::cli) struct QueueLocation {
     /// URL of the Redis server, for example redis://user:password@host:6379/0. rediss://
     /// uses TLS with the files given by REDIS_TLS_CA_FILE, REDIS_TLS_CERT_FILE and
     /// REDIS_TLS_KEY_FILE [env: REDIS_URL]
@@ -51,20 +51,20 @@ pub(in crate::cli) struct Place {
 
 /// The queue.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Which {
+pub(in crate::cli) struct QueueTarget {
     /// Name of the queue in Redis, for example frames, or pq/NAME for the Kubernetes
     /// resource of that name
     #[arg(value_name = "QUEUE")]
     pub name: String,
 
     #[command(flatten)]
-    place: Place,
+    place: QueueLocation,
 }
 
-impl Which {
+impl QueueTarget {
     /// Finds the queue. Contacts Kubernetes only for a resource, and never Redis.
     pub async fn find(&self) -> Result<Queue, Failure> {
-        let (settings, name) = match resource(&self.name) {
+        let (settings, name) = match resource::<PressureQueue>(&self.name) {
             Some(name) => self.place.resource(name).await?,
             None => self.place.named(&self.name)?,
         };
@@ -77,7 +77,7 @@ impl Which {
 
     /// Rejects the creation of a queue that the operator creates.
     pub fn must_not_be_the_operators(&self) -> Result<(), Failure> {
-        if resource(&self.name).is_some() {
+        if resource::<PressureQueue>(&self.name).is_some() {
             let message = "a resource's queue is created by the operator: kubectl get pq shows when it is ready";
             return Err(Failure::new(Failure::USAGE, message));
         }
@@ -85,7 +85,7 @@ impl Which {
     }
 }
 
-impl Place {
+impl QueueLocation {
     /// Uses this URL, otherwise the environment's, as the default connection of resources
     /// that specify none.
     pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
@@ -149,9 +149,8 @@ impl Place {
             }
             None => {
                 if self.url().is_none() {
-                    return Err(usage(&format!(
-                        "pq/{name} names no connection, so it is on the operator's default server: set REDIS_URL to that, or give --url"
-                    )));
+                    let reference = format!("pq/{name}");
+                    return Err(on_default_connection(&reference, "server", "REDIS_URL"));
                 }
                 let mut settings = self.settings()?;
                 settings.database = valid.database.unwrap_or(settings.database);
@@ -160,16 +159,4 @@ impl Place {
         };
         Ok((settings, valid.queue))
     }
-}
-
-/// Returns the name of the resource that `queue` refers to, or `None` for a name in
-/// Redis.
-pub(in crate::cli) fn resource(queue: &str) -> Option<&str> {
-    const KINDS: [&str; 4] =
-        ["pq/", "pressurequeue/", "pressurequeues/", "pressurequeue.lockkeeper.dev/"];
-    KINDS.iter().find_map(|kind| queue.strip_prefix(kind))
-}
-
-fn usage(error: &(impl std::fmt::Display + ?Sized)) -> Failure {
-    Failure::new(Failure::USAGE, error.to_string())
 }

@@ -1,4 +1,4 @@
-//! What a reconcile of a Semaphore remembers between two runs, and finds in one.
+//! What a reconcile of a Semaphore observes, and what is kept between two of them.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,6 @@ use super::holding::Holding;
 use crate::api::Semaphore;
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
-use crate::operator::outcome::Note;
-use crate::plan::naming::Unit;
 use crate::plan::semaphore::Observed;
 use crate::semaphore::{Broker, Holders};
 
@@ -28,32 +26,27 @@ pub struct State {
 
 pub type SemaphoreState = StateOf<Semaphore>;
 
-/// Results of the steps that were completed.
-#[derive(Default)]
-pub struct Findings {
-    pub name: String,
-    /// As written in the spec.
-    pub revoke_after: Option<String>,
-    pub lock: String,
-    pub backend: Option<String>,
-    /// The broker of the last successful login.
-    pub reached_backend: Option<String>,
-    pub reached: bool,
-    pub slots: u32,
-    pub unit: Unit,
-    pub seen: Option<Observed>,
-    pub holders: Option<Holders>,
+/// What a reconcile observed on the broker.
+pub struct Observation {
+    /// The slots or tokens, and which of them are held.
+    pub seen: Observed,
+    /// The high-water mark. `None` for tokens.
+    pub mark: Option<u32>,
     /// Number of waiters, if known.
     pub waiting: Option<u32>,
-    /// Whether waiters were notified of slots that a change added.
-    pub woken: bool,
-    /// The high-water mark. `None` for tokens, and until it is known.
-    pub mark: Option<u32>,
+    /// The holders. `None` if a step before failed, or the process is stopping.
+    pub holders: Option<Holders>,
     /// What the broker does to clients that hold a token for long.
     pub hold_limit: Option<&'static str>,
-    pub notes: Vec<Note>,
     /// Time until the next observation, because of a holder that is to be revoked.
     pub revoke_again: Option<Duration>,
+}
+
+impl Observation {
+    /// Creates an observation of slots or tokens alone.
+    pub fn new(seen: Observed, mark: Option<u32>) -> Self {
+        Self { seen, mark, waiting: None, holders: None, hold_limit: None, revoke_again: None }
+    }
 }
 
 /// Interval of observations while data about a new holder is incomplete. The management

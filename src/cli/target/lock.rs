@@ -1,0 +1,296 @@
+//! Finds the lock of a command and its broker: from arguments, from the environment, or
+//! from a Semaphore of the current Kubernetes context. See the commands for how the lock
+//! is used.
+
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use super::{on_default_connection, resource, usage};
+use crate::api::Semaphore;
+use crate::api::validate::{self, DefaultRules};
+use crate::cli::failure::Failure;
+use crate::cli::kubernetes::{FoundObject, Kubernetes};
+use crate::plan::connection::RabbitmqSettings;
+use crate::plan::naming::{LockName, Profile, Protocol, QueueType};
+use crate::semaphore::{Client as LockClient, Lock};
+
+/// Location of the lock.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Lock location")]
+pub(in crate::cli) struct LockLocation {
+    /// URL of the broker, for example amqp://user:password@host:5672/vhost. amqps:// uses
+    /// TLS with the files given by RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
+    /// RABBITMQ_TLS_KEY_FILE
+    #[arg(long, env = "AMQP_URL", hide_env_values = true)]
+    url: Option<String>,
+
+    /// URL of the broker's management API, which provides the identities of holders, for
+    /// example http://user:password@host:15672
+    #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
+    management_url: Option<String>,
+
+    /// Virtual host; overrides the one of the URL
+    #[arg(long)]
+    vhost: Option<String>,
+
+    /// Protocol by which clients acquire the lock; all of its clients must use the same
+    /// one [default: ExclusiveQueue]
+    #[arg(long, value_enum)]
+    protocol: Option<ProtocolName>,
+
+    /// Naming and durability of the lock's queues: as in the guideline, or as in the
+    /// library amqp-locks-python [default: Guideline]
+    #[arg(long, value_enum)]
+    profile: Option<ProfileName>,
+
+    /// Type of the queue that stores the tokens of protocol Token [default: Classic]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    queue_type: Option<QueueTypeName>,
+
+    #[command(flatten)]
+    kubernetes: Kubernetes,
+}
+
+impl LockLocation {
+    /// Uses these URLs as the default connection of resources that specify none.
+    pub fn of_urls(
+        url: Option<String>,
+        management_url: Option<String>,
+        kubernetes: Kubernetes,
+    ) -> Self {
+        let (vhost, protocol, profile, queue_type) = (None, None, None, None);
+        Self { url, management_url, vhost, protocol, profile, queue_type, kubernetes }
+    }
+}
+
+/// [`Protocol`] as an argument, spelled as in resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum ProtocolName {
+    /// The holder declares an exclusive queue, as described by the amqp-locks guideline
+    ExclusiveQueue,
+    /// The holder is the exclusive consumer of the slot's queue
+    ExclusiveConsumer,
+    /// The holder keeps a message unacknowledged, as described by the RabbitMQ blog
+    Token,
+}
+
+/// [`QueueType`] as an argument, spelled as in resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum QueueTypeName {
+    /// A classic queue, as declared by the clients of the RabbitMQ blog
+    Classic,
+    /// A replicated quorum queue, which supports fencing
+    Quorum,
+}
+
+/// [`Profile`] as an argument, spelled as in resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum ProfileName {
+    Guideline,
+    AmqpLocksPython,
+}
+
+/// A lock and its [`LockLocation`].
+#[derive(Clone, Debug, clap::Args)]
+pub(in crate::cli) struct LockTarget {
+    /// Semaphore: its name on the broker, for example default.deploy, or sem/NAME for the
+    /// Kubernetes resource of that name
+    #[arg(value_name = "LOCK", required_unless_present_any = ["semaphore", "mutex"])]
+    lock: Option<String>,
+
+    /// Name of a semaphore on the broker
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["lock", "mutex"])]
+    semaphore: Option<String>,
+
+    /// Name of a mutex on the broker; it does not have to be created first
+    #[arg(long, value_name = "NAME", conflicts_with = "lock")]
+    mutex: Option<String>,
+
+    #[command(flatten)]
+    place: LockLocation,
+}
+
+/// A resolved lock.
+#[derive(Clone, Debug)]
+pub(in crate::cli) struct FoundLock {
+    pub settings: RabbitmqSettings,
+    pub name: LockName,
+    /// Whether it is a mutex, without slots.
+    pub is_mutex: bool,
+    /// Lock delay of the resource. `None`: the lock's own setting applies.
+    pub lock_delay: Option<Duration>,
+    /// Number of slots that the resource specifies.
+    pub slots: Option<u32>,
+}
+
+impl FoundLock {
+    /// Returns the lock for this client.
+    pub fn lock(&self, client: &LockClient) -> Lock {
+        let name = self.name.clone();
+        if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
+    }
+
+    /// Names the held slot, token or mutex in messages.
+    pub fn what(&self, slot: Option<u32>) -> String {
+        match slot {
+            Some(slot) => format!("slot {slot} of {}", self.name),
+            None if self.is_mutex => self.name.to_string(),
+            None => format!("a token of {}", self.name),
+        }
+    }
+
+    /// Returns the message that the slot was removed.
+    pub fn draining(&self, slot: Option<u32>) -> String {
+        let what = self.what(slot);
+        format!("{what} is draining: the semaphore was made smaller; release it when you can")
+    }
+
+    /// Names what a client waits for in messages.
+    pub fn wanted(&self) -> String {
+        if self.is_mutex {
+            return format!("the mutex {}", self.name);
+        }
+        format!("a {} of {}", self.name.unit().one(), self.name)
+    }
+
+    /// Names the units of the lock in messages: slots or tokens.
+    pub fn units(&self) -> &'static str {
+        self.name.unit().many()
+    }
+}
+
+impl LockTarget {
+    /// Resolves the arguments. Contacts Kubernetes only for a resource.
+    pub async fn find(&self) -> Result<FoundLock, Failure> {
+        match (&self.mutex, &self.semaphore, &self.lock) {
+            (Some(name), ..) => self.place.mutex(name),
+            (None, Some(name), _) => self.place.named(name),
+            (None, None, Some(lock)) => self.place.find(lock).await,
+            (None, None, None) => Err(usage("name a lock")),
+        }
+    }
+}
+
+impl LockLocation {
+    /// Returns the semaphore that `lock` refers to. `sem/NAME` is a resource.
+    pub async fn find(&self, lock: &str) -> Result<FoundLock, Failure> {
+        match resource::<Semaphore>(lock) {
+            Some(name) => self.resource(name).await,
+            None => self.named(lock),
+        }
+    }
+
+    /// Returns the mutex with this name on the broker of the arguments.
+    fn mutex(&self, name: &str) -> Result<FoundLock, Failure> {
+        if self.protocol()? != Protocol::default() {
+            return Err(usage(
+                "--protocol and --profile are a semaphore's: a mutex is always one exclusive queue",
+            ));
+        }
+        Ok(FoundLock { is_mutex: true, ..self.named(name)? })
+    }
+
+    /// Returns the semaphore with this name on the broker of the arguments.
+    pub fn named(&self, name: &str) -> Result<FoundLock, Failure> {
+        self.kubernetes.must_be_absent("sem/NAME")?;
+        let mut settings = self.settings()?.ok_or_else(|| {
+            usage("name the broker: set AMQP_URL, or give --url (or use sem/NAME)")
+        })?;
+        if let Some(vhost) = &self.vhost {
+            settings.vhost.clone_from(vhost);
+        }
+        let name =
+            LockName::new(name).map_err(|error| usage(&error))?.with_protocol(self.protocol()?);
+        Ok(FoundLock { settings, name, is_mutex: false, lock_delay: None, slots: None })
+    }
+
+    /// Returns the protocol that the arguments specify.
+    fn protocol(&self) -> Result<Protocol, Failure> {
+        let protocol = self.protocol.unwrap_or(ProtocolName::ExclusiveQueue);
+        if self.queue_type.is_some() && protocol != ProtocolName::Token {
+            return Err(usage("--queue-type is only for --protocol Token"));
+        }
+        let profile = match self.profile {
+            None | Some(ProfileName::Guideline) => Profile::Guideline,
+            Some(ProfileName::AmqpLocksPython) => Profile::AmqpLocksPython,
+        };
+        if profile != Profile::default() && protocol != ProtocolName::ExclusiveQueue {
+            return Err(usage("--profile AmqpLocksPython is only for --protocol ExclusiveQueue"));
+        }
+        let queue_type = match self.queue_type {
+            None | Some(QueueTypeName::Classic) => QueueType::Classic,
+            Some(QueueTypeName::Quorum) => QueueType::Quorum,
+        };
+        Ok(match protocol {
+            ProtocolName::ExclusiveQueue => Protocol::ExclusiveQueue(profile),
+            ProtocolName::ExclusiveConsumer => Protocol::ExclusiveConsumer,
+            ProtocolName::Token => Protocol::Token(queue_type),
+        })
+    }
+
+    /// Returns the broker of the arguments and the environment.
+    pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
+        // Charts leave out a variable by an empty value.
+        let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+        let Some(url) = given(&self.url) else { return Ok(None) };
+        let variable = |name: &str| std::env::var(name).ok();
+        let read = |file: &str| std::fs::read_to_string(file).ok();
+        RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
+            .and_then(|settings| settings.with_tls_of_environment(variable, read))
+            .map(Some)
+            .map_err(|error| usage(&error))
+    }
+
+    async fn resource(&self, name: &str) -> Result<FoundLock, Failure> {
+        let given = [
+            self.vhost.is_some(),
+            self.protocol.is_some(),
+            self.profile.is_some(),
+            self.queue_type.is_some(),
+        ];
+        if given.contains(&true) {
+            return Err(usage(&format!(
+                "--vhost, --protocol, --profile and --queue-type are sem/{name}'s own: leave them out"
+            )));
+        }
+        self.of_resource(&self.kubernetes.find::<Semaphore>(name).await?).await
+    }
+
+    /// Returns the Kubernetes options of the arguments.
+    pub fn kubernetes(&self) -> &Kubernetes {
+        &self.kubernetes
+    }
+
+    /// Returns the semaphore of a resource.
+    pub async fn of_resource(&self, found: &FoundObject<Semaphore>) -> Result<FoundLock, Failure> {
+        let name = found.object.name_any();
+        // The operator creates no slots for an invalid resource. Here a valid name is
+        // enough.
+        let valid =
+            validate::semaphore(&found.object, DefaultRules::ANYTHING).map_err(|e| usage(&e))?;
+        let settings = match &valid.broker {
+            Some(broker) => found.broker(broker, valid.vhost.as_deref()).await?,
+            None => {
+                let settings = self.settings()?;
+                let mut settings = settings.ok_or_else(|| {
+                    on_default_connection(&format!("sem/{name}"), "broker", "AMQP_URL")
+                })?;
+                if let Some(vhost) = valid.vhost {
+                    settings.vhost = vhost;
+                }
+                settings
+            }
+        };
+        Ok(FoundLock {
+            settings,
+            name: valid.lock,
+            is_mutex: false,
+            lock_delay: valid.desired.records,
+            slots: Some(valid.desired.slots),
+        })
+    }
+}
