@@ -50,7 +50,7 @@ pub trait Kind:
     type Server: Clone + Send + Sync;
     /// State of one object that only this kind needs.
     type State: Default + Send + 'static;
-    /// What a reconcile observes on the server.
+    /// The lock or queue on its server, as observed by a reconcile.
     type Observation: Send;
 
     /// Returns the connection that the object is reconciled over, according to the spec.
@@ -110,7 +110,7 @@ pub trait Kind:
         None
     }
 
-    /// Returns the status, without what all kinds have, and the conditions of this kind.
+    /// Returns the status, without the fields of all kinds, and this kind's conditions.
     /// Pure. `old` is the newest status, and the observation is `None` if the server did
     /// not answer.
     fn describe(

@@ -112,7 +112,7 @@ impl Outcome {
     }
 }
 
-/// What a kind's part of a reconcile did on the server, and observed there.
+/// Result of a kind's part of a reconcile.
 pub struct Applied<O> {
     /// Whether the server accepted the login.
     pub logged_in: bool,
@@ -133,7 +133,7 @@ impl<O> Applied<O> {
     }
 }
 
-/// What is written and published of a reconcile.
+/// Status, conditions and events of a reconcile.
 pub struct Report<S> {
     /// The status without its conditions.
     pub status: S,

@@ -95,7 +95,7 @@ async fn apply<K: Kind>(
     K::apply(session, state).await
 }
 
-/// Returns the report: what was observed, also if a later step failed. Pure.
+/// Returns the report, with the observation even if a later step failed. Pure.
 fn describe<K: Kind>(
     object: &K,
     newest: &K::Status,

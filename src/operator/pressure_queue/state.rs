@@ -1,4 +1,5 @@
-//! What a reconcile of a `PressureQueue` observes, and what is kept between two of them.
+//! The observation of a `PressureQueue` by a reconcile, and the state that is kept between
+//! two reconciles.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub type QueueState = StateOf<PressureQueue>;
 /// confirmation.
 pub const SOON: Duration = Duration::from_secs(1);
 
-/// What a reconcile observed on the server.
+/// The queue on its server, as observed by a reconcile.
 pub struct Observation {
     /// The queue, as last read.
     pub seen: ObservedQueue,
@@ -44,7 +45,7 @@ pub struct Observation {
     pub diagnosed: Option<Diagnosed>,
 }
 
-/// What the doctor found.
+/// The doctor's findings.
 pub struct Diagnosed {
     /// Damage of the queue.
     pub damage: Vec<Finding>,

@@ -1,4 +1,5 @@
-//! What a reconcile of a Semaphore observes, and what is kept between two of them.
+//! The observation of a Semaphore by a reconcile, and the state that is kept between two
+//! reconciles.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ pub struct State {
 
 pub type SemaphoreState = StateOf<Semaphore>;
 
-/// What a reconcile observed on the broker.
+/// The lock on its broker, as observed by a reconcile.
 pub struct Observation {
     /// The slots or tokens, and which of them are held.
     pub seen: Observed,

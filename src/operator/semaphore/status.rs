@@ -23,8 +23,8 @@ pub(super) fn in_sync_message(observation: &Observation, valid: &ValidSemaphore)
     format!("The broker has exactly the desired {count}{suspended}{who}{limit}")
 }
 
-/// Returns the status while the broker does not answer: only what remains true of the last
-/// one. Slots above its mark may exist that this process was about to create.
+/// Returns the status while the broker does not answer: the parts of the last one that
+/// remain true. Slots above its mark may exist that this process was about to create.
 pub(super) fn unobserved(
     semaphore: &Semaphore,
     old: &SemaphoreStatus,
