@@ -39,6 +39,8 @@ closed; 84 doctor found damage; 141 the reader closed the output; 128+n ended by
 enum Verb {
     /// Create a queue
     Create(verbs::CreateArguments),
+    /// Change the bound of a queue
+    SetBound(verbs::SetBoundArguments),
     /// Put elements from standard input, then close the queue
     Put(put::Arguments),
     /// Write elements to standard output until the queue is closed and empty
@@ -65,6 +67,7 @@ enum Verb {
 pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     match arguments.verb {
         Verb::Create(arguments) => in_runtime(verbs::create(arguments)),
+        Verb::SetBound(arguments) => in_runtime(verbs::set_bound(arguments)),
         Verb::Put(arguments) => in_runtime(put::run(arguments, Signals::listen(&ENDING)?)),
         Verb::Get(arguments) => in_runtime(get::run(arguments, Signals::listen(&ENDING)?)),
         Verb::Length(which) => in_runtime(verbs::length(which)),

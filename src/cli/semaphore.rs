@@ -7,6 +7,7 @@ mod destroy;
 mod draining;
 pub(super) mod holders;
 mod resize;
+mod revoke;
 pub(super) mod target;
 mod verify;
 mod wait;
@@ -25,9 +26,12 @@ pub struct Arguments {
 enum Verb {
     /// Create a semaphore
     Create(resize::CreateArguments),
+    /// Set the number of slots or tokens, whether the semaphore exists or not; may be
+    /// repeated
+    Set(resize::SetArguments),
     /// Add slots or tokens
     Grow(resize::GrowArguments),
-    /// Remove slots or tokens; holders keep theirs until they release
+    /// Remove slots or tokens; holders keep theirs until they release, which is waited for
     Shrink(resize::ShrinkArguments),
     /// Remove a semaphore; holders keep their slots until they release
     Destroy(destroy::Arguments),
@@ -35,6 +39,10 @@ enum Verb {
     Count(count::Arguments),
     /// List the holders of slots or tokens
     Holders(holders::Arguments),
+    /// List the clients that wait for a slot or token
+    Waiters(count::Arguments),
+    /// Revoke a slot or token from its holder
+    Revoke(revoke::Arguments),
     /// Verify that the semaphore exists and is intact: no missing or surplus slots, no
     /// foreign queues, and all auxiliary queues
     Verify(verify::Arguments),
@@ -46,11 +54,14 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     in_runtime(async {
         match arguments.verb {
             Verb::Create(arguments) => resize::create(arguments).await,
+            Verb::Set(arguments) => resize::set(arguments).await,
             Verb::Grow(arguments) => resize::grow(arguments).await,
             Verb::Shrink(arguments) => resize::shrink(arguments).await,
             Verb::Destroy(arguments) => destroy::run(arguments).await,
             Verb::Count(arguments) => count::run(arguments).await,
             Verb::Holders(arguments) => holders::run(arguments).await,
+            Verb::Waiters(arguments) => count::waiters(arguments).await,
+            Verb::Revoke(arguments) => revoke::run(arguments).await,
             Verb::Verify(arguments) => verify::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
         }

@@ -9,7 +9,6 @@ use super::output::{self, Format, or_dash};
 use super::semaphore::target::{FoundSemaphore, failed};
 use super::target::{LockLocation, resource};
 use crate::api::Semaphore;
-use crate::cli::kubernetes::FoundObject;
 use crate::semaphore::Waiter;
 
 /// Arguments of `lockkeeper waiters`.
@@ -50,33 +49,39 @@ struct ShownWaiter<'a> {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let name = resource::<Semaphore>(&arguments.name).unwrap_or(&arguments.name);
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
-    let (waiting, waiters) = match ask(&arguments.place, &found).await {
-        Ok(answer) => answer,
-        Err(failure) => {
-            let why = failure.message.unwrap_or_default();
-            say(format!("the waiters are not known, only how many the operator saw: {why}"));
-            let waiting = found.object.status.and_then(|status| status.waiting);
-            (waiting.and_then(|waiting| u32::try_from(waiting).ok()), Vec::new())
-        }
+    let answer = match arguments.place.of_resource(&found).await {
+        Ok(lock) => ask(&FoundSemaphore::new(lock)).await,
+        Err(failure) => Err(failure),
     };
+    let (waiting, waiters) = answer.unwrap_or_else(|failure| {
+        let why = failure.message.unwrap_or_default();
+        say(format!("the waiters are not known, only how many the operator saw: {why}"));
+        let waiting = found.object.status.and_then(|status| status.waiting);
+        (waiting.and_then(|waiting| u32::try_from(waiting).ok()), Vec::new())
+    });
+    show(arguments.output, &format!("sem/{name}"), waiting, &waiters)
+}
+
+/// Prints the waiters of a semaphore.
+pub(super) fn show<'a>(
+    format: Format,
+    name: &str,
+    waiting: Option<u32>,
+    waiters: &'a [Waiter],
+) -> Result<(), Failure> {
     match waiting {
-        Some(1) => say(format!("1 client waits for sem/{name}")),
-        Some(waiting) => say(format!("{waiting} clients wait for sem/{name}")),
-        None => say(format!("how many wait for sem/{name} is not known")),
+        Some(1) => say(format!("1 client waits for {name}")),
+        Some(waiting) => say(format!("{waiting} clients wait for {name}")),
+        None => say(format!("how many wait for {name} is not known")),
     }
-    let shown = Shown {
-        waiting,
-        waiters: waiters
-            .iter()
-            .map(|waiter| ShownWaiter {
-                id: &waiter.id,
-                identity: waiter.identity.as_deref(),
-                priority: waiter.priority,
-                connection: waiter.connection.as_deref(),
-                user: waiter.user.as_deref(),
-            })
-            .collect(),
+    let one = |waiter: &'a Waiter| ShownWaiter {
+        id: &waiter.id,
+        identity: waiter.identity.as_deref(),
+        priority: waiter.priority,
+        connection: waiter.connection.as_deref(),
+        user: waiter.user.as_deref(),
     };
+    let shown = Shown { waiting, waiters: waiters.iter().map(one).collect() };
     let row = |waiter: &ShownWaiter| {
         vec![
             or_dash(waiter.identity),
@@ -94,15 +99,11 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         ("CONNECTION", false),
         ("ID", true),
     ];
-    output::print(arguments.output, &shown, &columns, &rows, "ID")
+    output::print(format, &shown, &columns, &rows, "ID")
 }
 
 /// Queries the broker.
-async fn ask(
-    place: &LockLocation,
-    found: &FoundObject<Semaphore>,
-) -> Result<(Option<u32>, Vec<Waiter>), Failure> {
-    let target = FoundSemaphore::new(place.of_resource(found).await?);
+pub(super) async fn ask(target: &FoundSemaphore) -> Result<(Option<u32>, Vec<Waiter>), Failure> {
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
     let waiters = match target.broker.waiters(name).await {

@@ -45,7 +45,7 @@ async fn a_shrink_changes_nothing_for_a_command_that_may_finish(protocol: Protoc
     let place = Place::create(protocol).await;
     let scratch = Scratch::new();
     let [mut first, mut second] = two(&place, &scratch, &["--heartbeat", "2s"], WORK).await;
-    succeed(&place, &["semaphore", "shrink", LOCK, "1"]).await;
+    succeed(&place, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
     second.until_it_says("slot 2 of ci.deploy is draining").await;
     // Grown back: the slot exists again, and is still held.
     succeed(&place, &["semaphore", "grow", LOCK, "1"]).await;
@@ -66,7 +66,7 @@ async fn a_shrink_ends_a_command_that_is_to_stop_and_its_slot_is_given_back(prot
     let scratch = Scratch::new();
     let options = ["--heartbeat", "2s", "--on-drain", "stop"];
     let [_first, mut second] = two(&place, &scratch, &options, WORK).await;
-    succeed(&place, &["semaphore", "shrink", LOCK, "1"]).await;
+    succeed(&place, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
     assert_eq!(second.code().await, Some(9), "{}", second.said());
     assert_eq!(scratch.read("second"), "slot 2\nterm\n");
     assert!(!is_held(&place).await);
@@ -79,7 +79,7 @@ async fn a_command_that_is_to_stop_and_does_not_is_killed(protocol: Protocol) {
         while :; do sleep 0.02; done"#;
     let options = ["--heartbeat", "2s", "--on-drain", "stop", "--kill-after", "300ms"];
     let [_first, mut second] = two(&place, &scratch, &options, deaf).await;
-    succeed(&place, &["semaphore", "shrink", LOCK, "1"]).await;
+    succeed(&place, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
     assert_eq!(second.code().await, Some(137), "{}", second.said());
     assert_eq!(alive(scratch.read("second").lines().last().unwrap()), [0; 0]);
     assert!(!is_held(&place).await);

@@ -3,6 +3,7 @@
 
 use crate::support;
 
+mod administering;
 mod commands;
 mod draining;
 mod guarding;

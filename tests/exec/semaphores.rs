@@ -37,7 +37,7 @@ async fn a_semaphore_is_made_grown_shrunk_and_destroyed() {
     let holding = lockkeeper(&vhost, &["exec", LOCK, "--", "sh", "-c", WRITE, &file]);
     let mut holding = Running::start(&scratch, "holding", holding);
     scratch.next_holder(&[]).await;
-    let shrunk = semaphore(&vhost, &["shrink", LOCK, "5", "-o", "wide"]).await;
+    let shrunk = semaphore(&vhost, &["shrink", LOCK, "5", "--no-wait", "-o", "wide"]).await;
     assert_eq!(shrunk.code, Some(0), "{shrunk:?}");
     let table = "NAME        SLOTS   HELD   FREE   DRAINING   WAITING\n\
                  ci.deploy   0       0      0      1          0\n";
@@ -162,7 +162,7 @@ async fn a_slot_is_waited_for_until_it_is_taken_and_until_it_is_released() {
     scratch.next_holder(&[]).await;
     assert!(released.try_wait().unwrap().is_none(), "not while it is held");
     // Without a number: any slot, including removed ones.
-    succeed(&vhost, &["semaphore", "shrink", LOCK, "1"]).await;
+    succeed(&vhost, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
     let any = |what| ["wait", LOCK, "--until", what, "--timeout", "300ms"];
     let taken = semaphore(&vhost, &any("taken")).await;
     assert_eq!(taken.code, Some(0), "{taken:?}");

@@ -68,7 +68,7 @@ async fn verify_takes_neither_a_holder_nor_its_record_for_a_fault() {
     scratch.next_holder(&[]).await;
     let held = verify(&vhost).await;
     assert_eq!(held.code, Some(0), "{held:?}");
-    succeed(&vhost, &["semaphore", "shrink", LOCK, "2"]).await;
+    succeed(&vhost, &["semaphore", "shrink", LOCK, "2", "--no-wait"]).await;
     let drains = verify(&vhost).await;
     assert_eq!(drains.code, Some(0), "a draining holder, and 0 slots: {drains:?}");
 }

@@ -22,6 +22,27 @@ async fn exists_and_closed_print_the_answer_and_set_the_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_new_bound_applies_at_once_and_the_elements_beyond_it_stay() {
+    let place = Place::new().await;
+    let absent = run(&place, "set-bound", &["5"]).await;
+    assert_eq!(absent.code, Some(81), "{absent:?}");
+    succeed(&place, "create", &["--bound", "2"]).await;
+    let put = async |lines: &[u8]| put(&place, &["--keep-open", "--no-wait"], lines).await.code;
+    assert_eq!(put(b"1\n2\n3\n").await, Some(75), "full");
+    succeed(&place, "set-bound", &["3"]).await;
+    assert_eq!(put(b"3\n").await, Some(0));
+    // Repeated after a lost answer.
+    succeed(&place, "set-bound", &["1"]).await;
+    succeed(&place, "set-bound", &["1"]).await;
+    assert_eq!(succeed(&place, "length", &[]).await, b"3\n");
+    assert_eq!(put(b"4\n").await, Some(75), "full");
+    succeed(&place, "set-bound", &["0"]).await;
+    assert_eq!(put(b"4\n").await, Some(0));
+    assert_eq!(succeed(&place, "get", &["-c", "4"]).await, b"1\n2\n3\n4\n");
+    is_at_rest(&place).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_elements_are_shown_and_stay() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;

@@ -1,5 +1,5 @@
-//! The subcommands of `lockkeeper queue` that are one request each: create, length,
-//! exists, closed, close, delete and peek.
+//! The subcommands of `lockkeeper queue` that are one request each: create, set-bound,
+//! length, exists, closed, close, delete and peek.
 
 use std::io::{Write, stdout};
 
@@ -34,12 +34,36 @@ pub(super) async fn create(arguments: CreateArguments) -> Result<(), Failure> {
     arguments.which.must_not_be_the_operators()?;
     let queue = arguments.which.find().await?;
     queue.create(arguments.bound).await.map_err(|error| failed(&queue, &error))?;
-    let bound = match arguments.bound {
+    say(format!("{} was created {}", queue.name(), bounded(arguments.bound)));
+    Ok(())
+}
+
+/// Arguments of `lockkeeper queue set-bound`.
+#[derive(Debug, clap::Args)]
+pub struct SetBoundArguments {
+    #[command(flatten)]
+    which: QueueTarget,
+
+    /// Maximum number of elements that the queue may hold before a put waits, 0 to
+    /// 2147483647; 0 is unbounded. Elements beyond a lower bound stay
+    #[arg(value_name = "NUMBER", help_heading = None, value_parser = bound)]
+    bound: u64,
+}
+
+/// Changes the bound of a queue.
+pub(super) async fn set_bound(arguments: SetBoundArguments) -> Result<(), Failure> {
+    arguments.which.must_not_be_the_operators()?;
+    let queue = arguments.which.find().await?;
+    queue.set_bound(arguments.bound).await.map_err(|error| failed(&queue, &error))?;
+    say(format!("{} is now {}", queue.name(), bounded(arguments.bound)));
+    Ok(())
+}
+
+fn bounded(bound: u64) -> String {
+    match bound {
         0 => "without a bound".to_owned(),
         bound => format!("with the bound {bound}"),
-    };
-    say(format!("{} was created {bound}", queue.name()));
-    Ok(())
+    }
 }
 
 /// Prints the number of elements.

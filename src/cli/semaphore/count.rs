@@ -1,13 +1,15 @@
 //! `lockkeeper semaphore count`: prints the number of slots, held slots and free slots.
+//! `lockkeeper semaphore waiters`: lists the clients that wait.
 
 use serde::Serialize;
 
 use super::target::{Form, FoundSemaphore, SemaphoreTarget, failed};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
+use crate::cli::waiters;
 use crate::plan::semaphore::Observed;
 
-/// Arguments of `lockkeeper semaphore count`.
+/// Arguments of `lockkeeper semaphore count` and `waiters`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -32,6 +34,13 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let target = arguments.which.find().await?;
     let seen = target.look().await?;
     print(&arguments.form, &target, &seen).await
+}
+
+/// Lists the waiters.
+pub(super) async fn waiters(arguments: Arguments) -> Result<(), Failure> {
+    let target = arguments.which.find().await?;
+    let (waiting, waiters) = waiters::ask(&target).await?;
+    waiters::show(arguments.form.output, target.found.name.as_str(), waiting, &waiters)
 }
 
 /// Prints the observed counts, also after a change.

@@ -9,8 +9,8 @@ use super::target::{FoundSemaphore, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::{INTERRUPTING, Signals};
-use crate::plan::semaphore::{DesiredSlots, Observed};
-use crate::semaphore::Converged;
+use crate::plan::semaphore::{DesiredSlots, Observed, sweep_to};
+use crate::semaphore::{ResizeError, ResizeTo, Resized};
 
 /// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -27,38 +27,50 @@ pub(super) struct Draining {
 }
 
 impl Draining {
-    /// Waits until the semaphore has no more than `tokens` tokens. Surplus tokens are
-    /// removed as they are released, while this process runs.
-    pub async fn tokens(
+    /// Waits until no client holds a removed slot, or a token above the count. Surplus
+    /// tokens are removed as they are released, while this process runs. Holder queues of
+    /// removed slots that only an administrator can delete are removed too.
+    pub async fn wait(
         self,
         target: &FoundSemaphore,
-        tokens: u32,
-        done: &Converged,
+        desired: DesiredSlots,
+        resized: &Resized,
     ) -> Result<Observed, Failure> {
-        let name = &target.found.name;
-        let stay = |left: u32| {
-            format!(
-                "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {name} {left}` once more, and let it wait"
-            )
-        };
-        if done.left == 0 || done.seen.numbered().is_some() {
-            return Ok(done.seen.clone());
+        let (name, slots) = (&target.found.name, resized.after);
+        let mut seen = resized.done.seen.clone();
+        let mut left = left(&seen, slots);
+        if left == 0 {
+            return Ok(seen);
         }
         if self.no_wait {
-            say(stay(done.left));
-            return Ok(done.seen.clone());
+            say(stay(target, &seen, slots));
+            return Ok(seen);
         }
-        let (mut seen, mut left) = (done.seen.clone(), done.left);
         // Before the message: whoever reads it may interrupt.
         let mut signals = Signals::listen(&INTERRUPTING)?;
-        say(format!("waiting for {left} tokens that are held; they go as they are released"));
+        let units = target.found.units();
+        say(format!("waiting for {left} {units} that are held; they go as they are released"));
         while left > 0 {
             tokio::select! {
-                _ = signals.next() => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(left))),
+                _ = signals.next() => {
+                    return Err(Failure::new(Failure::NOT_ACQUIRED, stay(target, &seen, slots)));
+                }
                 () = tokio::time::sleep(PAUSE) => {}
             }
-            seen = target.look().await?;
-            left = seen.total().saturating_sub(tokens);
+            let to = sweep_to(desired, resized.before.max(slots));
+            let observed = target.broker.observe(name, to, to).await;
+            seen = observed.map_err(|error| failed(&error))?;
+            left = self::left(&seen, slots);
+        }
+        if resized.done.left > 0 && seen.numbered().is_some() {
+            let desired = DesiredSlots { slots, ..desired };
+            let to = ResizeTo::Exactly(slots);
+            let tidied = target.broker.resize(name, to, desired, &CancellationToken::new()).await;
+            return match tidied {
+                Ok(tidied) => Ok(tidied.done.seen),
+                Err(ResizeError::Broker(error)) => Err(failed(&error)),
+                Err(error) => Err(Failure::new(Failure::USAGE, error.to_string())),
+            };
         }
         Ok(seen)
     }
@@ -97,6 +109,38 @@ impl Draining {
                 _ = signals.next() => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(done.left))),
                 () = tokio::time::sleep(TRY_AGAIN) => {}
             }
+        }
+    }
+}
+
+/// Returns how many held slots were removed, or how many tokens are too many.
+fn left(seen: &Observed, slots: u32) -> u32 {
+    match seen {
+        // A slot that another administrator added back is no longer removed.
+        Observed::Numbered(seen) => {
+            u32::try_from(seen.held.difference(&seen.slots).count()).unwrap_or(u32::MAX)
+        }
+        Observed::Counted(seen) => seen.total.saturating_sub(slots),
+    }
+}
+
+/// Describes the holders that remain, and what to do about them.
+fn stay(target: &FoundSemaphore, seen: &Observed, slots: u32) -> String {
+    let name = &target.found.name;
+    match seen {
+        Observed::Numbered(seen) => {
+            let removed = seen.held.difference(&seen.slots);
+            let held: Vec<String> = removed.take(10).map(ToString::to_string).collect();
+            let held = held.join(", ");
+            format!(
+                "still held of {name}, though removed: slot {held}. No other client gets such a slot: `lockkeeper semaphore wait {name} --until drained` waits for them"
+            )
+        }
+        Observed::Counted(seen) => {
+            let left = seen.total.saturating_sub(slots);
+            format!(
+                "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {name} {left}` once more, and let it wait"
+            )
         }
     }
 }

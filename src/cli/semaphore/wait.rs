@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::duration;
 use crate::cli::failure::Failure;
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::Observed;
 
 /// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -36,6 +38,8 @@ enum Until {
     Taken,
     /// No client holds it, including draining slots
     Released,
+    /// No client holds a slot that was removed; not for tokens, where `shrink` waits
+    Drained,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -43,6 +47,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let name = &target.found.name;
     if arguments.slot.is_some() && !name.has_slots() {
         let message = "tokens have no numbers: leave --slot out, to wait for all of them";
+        return Err(Failure::new(Failure::USAGE, message));
+    }
+    if arguments.until == Until::Drained && (arguments.slot.is_some() || !name.has_slots()) {
+        let message = "--until drained is for all slots together, and tokens have none: leave --slot out, or let `lockkeeper semaphore shrink` wait";
         return Err(Failure::new(Failure::USAGE, message));
     }
     let started = Instant::now();
@@ -54,7 +62,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
                 let held = seen.numbered().is_some_and(|seen| seen.held.contains(&slot));
                 (target.found.what(Some(slot)), held)
             }
-            None => (name.to_string(), target.look().await?.held() > 0),
+            None => held(&arguments, &target.look().await?, name),
         };
         if held == (arguments.until == Until::Taken) {
             return Ok(());
@@ -65,5 +73,19 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
             return Err(Failure::new(Failure::NOT_ACQUIRED, message));
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Returns the awaited slots, for messages, and whether one of them is held.
+fn held(arguments: &Arguments, seen: &Observed, name: &LockName) -> (String, bool) {
+    match seen {
+        Observed::Numbered(seen) if arguments.until == Until::Drained => {
+            let mut removed = seen.held.difference(&seen.slots);
+            match removed.next() {
+                Some(slot) => (format!("the removed slot {slot} of {name}"), true),
+                None => (name.to_string(), false),
+            }
+        }
+        seen => (name.to_string(), seen.held() > 0),
     }
 }

@@ -78,7 +78,7 @@ impl QueueTarget {
     /// Rejects the creation of a queue that the operator creates.
     pub fn must_not_be_the_operators(&self) -> Result<(), Failure> {
         if resource::<PressureQueue>(&self.name).is_some() {
-            let message = "a resource's queue is created by the operator: kubectl get pq shows when it is ready";
+            let message = "a resource's queue is created by the operator, which also changes its bound: kubectl get pq shows when it is ready, and spec.bound is the bound";
             return Err(Failure::new(Failure::USAGE, message));
         }
         Ok(())

@@ -185,6 +185,20 @@ impl Queue {
         }
     }
 
+    /// Changes the bound. 0 means no bound. Elements beyond a lower bound stay, and no
+    /// client has to release its role first. May be repeated.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::DoesNotExist`]; [`QueueError::Store`]: the server can't be reached,
+    /// does not answer in time, or rejects the request.
+    pub async fn set_bound(&self, bound: u64) -> Result<(), QueueError> {
+        match self.0.store.apply(&self.0.name, &QueueEffect::SetBound { bound }).await? {
+            Applied::Done | Applied::AlreadySo => Ok(()),
+            _ => Err(QueueError::DoesNotExist),
+        }
+    }
+
     /// Whether the queue exists: it was created and not deleted.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ pub enum RevokeError {
     },
     /// No administrator credentials are configured.
     #[error(
-        "closing a holder's connection needs the broker's administrator: give the connection's Secret the key adminUri, or the operator --admin-url for its default connection"
+        "closing a holder's connection needs the broker's administrator: set the key adminUri in the Secret of the connection, or give --admin-url to the operator (for its default connection) or to `lockkeeper semaphore revoke`"
     )]
     NoAdministrator,
     /// Closing the connection would release more than this slot.

@@ -1,0 +1,127 @@
+//! `lockkeeper semaphore revoke`: revokes a slot or token from its holder, without
+//! Kubernetes. See `lockkeeper revoke` for the slots of a resource, which the operator
+//! revokes.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::holders::live;
+use super::target::{FoundSemaphore, SemaphoreTarget, failed};
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
+use crate::cli::question::confirmed;
+use crate::plan::clean_text;
+use crate::plan::semaphore::{DesiredSlots, Holder};
+use crate::semaphore::{Revocation, RevokeError};
+
+/// Time for which the command tries again while the holder is not known for certain. A
+/// recent holder, or the death of one, becomes known within seconds.
+const UNSURE_FOR: Duration = Duration::from_secs(30);
+
+/// Retry interval in that time.
+const UNSURE: Duration = Duration::from_secs(1);
+
+/// Arguments of `lockkeeper semaphore revoke`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    which: SemaphoreTarget,
+
+    /// Number of the slot; omit with protocol Token
+    #[arg(long, value_name = "NUMBER", help_heading = None)]
+    slot: Option<u32>,
+
+    /// Id of the holder, as listed by `lockkeeper semaphore holders -o wide`; no other
+    /// holder of the slot is revoked
+    #[arg(long, value_name = "ID", help_heading = None)]
+    holder: String,
+
+    /// Reason, passed to the holder
+    #[arg(long, value_name = "TEXT", help_heading = None)]
+    reason: String,
+
+    /// URL of the broker's management API with an administrator's credentials, which may
+    /// close the holder's connection. Required except with protocol ExclusiveConsumer
+    #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL", help_heading = None)]
+    admin_url: Option<String>,
+
+    /// Revoke the slot even if the holder's connection has other resources, which are
+    /// then lost too
+    #[arg(long, help_heading = None)]
+    force: bool,
+
+    /// Do not ask for confirmation
+    #[arg(long, short, help_heading = None)]
+    yes: bool,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { which, slot, holder, reason, admin_url, force, yes } = arguments;
+    let FoundSemaphore { mut found, .. } = which.find_to_change().await?;
+    let usage = |message: &str| Failure::new(Failure::USAGE, message);
+    if found.name.has_slots() != slot.is_some() {
+        return Err(usage(
+            "give --slot, except with protocol Token, whose tokens are not numbered",
+        ));
+    }
+    if let Some(url) = admin_url.filter(|url| !url.is_empty()) {
+        let settings = found.settings.with_administrator(&url, "--admin-url");
+        found.settings = settings.map_err(|error| usage(&error.to_string()))?;
+    }
+    let target = FoundSemaphore::new(found);
+    let held = live(&target).await?;
+    let what = target.found.what(slot);
+    let Some(found) = held.iter().find(|held| held.id == holder && held.slot == slot) else {
+        return Err(usage(&not_held(&what, &held)));
+    };
+    let whose = found.identity.as_ref().map(|who| format!(" ({who})")).unwrap_or_default();
+    let holder = clean_text(&holder, 200);
+    if !yes && !confirmed(&format!("Take {what} from {holder}{whose}?")).await? {
+        return Err(Failure::new(Failure::NOT_ACQUIRED, "nothing was changed"));
+    }
+    let known_for = Duration::ZERO;
+    let asked = Revocation { slot, holder: found.id.clone(), reason, force, known_for };
+    revoke(&target, asked).await?;
+    say(format!("{what} was taken from {holder}{whose}"));
+    Ok(())
+}
+
+/// Revokes the slot. Tries again while the holder is not known for certain.
+async fn revoke(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Failure> {
+    let name = &target.found.name;
+    let started = Instant::now();
+    loop {
+        asked.known_for = started.elapsed();
+        let desired = DesiredSlots::new(target.look().await?.size());
+        let stop = CancellationToken::new();
+        let error = match target.broker.revoke(name, desired, &asked, &stop).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let code = match &error {
+            RevokeError::Unsure { .. } if started.elapsed() < UNSURE_FOR => {
+                tokio::time::sleep(UNSURE).await;
+                continue;
+            }
+            RevokeError::Broker(error) => return Err(failed(error)),
+            RevokeError::NotHeld | RevokeError::NoAdministrator | RevokeError::OwnsMore { .. } => {
+                Failure::USAGE
+            }
+            _ => Failure::UNAVAILABLE,
+        };
+        let what = target.found.what(asked.slot);
+        return Err(Failure::new(code, format!("{what} was not taken away: {error}")));
+    }
+}
+
+/// Describes the actual holders.
+fn not_held(what: &str, held: &[Holder]) -> String {
+    let listed = held.iter().take(10).map(|holder| match holder.slot {
+        Some(slot) => format!("slot {slot} by {}", clean_text(&holder.id, 200)),
+        None => clean_text(&holder.id, 200),
+    });
+    let listed = listed.collect::<Vec<_>>();
+    let listed = if listed.is_empty() { "nothing".to_owned() } else { listed.join(", ") };
+    format!("{what} is not held by that holder; held are: {listed}")
+}
