@@ -7,6 +7,7 @@ mod metrics;
 mod remove;
 mod state;
 mod status;
+mod step;
 
 use std::fmt;
 use std::sync::Arc;

@@ -144,7 +144,7 @@ async fn waiters_are_listed_and_a_holder_is_revoked_without_kubernetes(protocol:
     let mut id = String::new();
     eventually("the holder is listed", async || {
         let holders = json_of(&place, "holders").await;
-        id = holders[0]["id"].as_str().unwrap_or_default().to_owned();
+        holders[0]["id"].as_str().unwrap_or_default().clone_into(&mut id);
         holders[0]["identity"] == "build-41"
     })
     .await;

@@ -5,19 +5,18 @@
 use super::doctor;
 use super::state::{Observation, QueueState};
 use super::status::outcome;
+use super::step::Step;
+use crate::api::PressureQueue;
 use crate::api::conditions::{READY, find, reason};
-use crate::api::validate::ValidQueue;
-use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::operator::context::Context;
 use crate::operator::error::StepError;
 use crate::operator::kind::Session;
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Applied, Note, Outcome};
 use crate::plan::pressure_queue::doctor::needs_second_look;
 use crate::plan::pressure_queue::{
-    DesiredState, ObservedQueue, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
+    DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
 };
-use crate::pressure::{Applied as Effected, Store, StoreError};
+use crate::pressure::Applied as Effected;
 
 /// Brings the queue to the spec, and diagnoses it.
 pub(super) async fn converge(
@@ -43,21 +42,7 @@ pub(super) async fn converge(
     Applied { logged_in: true, observation: Some(observation), outcome, notes }
 }
 
-/// Input of the steps that use the server.
-pub(super) struct Step<'a> {
-    pub ctx: &'a Context,
-    pub queue: &'a PressureQueue,
-    pub old: &'a PressureQueueStatus,
-    pub valid: ValidQueue,
-    pub store: Store,
-}
-
 impl Step<'_> {
-    async fn look(&self) -> Result<ObservedQueue, StoreError> {
-        let seen = self.store.observe(&self.valid.queue);
-        self.ctx.metrics.timed(Asked::redis("observe"), seen).await
-    }
-
     /// Plans and applies the changes to the observed queue, and diagnoses the result.
     async fn ensure_queue(
         &self,

@@ -8,8 +8,8 @@ use super::super::context::Context;
 use super::super::error::StepError;
 use super::super::outcome::Note;
 use super::super::report::publish;
-use super::apply::Step;
 use super::state::{Diagnosed, Observation, State};
+use super::step::Step;
 use crate::api::conditions::{DAMAGED, Say, find, reason};
 use crate::api::validate::ValidQueue;
 use crate::api::{PressureQueue, PressureQueueStatus};
@@ -87,7 +87,7 @@ async fn diagnose(
     Ok(Diagnosed { damage, is_mended, kept, is_unsure: unsure })
 }
 
-/// Repairs the damage. Returns what was repaired.
+/// Repairs the damage. Returns the remarks that no longer hold.
 async fn mend(
     step: &Step<'_>,
     doctor: &mut QueueDoctor,

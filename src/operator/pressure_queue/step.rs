@@ -1,0 +1,26 @@
+//! Input of the steps of a reconcile that use the server. See `apply` and `doctor` for the
+//! steps.
+
+use crate::api::validate::ValidQueue;
+use crate::api::{PressureQueue, PressureQueueStatus};
+use crate::operator::context::Context;
+use crate::operator::metrics::Asked;
+use crate::plan::pressure_queue::ObservedQueue;
+use crate::pressure::{Store, StoreError};
+
+/// Input of the steps that use the server.
+pub(super) struct Step<'a> {
+    pub ctx: &'a Context,
+    pub queue: &'a PressureQueue,
+    pub old: &'a PressureQueueStatus,
+    pub valid: ValidQueue,
+    pub store: Store,
+}
+
+impl Step<'_> {
+    /// Observes the queue, by one read of all keys.
+    pub async fn look(&self) -> Result<ObservedQueue, StoreError> {
+        let seen = self.store.observe(&self.valid.queue);
+        self.ctx.metrics.timed(Asked::redis("observe"), seen).await
+    }
+}
