@@ -17,6 +17,32 @@ pub struct Arguments {
 
     #[command(flatten)]
     acquire: Acquire,
+
+    /// What to do if the semaphore is shrunk below the held slot
+    #[arg(long, value_enum, default_value_t = OnDrain::Finish)]
+    on_drain: OnDrain,
+
+    /// What to do if the lock is lost
+    #[arg(long, value_enum, default_value_t = OnLost::Terminate)]
+    on_lost: OnLost,
+}
+
+/// The reaction to the removal of the held slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnDrain {
+    /// Hold it until a signal; no other client gets the slot until then
+    Finish,
+    /// Release it, and exit with 0
+    Stop,
+}
+
+/// The reaction to the loss of the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnLost {
+    /// Exit with 80
+    Terminate,
+    /// Print a message, and exit with 80 only after a signal
+    Warn,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -39,20 +65,25 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         println!("holding {what}");
         let holding = held(&found, &permit);
         tokio::select! {
-            why = lost(&permit, &found) => {
+            why = lost(&permit) => {
                 holding.record("lock.lost", &why);
                 let message = format!("{what} was lost: {why}. Stop the guarded work");
-                Err(Failure::new(Failure::LOST, message))
+                if arguments.on_lost == OnLost::Warn {
+                    eprintln!("lockkeeper: {message}");
+                    signals.next().await;
+                    return Err(Failure::silent(Failure::LOST));
+                }
+                return Err(Failure::new(Failure::LOST, message));
             }
-            _ = signals.next() => {
-                // The lock was lost just now. Nothing is guarded any more in either case.
-                drop(holding);
-                let _ = permit.release().instrument(debug_span!("lock.release")).await;
-                client.close().await;
-                println!("released {what}");
-                Ok(())
-            }
+            () = drained(&permit, &found, arguments.on_drain) => {}
+            _ = signals.next() => {}
         }
+        // The lock may have been lost just now. Nothing is guarded any more in either case.
+        drop(holding);
+        let _ = permit.release().instrument(debug_span!("lock.release")).await;
+        client.close().await;
+        println!("released {what}");
+        Ok(())
     };
     runtime.block_on(hold.instrument(span))
 }
@@ -68,10 +99,15 @@ pub(super) fn held(found: &FoundLock, permit: &Permit) -> Span {
 }
 
 /// Waits until a held slot is lost. Returns the reason.
-async fn lost(permit: &Permit, found: &FoundLock) -> String {
-    tokio::select! {
-        reason = permit.lost() => return reason.to_string(),
-        () = permit.draining() => eprintln!("lockkeeper: {}", found.draining(permit.slot())),
-    }
+async fn lost(permit: &Permit) -> String {
     permit.lost().await.to_string()
+}
+
+/// Waits until a held slot is to be released because it is draining.
+async fn drained(permit: &Permit, found: &FoundLock, on_drain: OnDrain) {
+    permit.draining().await;
+    eprintln!("lockkeeper: {}", found.draining(permit.slot()));
+    if on_drain == OnDrain::Finish {
+        std::future::pending::<()>().await;
+    }
 }

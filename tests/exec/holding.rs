@@ -23,6 +23,14 @@ async fn hold_reports_when_it_holds_and_when_it_has_released() {
     assert_eq!(hold.wait().await.unwrap().code(), Some(0));
 }
 
+/// Deletes the mutex under its holder.
+async fn end_the_mutex(vhost: &Vhost) {
+    let definition = serde_json::json!({
+        "pattern": "^ci.one$", "definition": {"expires": 1}, "apply-to": "queues"
+    });
+    vhost.management.put(&format!("policies/{}/gone", vhost.name), definition).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hold_reports_the_loss_of_its_mutex() {
     let vhost = Vhost::create().await;
@@ -30,11 +38,51 @@ async fn hold_reports_the_loss_of_its_mutex() {
     let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();
     let mut lines = BufReader::new(hold.stdout.take().unwrap()).lines();
     assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("holding ci.one"));
-    let definition = serde_json::json!({
-        "pattern": "^ci.one$", "definition": {"expires": 1}, "apply-to": "queues"
-    });
-    vhost.management.put(&format!("policies/{}/gone", vhost.name), definition).await;
+    end_the_mutex(&vhost).await;
     let output = hold.wait_with_output().await.unwrap();
     assert_eq!(output.status.code(), Some(80), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("ci.one was lost"), "{output:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hold_releases_a_draining_slot_if_it_is_to_and_else_keeps_it() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 2).await;
+    let mut holds = Vec::new();
+    for on_drain in ["finish", "stop"] {
+        let arguments = ["hold", LOCK, "--heartbeat", "2s", "--on-drain", on_drain];
+        let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();
+        let mut lines = BufReader::new(hold.stdout.take().unwrap()).lines();
+        assert!(lines.next_line().await.unwrap().unwrap().starts_with("holding slot"));
+        holds.push((hold, lines));
+    }
+    let shrunk = run(&vhost, &["semaphore", "shrink", LOCK, "2", "--no-wait"]).await;
+    assert_eq!(shrunk.code, Some(0), "{shrunk:?}");
+    let (stopping, mut lines) = holds.pop().unwrap();
+    assert!(lines.next_line().await.unwrap().unwrap().starts_with("released slot"));
+    let output = stopping.wait_with_output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is draining"), "{output:?}");
+    let (mut keeping, mut lines) = holds.pop().unwrap();
+    let mut said = BufReader::new(keeping.stderr.take().unwrap()).lines();
+    assert!(said.next_line().await.unwrap().unwrap().contains("is draining"));
+    assert!(keeping.try_wait().unwrap().is_none(), "it holds until a signal");
+    signal(keeping.id().unwrap(), "TERM");
+    assert!(lines.next_line().await.unwrap().unwrap().starts_with("released slot"));
+    assert_eq!(keeping.wait().await.unwrap().code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hold_reports_a_loss_and_stays_until_a_signal_if_it_is_only_to_warn() {
+    let vhost = Vhost::create().await;
+    let arguments = ["hold", "--mutex", "ci.one", "--heartbeat", "2s", "--on-lost", "warn"];
+    let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();
+    let mut lines = BufReader::new(hold.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("holding ci.one"));
+    end_the_mutex(&vhost).await;
+    let mut said = BufReader::new(hold.stderr.take().unwrap()).lines();
+    assert!(said.next_line().await.unwrap().unwrap().contains("ci.one was lost"));
+    assert!(hold.try_wait().unwrap().is_none(), "only a warning");
+    signal(hold.id().unwrap(), "TERM");
+    assert_eq!(hold.wait().await.unwrap().code(), Some(80));
 }
