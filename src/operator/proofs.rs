@@ -124,6 +124,13 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_server_that_never_answers_is_waited_for_five_seconds() {
+        let started = Instant::now();
+        assert_eq!(within_patience(std::future::pending()).await, None);
+        assert!(started.elapsed() >= PATIENCE && started.elapsed() < PATIENCE * 4);
+    }
+
+    #[tokio::test]
     async fn without_a_new_answer_the_last_one_counts_and_a_silent_server_is_asked_once() {
         let proofs = Proofs::default();
         let (ours, asked) = (connected("b:5672/", 1), std::cell::Cell::new(0));
