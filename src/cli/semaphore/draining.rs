@@ -63,14 +63,15 @@ impl Draining {
             left = self::left(&seen, slots);
         }
         if resized.done.left > 0 && seen.numbered().is_some() {
-            let desired = DesiredSlots { slots, ..desired };
-            let to = ResizeTo::Exactly(slots);
-            let tidied = target.broker.resize(name, to, desired, &CancellationToken::new()).await;
-            return match tidied {
-                Ok(tidied) => Ok(tidied.done.seen),
-                Err(ResizeError::Broker(error)) => Err(failed(&error)),
-                Err(error) => Err(Failure::new(Failure::USAGE, error.to_string())),
-            };
+            // Another administrator may have changed the number since: it stays.
+            let same = ResizeTo::Grow(0);
+            let tidied = target.broker.resize(name, same, desired, &CancellationToken::new()).await;
+            match tidied {
+                Ok(tidied) => seen = tidied.done.seen,
+                Err(ResizeError::Broker(error)) => return Err(failed(&error)),
+                // Another administrator destroyed it.
+                Err(_) => {}
+            }
         }
         Ok(seen)
     }
