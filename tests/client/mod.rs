@@ -3,6 +3,7 @@
 
 use crate::support;
 
+mod abandoning;
 mod aborting;
 mod alarm;
 mod consumers;

@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lapin::Channel;
-use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use tokio::runtime::Handle;
 
 pub use self::waiting::Waiters;
 use super::connect::Conn;
@@ -290,16 +291,29 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if let Some(channel) = self.channel.take()
-            && !self.busy
-            && !self.pinned
-            && self.declares < MAX_DECLARES
-            && channel.status().connected()
-            && self.conn.is_usable()
-        {
+        let Some(channel) = self.channel.take() else { return };
+        if !channel.status().connected() || !self.conn.is_usable() {
+            return;
+        }
+        if self.busy {
+            close_when_answered(channel, self.limit);
+        } else if !self.pinned && self.declares < MAX_DECLARES {
             self.conn.idle.push(channel, self.declares);
         }
     }
+}
+
+/// Closes the channel of an abandoned operation, but not before the broker has answered. A
+/// refusal closes the channel too. If both sides close it at once, lapin 4.12 closes the
+/// connection and everything held on it: it finds the channel closed when it is about to
+/// confirm the broker's close (hazard A48).
+fn close_when_answered(channel: Channel, limit: Duration) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        // Answered after the abandoned operation, and without an effect on this channel.
+        let after = channel.basic_qos(0, BasicQosOptions::default());
+        let _ = tokio::time::timeout(limit, after).await;
+    });
 }
 
 impl IdleLanes {
