@@ -6,7 +6,7 @@ mod common;
 mod doctor;
 mod get;
 mod outlet;
-pub(super) mod progress;
+mod progress;
 mod put;
 mod reading;
 mod rescue;

@@ -1,6 +1,7 @@
 //! `lockkeeper revoke`: requests that the operator revoke a holder's slot, and reports
 //! the outcome. The API server checks the permission.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::events::v1::Event;
@@ -100,10 +101,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 
 /// Rejects a request that cannot succeed. Returns the identity of the holder, if known.
 fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Failure> {
-    if object.spec.naming().has_slots() != arguments.slot.is_some() {
-        let message = "give --slot, except with protocol Token, whose tokens are not numbered";
-        return Err(Failure::new(Failure::USAGE, message));
-    }
+    must_name_slot(object.spec.naming().has_slots(), arguments.slot)?;
     let Some(status) = &object.status else { return Ok(None) };
     let slot = arguments.slot.and_then(|slot| i32::try_from(slot).ok());
     let mut holders = status.holders.iter();
@@ -112,15 +110,32 @@ fn check(object: &Semaphore, arguments: &Arguments) -> Result<Option<String>, Fa
         // The list may be truncated, and a status may be some seconds old.
         None if status.holders_truncated || status.holders.is_empty() => Ok(None),
         None => {
-            let listed = status.holders.iter().map(|holder| match holder.slot {
-                Some(slot) => format!("slot {slot} by {}", holder.id),
-                None => holder.id.clone(),
-            });
-            let listed = listed.collect::<Vec<_>>().join(", ");
+            let held = status.holders.iter();
+            let listed = listed(held.map(|holder| (holder.slot, holder.id.as_str())));
             let message = format!("it is not held by that holder; held are: {listed}");
             Err(Failure::new(Failure::USAGE, message))
         }
     }
+}
+
+/// Rejects a missing slot number, and one of a token.
+pub(super) fn must_name_slot(has_slots: bool, slot: Option<u32>) -> Result<(), Failure> {
+    if has_slots == slot.is_some() {
+        return Ok(());
+    }
+    let message = "give --slot, except with protocol Token, whose tokens are not numbered";
+    Err(Failure::new(Failure::USAGE, message))
+}
+
+/// Lists holders by slot and id, for messages.
+pub(super) fn listed<'a, N: Display>(
+    holders: impl Iterator<Item = (Option<N>, &'a str)>,
+) -> String {
+    let one = |(slot, id): (Option<N>, &str)| match slot {
+        Some(slot) => format!("slot {slot} by {}", clean_text(id, 200)),
+        None => clean_text(id, 200),
+    };
+    holders.map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Sets the annotation, on the object with this uid only.

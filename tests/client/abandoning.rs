@@ -19,7 +19,7 @@ with_protocols! {
 }
 
 /// The broker refuses to show a missing slot and closes the channel, just as the client
-/// closes it because nobody waits for the answer any more.
+/// closes it because the answer is no longer awaited.
 async fn a_verification_given_up_before_it_is_refused_does_not_lose_the_slot(protocol: Protocol) {
     let place = Place::create(protocol).await;
     resize(&place, 1).await;

@@ -8,7 +8,7 @@ use crate::exec::commands::{Running, Scratch, WRITE};
 use crate::exec::environment::variable;
 use crate::exec::support::protocols::{At, Place, with_protocols};
 use crate::exec::support::rabbitmq::{Vhost, eventually};
-use crate::exec::{LOCK, Outcome, create, lockkeeper, outcome, run, succeed};
+use crate::exec::{LOCK, create, json_of, lockkeeper, outcome, semaphore};
 
 with_protocols! {
     every {
@@ -21,18 +21,9 @@ with_protocols! {
     }
 }
 
-async fn semaphore(at: &impl At, arguments: &[&str]) -> Outcome {
-    run(at, &[&["semaphore"], arguments].concat()).await
-}
-
-async fn json_of(at: &impl At, verb: &str) -> Value {
-    let text = succeed(at, &["semaphore", verb, LOCK, "-o", "json"]).await;
-    serde_json::from_str(&text).unwrap()
-}
-
 /// Returns the numbers of slots and of holders, draining ones included.
 async fn counts(at: &impl At) -> [u64; 2] {
-    let counted = json_of(at, "count").await;
+    let counted = json_of(at, &["count", LOCK]).await;
     let [slots, held, draining] =
         ["slots", "held", "draining"].map(|what| counted[what].as_u64().unwrap());
     [slots, held + draining]
@@ -108,7 +99,7 @@ async fn removed_slots_are_waited_for_and_no_others(protocol: Protocol) {
 
     let mut last = Value::Null;
     eventually("the holder of slot 2 is listed", async || {
-        let holders = json_of(&place, "holders").await;
+        let holders = json_of(&place, &["holders", LOCK]).await;
         let mut all = holders.as_array().unwrap().iter();
         last = all.find(|holder| holder["slot"] == 2).unwrap()["identity"].clone();
         last.is_string()
@@ -129,13 +120,13 @@ async fn removed_slots_are_waited_for_and_no_others(protocol: Protocol) {
 async fn waiters_are_listed_and_a_holder_is_revoked_without_kubernetes(protocol: Protocol) {
     let place = Place::create(protocol).await;
     create(&place, 1).await;
-    assert_eq!(json_of(&place, "waiters").await, json!({"waiting": 0, "waiters": []}));
+    assert_eq!(json_of(&place, &["waiters", LOCK]).await, json!({"waiting": 0, "waiters": []}));
     let scratch = Scratch::new();
     let mut held = holding(&place, &scratch, "build-41").await;
     let words = ["exec", LOCK, "--identity", "build-42", "--priority", "7", "--", "true"];
     let mut next = Running::start(&scratch, "next", lockkeeper(&place, &words));
     eventually("the waiter is listed", async || {
-        let waiting = json_of(&place, "waiters").await;
+        let waiting = json_of(&place, &["waiters", LOCK]).await;
         waiting["waiting"] == 1
             && waiting["waiters"][0]["priority"] == 7
             && waiting["waiters"][0]["identity"] == "build-42"
@@ -143,7 +134,7 @@ async fn waiters_are_listed_and_a_holder_is_revoked_without_kubernetes(protocol:
     .await;
     let mut id = String::new();
     eventually("the holder is listed", async || {
-        let holders = json_of(&place, "holders").await;
+        let holders = json_of(&place, &["holders", LOCK]).await;
         holders[0]["id"].as_str().unwrap_or_default().clone_into(&mut id);
         holders[0]["identity"] == "build-41"
     })
@@ -158,9 +149,9 @@ async fn waiters_are_listed_and_a_holder_is_revoked_without_kubernetes(protocol:
     assert_eq!(other.code, Some(64), "{other:?}");
     assert!(other.stderr.contains(&format!("held are: {}", listed(slot, &id))), "{other:?}");
     if protocol != Protocol::ExclusiveConsumer {
-        let nobody = outcome(of("--holder", &id)).await;
-        assert_eq!(nobody.code, Some(64), "{nobody:?}");
-        assert!(nobody.stderr.contains("--admin-url"), "{nobody:?}");
+        let refused = outcome(of("--holder", &id)).await;
+        assert_eq!(refused.code, Some(64), "{refused:?}");
+        assert!(refused.stderr.contains("--admin-url"), "{refused:?}");
     }
     let mut revoking = of("--holder", &id);
     revoking.env("RABBITMQ_ADMIN_URL", variable("RABBITMQ_MANAGEMENT_URL"));

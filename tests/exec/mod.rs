@@ -24,6 +24,7 @@ use std::process::Stdio;
 
 use environment::variable;
 use lockkeeper::plan::naming::Protocol;
+use serde_json::Value;
 use support::environment;
 use support::protocols::{At, options};
 use tokio::process::Command;
@@ -95,6 +96,17 @@ async fn succeed(at: &impl At, arguments: &[&str]) -> String {
     let outcome = run(at, arguments).await;
     assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
     outcome.stdout
+}
+
+/// Runs `lockkeeper semaphore` to its end.
+async fn semaphore(at: &impl At, arguments: &[&str]) -> Outcome {
+    run(at, &[&["semaphore"], arguments].concat()).await
+}
+
+/// Runs `lockkeeper semaphore`, which must succeed. Returns its output.
+async fn json_of(at: &impl At, arguments: &[&str]) -> Value {
+    let text = succeed(at, &[&["semaphore"], arguments, &["-o", "json"]].concat()).await;
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Creates the lock with this number of slots.

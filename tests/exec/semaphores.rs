@@ -6,16 +6,7 @@ use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};
 use crate::exec::support::rabbitmq::Vhost;
-use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
-
-async fn semaphore(vhost: &Vhost, arguments: &[&str]) -> Outcome {
-    run(vhost, &[&["semaphore"], arguments].concat()).await
-}
-
-async fn json_of(vhost: &Vhost, arguments: &[&str]) -> Value {
-    let text = succeed(vhost, &[&["semaphore"], arguments, &["-o", "json"]].concat()).await;
-    serde_json::from_str(&text).unwrap()
-}
+use crate::exec::{LOCK, json_of, lockkeeper, semaphore, succeed};
 
 fn counts(slots: u32, held: u32, free: u32, draining: u32) -> Value {
     json!({

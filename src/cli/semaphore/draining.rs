@@ -1,5 +1,5 @@
-//! Waits for draining holders after a change, where only this process can finish the
-//! change. See the library for how it is finished.
+//! Waits for draining holders after a change, and finishes the change where only this
+//! process can. See the library for how it is finished.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ impl Draining {
     ) -> Result<Observed, Failure> {
         let (name, slots) = (&target.found.name, resized.after);
         let mut seen = resized.done.seen.clone();
-        let mut left = left(&seen, slots);
+        let mut left = remaining(&seen, slots);
         if left == 0 {
             return Ok(seen);
         }
@@ -60,7 +60,7 @@ impl Draining {
             let to = sweep_to(desired, resized.before.max(slots));
             let observed = target.broker.observe(name, to, to).await;
             seen = observed.map_err(|error| failed(&error))?;
-            left = self::left(&seen, slots);
+            left = remaining(&seen, slots);
         }
         if resized.done.left > 0 && seen.numbered().is_some() {
             // Another administrator may have changed the number since: it stays.
@@ -115,30 +115,27 @@ impl Draining {
 }
 
 /// Returns how many held slots were removed, or how many tokens are too many.
-fn left(seen: &Observed, slots: u32) -> u32 {
+fn remaining(seen: &Observed, slots: u32) -> u32 {
     match seen {
         // A slot that another administrator added back is no longer removed.
-        Observed::Numbered(seen) => {
-            u32::try_from(seen.held.difference(&seen.slots).count()).unwrap_or(u32::MAX)
-        }
+        Observed::Numbered(seen) => u32::try_from(seen.removed().count()).unwrap_or(u32::MAX),
         Observed::Counted(seen) => seen.total.saturating_sub(slots),
     }
 }
 
-/// Describes the holders that remain, and what to do about them.
+/// Describes the remaining holders, and how to wait for them.
 fn stay(target: &FoundSemaphore, seen: &Observed, slots: u32) -> String {
     let name = &target.found.name;
     match seen {
         Observed::Numbered(seen) => {
-            let removed = seen.held.difference(&seen.slots);
-            let held: Vec<String> = removed.take(10).map(ToString::to_string).collect();
+            let held: Vec<String> = seen.removed().take(10).map(|slot| slot.to_string()).collect();
             let held = held.join(", ");
             format!(
                 "still held of {name}, though removed: slot {held}. No other client gets such a slot: `lockkeeper semaphore wait {name} --until drained` waits for them"
             )
         }
-        Observed::Counted(seen) => {
-            let left = seen.total.saturating_sub(slots);
+        Observed::Counted(_) => {
+            let left = remaining(seen, slots);
             format!(
                 "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {name} {left}` once more, and let it wait"
             )

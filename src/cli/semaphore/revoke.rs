@@ -11,16 +11,10 @@ use super::target::{FoundSemaphore, SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
+use crate::cli::revoke;
 use crate::plan::clean_text;
 use crate::plan::semaphore::{DesiredSlots, Holder};
 use crate::semaphore::{Revocation, RevokeError};
-
-/// Time for which the command tries again while the holder is not known for certain. A
-/// recent holder, or the death of one, becomes known within seconds.
-const UNSURE_FOR: Duration = Duration::from_secs(30);
-
-/// Retry interval in that time.
-const UNSURE: Duration = Duration::from_secs(1);
 
 /// Arguments of `lockkeeper semaphore revoke`.
 #[derive(Debug, clap::Args)]
@@ -60,11 +54,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { which, slot, holder, reason, admin_url, force, yes } = arguments;
     let FoundSemaphore { mut found, .. } = which.find_to_change().await?;
     let usage = |message: &str| Failure::new(Failure::USAGE, message);
-    if found.name.has_slots() != slot.is_some() {
-        return Err(usage(
-            "give --slot, except with protocol Token, whose tokens are not numbered",
-        ));
-    }
+    revoke::must_name_slot(found.name.has_slots(), slot)?;
     if let Some(url) = admin_url.filter(|url| !url.is_empty()) {
         let settings = found.settings.with_administrator(&url, "--admin-url");
         found.settings = settings.map_err(|error| usage(&error.to_string()))?;
@@ -82,13 +72,13 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     let known_for = Duration::ZERO;
     let asked = Revocation { slot, holder: found.id.clone(), reason, force, known_for };
-    revoke(&target, asked).await?;
+    take(&target, asked).await?;
     say(format!("{what} was taken from {holder}{whose}"));
     Ok(())
 }
 
 /// Revokes the slot. Tries again while the holder is not known for certain.
-async fn revoke(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Failure> {
+async fn take(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Failure> {
     let name = &target.found.name;
     let started = Instant::now();
     loop {
@@ -100,8 +90,8 @@ async fn revoke(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Fa
             Err(error) => error,
         };
         let code = match &error {
-            RevokeError::Unsure { .. } if started.elapsed() < UNSURE_FOR => {
-                tokio::time::sleep(UNSURE).await;
+            RevokeError::Unsure { .. } if started.elapsed() < Revocation::RETRY_FOR => {
+                tokio::time::sleep(Revocation::RETRY_INTERVAL).await;
                 continue;
             }
             RevokeError::Broker(error) => return Err(failed(error)),
@@ -117,11 +107,7 @@ async fn revoke(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Fa
 
 /// Describes the actual holders.
 fn not_held(what: &str, held: &[Holder]) -> String {
-    let listed = held.iter().take(10).map(|holder| match holder.slot {
-        Some(slot) => format!("slot {slot} by {}", clean_text(&holder.id, 200)),
-        None => clean_text(&holder.id, 200),
-    });
-    let listed = listed.collect::<Vec<_>>();
-    let listed = if listed.is_empty() { "nothing".to_owned() } else { listed.join(", ") };
+    let listed = held.iter().take(10).map(|holder| (holder.slot, holder.id.as_str()));
+    let listed = if held.is_empty() { "nothing".to_owned() } else { revoke::listed(listed) };
     format!("{what} is not held by that holder; held are: {listed}")
 }

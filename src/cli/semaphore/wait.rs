@@ -80,8 +80,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 fn held(arguments: &Arguments, seen: &Observed, name: &LockName) -> (String, bool) {
     match seen {
         Observed::Numbered(seen) if arguments.until == Until::Drained => {
-            let mut removed = seen.held.difference(&seen.slots);
-            match removed.next() {
+            match seen.removed().next() {
                 Some(slot) => (format!("the removed slot {slot} of {name}"), true),
                 None => (name.to_string(), false),
             }

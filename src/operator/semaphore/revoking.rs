@@ -21,12 +21,6 @@ use crate::semaphore::{BrokerError, Revocation, RevokeError};
 /// Retry interval after a draining holder could not be revoked.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Time for which a request is retried while its holder is not known for certain.
-const UNSURE_FOR: Duration = Duration::from_secs(30);
-
-/// Retry interval in that time.
-const UNSURE: Duration = Duration::from_secs(1);
-
 /// Returns the revocation request of the object, if any.
 fn request(semaphore: &Semaphore) -> Option<&String> {
     semaphore.annotations().get(REVOKE)
@@ -58,7 +52,9 @@ impl Step<'_> {
             return Ok(None);
         };
         let since = match &holding.request {
-            Some((known, _)) if known == text && holding.handled => return Ok(Some(UNSURE)),
+            Some((known, _)) if known == text && holding.handled => {
+                return Ok(Some(Revocation::RETRY_INTERVAL));
+            }
             Some((known, since)) if known == text => *since,
             _ => Instant::now(),
         };
@@ -83,9 +79,9 @@ impl Step<'_> {
                     }
                     // A recent holder, or the death of one, becomes known within seconds.
                     Err(RevokeError::Unsure { .. } | RevokeError::Broker(_))
-                        if since.elapsed() < UNSURE_FOR =>
+                        if since.elapsed() < Revocation::RETRY_FOR =>
                     {
-                        return Ok(Some(UNSURE));
+                        return Ok(Some(Revocation::RETRY_INTERVAL));
                     }
                     Err(error) => refused(Some(&asked), &error.to_string()),
                 }
@@ -93,7 +89,7 @@ impl Step<'_> {
         };
         holding.handled = true;
         notes.push(note);
-        Ok(Some(UNSURE))
+        Ok(Some(Revocation::RETRY_INTERVAL))
     }
 
     /// Revokes holders that have drained for longer than the spec allows.
@@ -143,7 +139,7 @@ impl Step<'_> {
                     continue;
                 }
             }
-            next = Some(UNSURE);
+            next = Some(Revocation::RETRY_INTERVAL);
         }
         Ok(next)
     }

@@ -124,6 +124,11 @@ impl ObservedSlots {
         Counts { held, draining, free: count(free) }
     }
 
+    /// Returns the held slots that were removed, in ascending order.
+    pub fn removed(&self) -> impl Iterator<Item = u32> {
+        self.held.difference(&self.slots).copied()
+    }
+
     /// Returns the highest slot that has a slot queue, a holder or a leftover. 0 if none
     /// has.
     #[must_use]

@@ -38,6 +38,15 @@ pub struct Revocation {
     pub known_for: Duration,
 }
 
+impl Revocation {
+    /// How long to retry after [`RevokeError::Unsure`] before giving up. A recent holder,
+    /// or the death of one, becomes known within seconds.
+    pub const RETRY_FOR: Duration = Duration::from_secs(30);
+
+    /// Retry interval in that time.
+    pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+}
+
 /// Why no slot was revoked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
