@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Channel, Connection};
+use lapin::{Channel, Connection, Consumer};
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{Lock, Permit};
 
@@ -25,6 +25,8 @@ with_protocols! {
     slots {
         a_newcomer_does_not_overtake_a_waiter_that_was_woken,
         only_with_barge_a_client_takes_a_slot_before_the_waiters,
+        a_client_takes_a_surplus_slot_without_joining_the_waiters,
+        a_client_of_a_crowded_lock_joins_the_waiters_without_a_search,
     }
 }
 
@@ -157,24 +159,32 @@ async fn a_newcomer_does_not_overtake_a_waiter_that_was_woken(protocol: Protocol
     newcomer.await.unwrap().release().await.unwrap();
 }
 
-async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Protocol) {
-    let place = Place::create(protocol).await;
-    resize(&place, 1).await;
-    // A waiter with the highest priority whose process is suspended.
-    let (_connection, deaf) = place.channel().await;
+/// Returns a waiter with the highest priority whose process is suspended.
+async fn deaf_waiter(place: &Place) -> (Connection, Channel, Consumer) {
+    let (connection, channel) = place.channel().await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-priority".into(), AMQPValue::LongInt(255));
     let queue = name().wait_queue().unwrap().as_str().into();
     let options = BasicConsumeOptions::default();
-    deaf.basic_qos(1, BasicQosOptions::default()).await.unwrap();
-    let _consumer = deaf.basic_consume(queue, "deaf".into(), options, arguments).await.unwrap();
+    channel.basic_qos(1, BasicQosOptions::default()).await.unwrap();
+    let consumer = channel.basic_consume(queue, "deaf".into(), options, arguments).await.unwrap();
+    (connection, channel, consumer)
+}
 
+/// Returns how many of these methods the clients sent about queues with this suffix.
+fn sent(proxy: &Proxy, name: &str, suffix: &str) -> usize {
+    let counts = |method: &&Method| method.name == name && method.queue.ends_with(suffix);
+    proxy.methods().iter().filter(counts).count()
+}
+
+async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let _deaf = deaf_waiter(&place).await;
     let proxy = Proxy::start().await;
     let lock_ = through(&proxy, &place, LONG);
     let has_joined = || {
-        let joins =
-            |method: &Method| method.name == "basic.consume" && method.queue.ends_with("-W");
-        let joined = proxy.methods().iter().any(joins);
+        let joined = sent(&proxy, "basic.consume", "-W") > 0;
         proxy.reset();
         joined
     };
@@ -191,4 +201,34 @@ async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Prot
     permit.release().await.unwrap();
     // So does a client that does not observe the waiters.
     lock(&place).acquire_timeout(&any(), limit).await.unwrap().release().await.unwrap();
+}
+
+/// If each client that looks joined the waiters, the next ones would find waiters, and
+/// many clients would keep each other busy although there are slots for all.
+async fn a_client_takes_a_surplus_slot_without_joining_the_waiters(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 3).await;
+    let _deaf = deaf_waiter(&place).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &place, LONG);
+    for _ in 0..5 {
+        let permits =
+            [client.acquire(&any()).await.unwrap(), client.acquire(&any()).await.unwrap()];
+        for permit in permits {
+            permit.release().await.unwrap();
+        }
+    }
+    assert_eq!(sent(&proxy, "basic.consume", "-W"), 0);
+}
+
+/// A search costs two messages per slot, and the broker's statistics of them slow down
+/// each release.
+async fn a_client_of_a_crowded_lock_joins_the_waiters_without_a_search(protocol: Protocol) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = || through(&proxy, &scene.place, LONG);
+    take_turns(&scene, client(), client()).await;
+    let (joined, probed) =
+        (sent(&proxy, "basic.consume", "-W"), sent(&proxy, "basic.publish", "-1-A"));
+    assert!(joined > 100 && probed < joined / 4, "{joined} joined, {probed} probes of the slot");
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::attempt::{Place, SKEW};
 use super::error::AcquireError;
+use super::fairness::{Approach, called_to};
 use super::lock::{Kind, Lock};
 use super::options::AcquireOptions;
 use super::permit::Permit;
-use super::waiter::Waiter;
+use super::waiter::{Waiter, Woken};
 use crate::clock::Moment;
 use crate::semaphore::amqp::lane::Waiters;
 use crate::semaphore::amqp::new_id;
@@ -17,6 +18,10 @@ use crate::semaphore::protocol::numbered::holding::Holding;
 
 /// First and longest pause between attempts without a wait queue, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// Number of contended attempts after which a client joins the wait queue, although there
+/// are free slots. It has lost `max_races` races in each.
+const PATIENCE: u32 = 3;
 
 /// A client that acquires a slot, between two attempts.
 struct Acquisition<'a> {
@@ -28,6 +33,8 @@ struct Acquisition<'a> {
     turn: Turn,
     /// Which slots the next attempt tries.
     place: Place,
+    /// Number of contended attempts left before it joins the wait queue.
+    patience: u32,
 }
 
 /// How a client waits for its turn.
@@ -55,8 +62,8 @@ impl Lock {
             Kind::Semaphore => Turn::Outside,
             Kind::Mutex => Turn::Polling(PAUSES.0),
         };
-        let (until, place) = (wait.until(), Place::Any);
-        Acquisition { lock: self, how, options, id, until, turn, place }.run().await
+        let (until, place, patience) = (wait.until(), Place::Any, PATIENCE);
+        Acquisition { lock: self, how, options, id, until, turn, place, patience }.run().await
     }
 
     async fn join(
@@ -86,8 +93,14 @@ impl Lock {
 impl Acquisition<'_> {
     async fn run(mut self) -> Result<Permit, AcquireError> {
         let Self { lock, how, options, until, .. } = self;
-        if lock.joins_first(options).await? {
-            self.join().await?;
+        match lock.approach(options).await? {
+            Approach::Join => {
+                self.join().await?;
+                if matches!(self.place, Place::Search { others: 1.. }) {
+                    self.wait_for_turn().await?;
+                }
+            }
+            Approach::Try(place) => self.place = place,
         }
         loop {
             let error = match lock.attempt(how, options, &self.id, self.place, until).await {
@@ -116,38 +129,41 @@ impl Acquisition<'_> {
     }
 
     /// Joins the wait queue, if there is one. Slots released before that woke no waiter, so
-    /// the next attempt does not wait.
+    /// the next attempt does not wait for a wake-up.
     async fn join(&mut self) -> Result<(), AcquireError> {
-        self.turn = match self.lock.join(&self.id, self.options).await? {
-            Some(waiter) => {
-                self.place = first_place(&waiter, self.options);
-                Turn::Joined(Box::new(waiter))
-            }
-            None => Turn::Polling(PAUSES.0),
+        let Some(waiter) = self.lock.join(&self.id, self.options).await? else {
+            self.turn = Turn::Polling(PAUSES.0);
+            return Ok(());
         };
+        self.place = first_place(&waiter, self.options);
+        self.turn = Turn::Joined(Box::new(waiter));
         Ok(())
     }
 
     /// Waits for this client's turn after an attempt that failed.
     async fn wait(&mut self, error: &AcquireError) -> Result<(), AcquireError> {
-        let Self { lock, how, options, until, .. } = *self;
+        let Self { options, until, .. } = *self;
+        let is_lost = matches!(error, AcquireError::Lost { .. });
+        let is_contended = matches!(error, AcquireError::Contended { .. });
         match &mut self.turn {
-            Turn::Outside => self.join().await?,
-            // No wake-up will come for these errors: another client was just faster.
-            Turn::Joined(waiter)
-                if matches!(error, AcquireError::Contended { .. } | AcquireError::Lost { .. }) =>
-            {
-                if matches!(error, AcquireError::Lost { .. }) {
-                    self.place = first_place(waiter, options);
-                }
+            // There are free slots. A new waiter would make all other clients search.
+            Turn::Outside if is_contended && self.patience > 0 => {
+                self.patience -= 1;
                 tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
             }
-            Turn::Joined(waiter) => match lock.wait_for_turn(how, options, waiter, until).await? {
-                Some(next) => self.place = next,
-                // The lock was destroyed, or the connection was lost. The next attempt
-                // shows which.
-                None => (self.turn, self.place) = (Turn::Outside, Place::Search { others: 0 }),
-            },
+            Turn::Outside => self.join().await?,
+            // Another client was just faster. Other slots may be free, without a wake-up.
+            Turn::Joined(waiter) if is_contended || is_lost => {
+                if is_lost {
+                    self.place = first_place(waiter, options);
+                }
+                match waiter.wait_for(rand::random_range(Duration::ZERO..=SKEW)).await {
+                    Woken::Called(slot) => self.place = called_to(slot),
+                    Woken::Uncalled => {}
+                    Woken::Ended => self.leave(),
+                }
+            }
+            Turn::Joined(_) => self.wait_for_turn().await?,
             Turn::Polling(pause) => {
                 let left = until.map_or(*pause, Moment::left);
                 let jittered = rand::random_range(Duration::ZERO..=*pause);
@@ -156,6 +172,23 @@ impl Acquisition<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until this client is woken, or should try again without that.
+    async fn wait_for_turn(&mut self) -> Result<(), AcquireError> {
+        let Self { lock, how, options, until, .. } = *self;
+        let Turn::Joined(waiter) = &mut self.turn else { return Ok(()) };
+        match lock.wait_for_turn(how, options, waiter, until).await? {
+            Some(next) => self.place = next,
+            // The next attempt shows whether the lock was destroyed or the connection
+            // lost.
+            None => self.leave(),
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        (self.turn, self.place) = (Turn::Outside, Place::Search { others: 0 });
     }
 }
 

@@ -13,7 +13,7 @@ use super::permit::{Begin, Permit, now};
 use super::pool::HoldConn;
 use super::records::replace;
 use super::resting;
-use super::search::{Found, search};
+use super::search::{Search, search};
 use crate::clock::Moment;
 use crate::plan::record::SlotRecord;
 use crate::semaphore::amqp::lane::{Declared, Lane, exclusive};
@@ -62,6 +62,8 @@ pub struct Choice {
     looked: bool,
     /// Other slots were free as well.
     more: bool,
+    /// All slots were probed, or a waiter was woken for this one.
+    all: bool,
 }
 
 /// Attempts that may collide with the remains of a holder that has just died.
@@ -106,14 +108,12 @@ impl Lock {
             Place::Slot(slot) => Some(slot),
             Place::Search { .. } => None,
         };
-        let mut races = 0;
+        let (mut lost, mut races) = (0, 0);
         loop {
             let choice = match (guess.take(), place) {
-                (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Search { others }) => {
-                    self.choose(how, options, others, races).await?
-                }
-                (None, _) => self.choose(how, options, 0, races).await?,
+                (Some(slot), _) => Choice { slot, looked: false, more: false, all: true },
+                (None, Place::Search { others }) => self.choose(how, options, others, lost).await?,
+                (None, _) => self.choose(how, options, 0, lost).await?,
             };
             let (got, has_record, sent) = self.claim(how, &mut conn, &choice, options, id).await?;
             if let Some(held) = got {
@@ -127,7 +127,10 @@ impl Lock {
                 return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
-            if place != Place::Any && !choice.more {
+            if choice.looked || options.start == Start::Last {
+                lost += 1;
+            }
+            if place != Place::Any && !choice.more && choice.all {
                 // The faster client wakes a waiter when it releases.
                 return Err(self.full());
             }
@@ -169,39 +172,44 @@ impl Lock {
         how: &dyn Holding,
         options: &AcquireOptions,
         others: u32,
-        races: u32,
+        lost: u32,
     ) -> Result<Choice, AcquireError> {
         let memory = self.recall();
         let from = match options.start {
             Start::Random if memory.slots > 1 => rand::random_range(1..=memory.slots),
-            Start::Last => memory.last.unwrap_or(1),
+            // The slot that was just lost is held.
+            Start::Last => memory.last.map_or(1, |slot| slot + u32::from(lost > 0)),
             _ => 1,
         };
-        // With other waiters, a single free slot decides nothing, so all slots are
-        // probed.
-        let expected = if memory.calm && others == 0 { 0 } else { memory.slots };
-        match search(how, self.shared().eyes(), self.name(), from, expected).await? {
-            Found::Free(free) => {
-                let highest = free.last().copied().unwrap_or(1);
-                self.remember(|memory| memory.slots = memory.slots.max(highest));
-                if free.len() <= others as usize {
-                    return Err(self.full());
-                }
-                // After a lost race, a random slot, because the other clients take the
-                // first.
-                let at = if races == 0 && options.start != Start::Random {
-                    0
-                } else {
-                    rand::random_range(0..free.len())
-                };
-                Ok(Choice { slot: free[at], looked: true, more: free.len() > 1 })
+        let spread = if options.start == Start::Random { lost.max(1) } else { lost };
+        let width = first_width(&memory, from, others, spread);
+        let wanted = Search { from, width, more_than: others };
+        let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
+        let free = found.free;
+        self.remember(|memory| {
+            memory.slots = found.slots.unwrap_or(memory.slots).max(highest(&free));
+            memory.complete = found.slots.is_some() || memory.complete;
+            if free.len() > others as usize + 1 {
+                memory.crowded = None;
+            } else if found.slots.is_some() {
+                memory.crowded = Some(Moment::now());
             }
-            Found::Full(0) => Err(AcquireError::NoSlots { lock: self.name().to_string() }),
-            Found::Full(slots) => {
-                self.remember(|memory| memory.slots = slots);
-                Err(AcquireError::Full { lock: self.name().to_string(), slots })
-            }
+        });
+        if found.slots == Some(0) && free.is_empty() {
+            return Err(AcquireError::NoSlots { lock: self.name().to_string() });
         }
+        if free.len() <= others as usize {
+            return Err(self.full());
+        }
+        // After a lost race, a random slot, because the other clients take the first.
+        let first = spread == 0 && others == 0;
+        let at = if first { 0 } else { rand::random_range(0..free.len()) };
+        Ok(Choice {
+            slot: free[at],
+            looked: true,
+            more: free.len() > 1,
+            all: found.slots.is_some(),
+        })
     }
 
     /// Takes the slot. Also returns whether it has a record, and when the request was
@@ -333,12 +341,6 @@ impl Lock {
         resting::rest(permit, self.name().as_str(), rested, rest, until).await
     }
 
-    /// Whether no slot was immediately available at the last attempt.
-    pub(super) fn is_contended(&self) -> bool {
-        let memory = self.recall();
-        self.kind() == Kind::Semaphore && !memory.calm && memory.last.is_some()
-    }
-
     pub(super) fn recall(&self) -> Memory {
         self.shared().memory(self.name(), |memory| *memory)
     }
@@ -346,6 +348,24 @@ impl Lock {
     pub(super) fn remember(&self, change: impl FnOnce(&mut Memory)) {
         self.shared().memory(self.name(), change);
     }
+}
+
+/// Returns how many slots a search probes first. One slot suits a lock that is mostly
+/// free, and all known slots one that is mostly held. In between, it is a few more than
+/// other clients are about to take: losers of a race spread over four times as many slots
+/// as before it.
+fn first_width(memory: &Memory, from: u32, others: u32, spread: u32) -> u32 {
+    // Include the slot after the last, which reveals the end.
+    let rest = memory.slots.saturating_add(2).saturating_sub(from);
+    if memory.is_crowded() {
+        return rest;
+    }
+    let width = others.saturating_add(1).saturating_mul(4_u32.saturating_pow(spread));
+    width.min(if memory.complete { rest } else { rest.saturating_mul(4) })
+}
+
+fn highest(slots: &[u32]) -> u32 {
+    slots.iter().copied().max().unwrap_or_default()
 }
 
 fn micros() -> u64 {

@@ -12,31 +12,51 @@ use crate::semaphore::amqp::lane::{Lane, Waiters};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::numbered::holding::Holding;
 
+/// How an acquisition begins.
+pub enum Approach {
+    /// It joins the wait queue.
+    Join,
+    /// It tries these slots first.
+    Try(Place),
+}
+
 impl Lock {
-    /// Whether an acquisition that may wait joins the wait queue before it tries a slot.
-    /// It does if other clients wait, or if no slot was free at the last attempt.
-    pub(super) async fn joins_first(&self, options: &AcquireOptions) -> Result<bool, BrokerError> {
+    /// Returns how an acquisition that may wait begins.
+    ///
+    /// If other clients wait, it takes a slot only if more slots are free than clients
+    /// wait. To find that out, it need not join them: if each client that looks joined,
+    /// the next ones would find waiters and look as well, and many clients on many slots
+    /// would keep each other busy.
+    pub(super) async fn approach(&self, options: &AcquireOptions) -> Result<Approach, BrokerError> {
+        let any = Approach::Try(Place::Any);
         if self.kind() != Kind::Semaphore {
-            return Ok(false);
+            return Ok(any);
         }
+        let crowded = self.recall().is_crowded();
         if options.barge {
-            // A contended lock's client would have to join after the first probe anyway.
-            return Ok(self.is_contended());
+            // It would have to join after the first search anyway.
+            return Ok(if crowded { Approach::Join } else { any });
         }
-        let Some(wait_queue) = self.name().wait_queue() else { return Ok(self.is_contended()) };
-        match self.shared().publisher.waiters.any(&wait_queue) {
-            Some(any) => Ok(any || self.is_contended()),
-            None => Ok(self.is_contended() || self.has_waiters(&wait_queue).await?),
-        }
+        let Some(wait_queue) = self.name().wait_queue() else { return Ok(any) };
+        let cached = self.shared().publisher.waiters.count(&wait_queue);
+        let waiters = match cached {
+            Some(0) => 0,
+            Some(_) if crowded => return Ok(Approach::Join),
+            _ => self.count_waiters(&wait_queue).await?,
+        };
+        Ok(match waiters {
+            0 => any,
+            others => Approach::Try(Place::Search { others }),
+        })
     }
 
-    /// Asks the broker whether there are waiters.
-    async fn has_waiters(&self, wait_queue: &str) -> Result<bool, BrokerError> {
+    /// Asks the broker for the number of waiters.
+    async fn count_waiters(&self, wait_queue: &str) -> Result<u32, BrokerError> {
         let conn = self.shared().side.get().await?;
         if conn.is_blocked() {
             // During an alarm the broker would not answer, and no slot can be probed
             // either.
-            return Ok(false);
+            return Ok(0);
         }
         let waiters = match Lane::take(&conn).await?.consumers(wait_queue).await {
             Ok(count) => Waiters::from(count),
@@ -45,7 +65,7 @@ impl Lock {
             Err(error) => return Err(error),
         };
         self.shared().publisher.waiters.note(wait_queue, waiters);
-        Ok(matches!(waiters, Waiters::Count(1..)))
+        Ok(if let Waiters::Count(waiters) = waiters { waiters } else { 0 })
     }
 
     /// Waits until this waiter should try again, and returns which slots to try. `None`
@@ -67,8 +87,10 @@ impl Lock {
         let mut seen_free = options.barge;
         loop {
             match waiter.wait(until).await {
-                Woken::Called(Some(slot)) => return Ok(Some(Place::Slot(slot))),
-                Woken::Called(None) => return Ok(Some(Place::Search { others: 0 })),
+                Woken::Called(slot) => {
+                    self.remember(|memory| memory.crowded = Some(Moment::now()));
+                    return Ok(Some(called_to(slot)));
+                }
                 Woken::Ended => return Ok(None),
                 Woken::Uncalled if until.is_some_and(|until| until.left().is_zero()) => {
                     let others = if seen_free { 0 } else { waiter.others };
@@ -86,4 +108,9 @@ impl Lock {
             }
         }
     }
+}
+
+/// Returns which slots a woken waiter tries.
+pub fn called_to(slot: Option<u32>) -> Place {
+    slot.map_or(Place::Search { others: 0 }, Place::Slot)
 }

@@ -1,5 +1,7 @@
 //! What a client remembers of a lock between two acquisitions.
 
+use std::time::Duration;
+
 use crate::clock::Moment;
 
 /// The cached state of a lock between two acquisitions.
@@ -12,8 +14,23 @@ pub struct Memory {
     pub calm: bool,
     /// The known number of slots.
     pub slots: u32,
+    /// True if a search has seen the last slot. Otherwise there may be more slots.
+    pub complete: bool,
+    /// When this client last found hardly more free slots than waiters.
+    pub crowded: Option<Moment>,
     /// Whether its slots had records, and when that was checked.
     pub records: Option<(bool, Moment)>,
     /// When its slots were verified to use this protocol.
     pub protocol: Option<Moment>,
+}
+
+/// How long a lock is considered crowded.
+const CROWDED: Duration = Duration::from_secs(2);
+
+impl Memory {
+    /// Whether the lock's free slots were recently too few for its waiters. A client then
+    /// joins the wait queue without a search.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.is_some_and(|since| since.elapsed() < CROWDED)
+    }
 }

@@ -76,8 +76,8 @@ pub struct AcquireOptions {
     /// Priority while waiting, 0 to 255. Higher priorities are served first.
     pub priority: u8,
     /// Takes a free slot even if other clients wait for it, and can therefore starve
-    /// them. By default, a client that can wait joins the wait queue if there are
-    /// waiters. [`Lock::try_acquire`](super::Lock::try_acquire) can't wait, so it always takes a free slot. Ignored
+    /// them. By default, a client that can wait joins the wait queue unless there are more
+    /// free slots than waiters. [`Lock::try_acquire`](super::Lock::try_acquire) can't wait, so it always takes a free slot. Ignored
     /// by protocol Token, where the broker serves the waiters first.
     pub barge: bool,
     /// The lock delay, if known from the lock's resource. It is obeyed, and written into

@@ -123,13 +123,17 @@ impl Waiter {
 
     /// Waits to be woken, at most until `until`. Cancel safe.
     pub async fn wait(&mut self, until: Option<Moment>) -> Woken {
+        let net = std::mem::replace(&mut self.next_look, SAFETY_NET);
+        let net = rand::random_range(net..net * 2);
+        self.wait_for(until.map_or(net, |until| until.left().min(net))).await
+    }
+
+    /// Waits to be woken, at most for `limit`. Cancel safe.
+    pub async fn wait_for(&mut self, limit: Duration) -> Woken {
         if self.done().await.is_err() {
             return Woken::Ended;
         }
-        let net = std::mem::replace(&mut self.next_look, SAFETY_NET);
-        let net = rand::random_range(net..net * 2);
-        let net = until.map_or(net, |until| until.left().min(net));
-        match tokio::time::timeout(net, self.consumer.next()).await {
+        match tokio::time::timeout(limit, self.consumer.next()).await {
             Ok(Some(Ok(delivery))) => {
                 let slot = slot_of(&delivery);
                 self.woken_by = Some(delivery);

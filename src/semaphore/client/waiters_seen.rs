@@ -38,12 +38,12 @@ impl WaitersSeen {
         matches!(self.recall(wait_queue), Some((Waiters::NoQueue, _)))
     }
 
-    /// Whether there are waiters, if the cached answer is recent enough.
-    pub fn any(&self, wait_queue: &str) -> Option<bool> {
+    /// The number of waiters, if the cached answer is recent enough.
+    pub fn count(&self, wait_queue: &str) -> Option<u32> {
         match self.recall(wait_queue)? {
-            (Waiters::NoQueue, _) => Some(false),
-            (Waiters::Count(0), since) => (since.elapsed() < BELIEVED).then_some(false),
-            (Waiters::Count(_), _) => Some(true),
+            (Waiters::NoQueue, _) => Some(0),
+            (Waiters::Count(0), since) => (since.elapsed() < BELIEVED).then_some(0),
+            (Waiters::Count(waiters), _) => Some(waiters),
             (Waiters::Unknown, _) => None,
         }
     }
@@ -61,16 +61,16 @@ mod tests {
     #[test]
     fn waiters_are_believed_until_a_release_finds_none() {
         let seen = WaitersSeen::default();
-        assert_eq!(seen.any("a-W"), None);
+        assert_eq!(seen.count("a-W"), None);
         seen.note("a-W", Waiters::Count(2));
         seen.note("a-W", Waiters::Unknown);
-        assert_eq!((seen.any("a-W"), seen.any("b-W")), (Some(true), None));
+        assert_eq!((seen.count("a-W"), seen.count("b-W")), (Some(2), None));
         seen.note("a-W", Waiters::Count(0));
-        assert_eq!(seen.any("a-W"), Some(false));
+        assert_eq!(seen.count("a-W"), Some(0));
         assert!(!seen.is_missing("a-W"));
         seen.note("a-W", Waiters::NoQueue);
         assert!(seen.is_missing("a-W"));
-        assert_eq!(seen.any("a-W"), Some(false));
+        assert_eq!(seen.count("a-W"), Some(0));
     }
 
     #[test]
@@ -80,6 +80,6 @@ mod tests {
             seen.note(&format!("{lock}-W"), Waiters::Count(1));
         }
         assert!(seen.0.lock().unwrap().len() <= MOST);
-        assert_eq!(seen.any(&format!("{MOST}-W")), Some(true));
+        assert_eq!(seen.count(&format!("{MOST}-W")), Some(1));
     }
 }
