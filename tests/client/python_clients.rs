@@ -11,7 +11,7 @@ use lapin::BasicProperties;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
-use lockkeeper::plan::semaphore::{DesiredSlots, Holder};
+use lockkeeper::plan::semaphore::{DesiredSlots, Holder, sweep_to};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
@@ -64,6 +64,7 @@ impl Script {
         let mut command = Command::new(PYTHON);
         command.args([client.as_str(), "--timeout", timeout, "ci.deploy"]);
         command.args(["--", "sh", "-c", line]);
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("AMQP_URL", vhost.url()).stdout(Stdio::piped()).kill_on_drop(true);
         command
     }
@@ -191,6 +192,100 @@ async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     }
     let lost = losing.await.unwrap();
     assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
+}
+
+/// A wait in the wait queue, in the order of priority, and woken instead of polling.
+async fn waits_in_turn(script: Script) {
+    let vhost = Vhost::create().await;
+    script.resize(&vhost, 1).await;
+    let (first, last) = (script.lock(&vhost), script.lock(&vhost));
+    let permit = first.try_acquire(&any()).await.unwrap();
+    let waiters = async || {
+        let queue = vhost.queue("ci.deploy-W").await.unwrap();
+        queue["consumer_details"].as_array().map_or(0, Vec::len)
+    };
+    let last = tokio::spawn(async move { last.acquire(&any()).await.unwrap() });
+    eventually("ours waits", async || waiters().await == 1).await;
+    let mut command = script.command(&vhost, "60", "echo held; read end");
+    command.stdin(Stdio::piped());
+    let mut theirs = command.spawn().unwrap();
+    eventually("theirs waits", async || waiters().await == 2).await;
+    // Of equal priority, so the one that has waited longer comes first.
+    permit.release().await.unwrap();
+    let permit = last.await.unwrap();
+    assert_eq!(waiters().await, 1);
+    let released = Instant::now();
+    permit.release().await.unwrap();
+    script.is_held(&vhost).await;
+    // Without a wake-up it looks after 10 to 20 s.
+    assert!(released.elapsed() < Duration::from_secs(8), "{:?}", released.elapsed());
+    // Theirs wakes ours.
+    let next = script.lock(&vhost);
+    let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
+    eventually("ours waits again", async || waiters().await == 1).await;
+    let released = Instant::now();
+    drop(theirs.stdin.take());
+    next.await.unwrap().release().await.unwrap();
+    assert!(released.elapsed() < Duration::from_secs(8), "{:?}", released.elapsed());
+    assert_eq!(theirs.wait().await.unwrap().code(), Some(1), "the end of its input");
+}
+
+async fn passes_on_fencing_tokens_and_rests_after_an_unclean_end(script: Script) {
+    const DELAY: Duration = Duration::from_millis(1500);
+    let vhost = Vhost::create().await;
+    let desired = DesiredSlots { records: Some(DELAY), ..DesiredSlots::new(1) };
+    let (broker, name, stop) = (broker(&vhost), script.name(), CancellationToken::new());
+    broker.converge(&name, desired, sweep_to(desired, 0), false, &stop).await.unwrap();
+    let ours = async || {
+        let begun = Instant::now();
+        let permit = script.lock(&vhost).acquire(&any()).await.unwrap();
+        let fence = permit.fence().unwrap();
+        permit.release().await.unwrap();
+        (fence, begun.elapsed())
+    };
+    let theirs = async || {
+        let begun = Instant::now();
+        let output = script.output(&vhost, "echo $LOCK_TOKEN").await.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let fence: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        (fence, begun.elapsed())
+    };
+    let (first, second, third) = (ours().await.0, theirs().await.0, ours().await.0);
+    assert_eq!((second, third), (first + 1, first + 2));
+
+    let kill = async || {
+        let mut command = script.command(&vhost, "10", "read end");
+        let mut killed = command.stdin(Stdio::piped()).spawn().unwrap();
+        script.is_held(&vhost).await;
+        killed.kill().await.unwrap();
+    };
+    kill().await;
+    let (fence, took) = ours().await;
+    assert!(fence == first + 4 && took >= DELAY, "{fence} after {first}, in {took:?}");
+    kill().await;
+    let (fence, took) = theirs().await;
+    assert!(fence == first + 6 && took >= DELAY, "{fence} after {first}, in {took:?}");
+    assert_eq!(ours().await.0, first + 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guideline_s_client_waits_in_turn() {
+    waits_in_turn(GUIDELINE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_waits_in_turn() {
+    waits_in_turn(EXCLUSIVE_CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guideline_s_client_passes_on_fencing_tokens_and_rests_after_an_unclean_end() {
+    passes_on_fencing_tokens_and_rests_after_an_unclean_end(GUIDELINE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exclusive_consumer_client_passes_on_fencing_tokens_and_rests_after_an_unclean_end() {
+    passes_on_fencing_tokens_and_rests_after_an_unclean_end(EXCLUSIVE_CONSUMER).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ mod abandoning;
 mod limits;
 mod operations;
 mod outages;
+mod python_clients;
 mod schedules;
 mod stopping;
 mod waiting;

@@ -1,0 +1,84 @@
+"""Runs a command while a lock is held: what the three lock clients of this folder share.
+
+A lock has `hold`, the connection that holds it, `proven`, when the last answered proof was
+sent, `lost`, why it is lost or None, `environment` for the command, `doubt`, and the
+methods acquire(timeout, priority), verify() and release(). verify() fails with an
+AMQPError if the lock is lost.
+"""
+import argparse, os, signal, subprocess, sys, threading, time
+
+import pika
+from pika.exceptions import AMQPError
+
+HEARTBEAT = 10  # seconds; the broker frees a silent holder after 2 to 3 of them
+VALID = 2 * HEARTBEAT * 0.98 - 0.5  # seconds after sending a proof for which the lock is ours
+VERIFY = 5  # seconds between proofs
+KILL_AFTER = 3  # seconds that the command has to end when the lock is lost
+
+def now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # counts while the machine is suspended
+
+def utc():
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+def connect(url, name):
+    parameters = pika.URLParameters(url)
+    parameters.heartbeat = HEARTBEAT
+    parameters.blocked_connection_timeout = HEARTBEAT
+    parameters.client_properties = {"connection_name": name}
+    return pika.BlockingConnection(parameters)
+
+def facts(reason):
+    """By which a holder describes itself, to everyone who may see the queues."""
+    return {"x-lockkeeper-id": os.urandom(10).hex(),
+            "x-lockkeeper-identity": f"pid {os.getpid()} on {os.uname().nodename}",
+            "x-lockkeeper-reason": reason[:200],
+            "x-lockkeeper-since": utc()}
+
+def stop(child):  # and its children
+    for sign, patience in ((signal.SIGTERM, KILL_AFTER), (signal.SIGKILL, None)):
+        try:
+            os.killpg(child.pid, sign)
+            child.wait(patience)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+def run(lock, command):
+    child = subprocess.Popen(command, start_new_session=True, env={**os.environ, **lock.environment})
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda number, _: os.killpg(child.pid, number))
+    def deadline():  # in a separate thread: pika may hang with the network
+        while now() < lock.proven + VALID - KILL_AFTER:
+            time.sleep(0.1)
+        stop(child)
+        os._exit(80)
+    threading.Thread(target=deadline, daemon=True).start()
+    try:
+        while child.poll() is None:
+            lock.hold.process_data_events(time_limit=0.05)  # heartbeats, and a loss
+            if lock.lost:
+                raise AMQPError(lock.lost)
+            if lock.doubt or now() > lock.proven + VERIFY:
+                lock.verify()
+        lock.release()
+    except AMQPError as error:
+        stop(child)
+        print(f"{lock.name} was lost: {error!r}", file=sys.stderr)
+        return 80
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+def main(kind):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--timeout", type=float, default=float("inf"))
+    parser.add_argument("--priority", type=int, default=0)
+    parser.add_argument("lock")
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args()
+    try:
+        lock = kind(os.environ["AMQP_URL"], given.lock, " ".join(given.command))
+        if not lock.acquire(given.timeout, given.priority):
+            sys.exit(75)  # nothing is free, or the lock does not exist
+    except AMQPError as error:
+        print(f"the broker can't be asked: {error!r}", file=sys.stderr)
+        sys.exit(69)
+    sys.exit(run(lock, given.command))
