@@ -207,7 +207,7 @@ async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Prot
 /// many clients would keep each other busy although there are slots for all.
 async fn a_client_takes_a_surplus_slot_without_joining_the_waiters(protocol: Protocol) {
     let place = Place::create(protocol).await;
-    resize(&place, 3).await;
+    resize(&place, 4).await;
     let _deaf = deaf_waiter(&place).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &place, LONG);

@@ -13,6 +13,7 @@ use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper::plan::semaphore::{DesiredSlots, Holder, sweep_to};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
+use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
@@ -254,9 +255,11 @@ async fn passes_on_fencing_tokens_and_rests_after_an_unclean_end(script: Script)
     assert_eq!((second, third), (first + 1, first + 2));
 
     let kill = async || {
-        let mut command = script.command(&vhost, "10", "read end");
+        let mut command = script.command(&vhost, "10", "echo started; read end");
         let mut killed = command.stdin(Stdio::piped()).spawn().unwrap();
-        script.is_held(&vhost).await;
+        // Only then has it replaced the record.
+        let mut started = [0; 8];
+        killed.stdout.as_mut().unwrap().read_exact(&mut started).await.unwrap();
         killed.kill().await.unwrap();
     };
     kill().await;

@@ -50,9 +50,18 @@ async fn set_reaches_its_number_from_any_state_and_may_be_repeated(protocol: Pro
         assert!(set.stderr.contains(&said), "{said}: {set:?}");
         assert_eq!(counts(&place).await, [slots.parse().unwrap(), 0]);
     }
-    let operators = semaphore(&place, &["set", "sem/deploy", "1"]).await;
-    assert_eq!(operators.code, Some(64), "{operators:?}");
-    assert!(operators.stderr.contains("kubectl scale"), "{operators:?}");
+    for (arguments, instead) in [
+        (&["set", "sem/deploy", "1"][..], "use kubectl scale --replicas=NUMBER sem/deploy"),
+        (&["destroy", "sem/deploy"], "use kubectl delete sem/deploy"),
+        (
+            &["revoke", "sem/deploy", "--holder", "a", "--reason", "b"],
+            "use lockkeeper revoke sem/deploy",
+        ),
+    ] {
+        let operators = semaphore(&place, arguments).await;
+        assert_eq!(operators.code, Some(64), "{operators:?}");
+        assert!(operators.stderr.contains(instead), "{operators:?}");
+    }
 }
 
 async fn a_shrink_waits_until_what_it_removed_is_released(protocol: Protocol) {

@@ -21,7 +21,7 @@ pub struct Arguments {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let target = arguments.which.find_to_change().await?;
+    let target = arguments.which.find_to_change("kubectl delete").await?;
     let name = &target.found.name;
     if !arguments.yes {
         let seen = target.look().await?;

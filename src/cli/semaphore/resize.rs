@@ -105,7 +105,7 @@ impl Change {
         records: &Records,
         draining: Draining,
     ) -> Result<(), Failure> {
-        let target = self.which.find_to_change().await?;
+        let target = self.which.find_to_change("kubectl scale --replicas=NUMBER").await?;
         let name = &target.found.name;
         let desired = self.desired(name, records)?;
         let resized = target.broker.resize(name, to, desired, &CancellationToken::new()).await;

@@ -52,7 +52,7 @@ pub struct Arguments {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { which, slot, holder, reason, admin_url, force, yes } = arguments;
-    let FoundSemaphore { mut found, .. } = which.find_to_change().await?;
+    let FoundSemaphore { mut found, .. } = which.find_to_change("lockkeeper revoke").await?;
     let usage = |message: &str| Failure::new(Failure::USAGE, message);
     revoke::must_name_slot(found.name.has_slots(), slot)?;
     if let Some(url) = admin_url.filter(|url| !url.is_empty()) {

@@ -47,9 +47,13 @@ impl SemaphoreTarget {
     }
 
     /// Finds the semaphore for a change. Rejects a resource, which the operator manages.
-    pub async fn find_to_change(&self) -> Result<FoundSemaphore, Failure> {
+    /// `instead` is the command to use for that.
+    pub async fn find_to_change(&self, instead: &str) -> Result<FoundSemaphore, Failure> {
         if resource::<Semaphore>(&self.name).is_some() {
-            let message = "a resource's slots are the operator's to change: use kubectl scale, or kubectl delete";
+            let message = format!(
+                "a resource's slots are the operator's to change: use {instead} {}",
+                self.name
+            );
             return Err(Failure::new(Failure::USAGE, message));
         }
         self.find().await

@@ -286,6 +286,11 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<(), RevokeError> {
         let revoke = Revoke { access: &self.0.access, lock, desired, what, cancel };
-        self.0.of(lock).revoke(&revoke).await
+        self.0.of(lock).revoke(&revoke).await?;
+        // A holder that lost its slot wakes no waiter.
+        if let Err(error) = self.wake(lock, 1).await {
+            tracing::debug!(%error, "no waiter was woken");
+        }
+        Ok(())
     }
 }

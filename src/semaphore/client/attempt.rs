@@ -62,8 +62,6 @@ pub struct Choice {
     looked: bool,
     /// Other slots were free as well.
     more: bool,
-    /// All slots were probed, or a waiter was woken for this one.
-    all: bool,
 }
 
 /// Attempts that may collide with the remains of a holder that has just died.
@@ -111,9 +109,11 @@ impl Lock {
         let (mut lost, mut races) = (0, 0);
         loop {
             let choice = match (guess.take(), place) {
-                (Some(slot), _) => Choice { slot, looked: false, more: false, all: true },
-                (None, Place::Search { others }) => self.choose(how, options, others, lost).await?,
-                (None, _) => self.choose(how, options, 0, lost).await?,
+                (Some(slot), _) => Choice { slot, looked: false, more: false },
+                (None, Place::Search { others }) => {
+                    self.choose(how, options, Some(others), lost).await?
+                }
+                (None, _) => self.choose(how, options, None, lost).await?,
             };
             let (got, has_record, sent) = self.claim(how, &mut conn, &choice, options, id).await?;
             if let Some(held) = got {
@@ -130,7 +130,7 @@ impl Lock {
             if choice.looked || options.start == Start::Last {
                 lost += 1;
             }
-            if place != Place::Any && !choice.more && choice.all {
+            if place != Place::Any && !choice.more {
                 // The faster client wakes a waiter when it releases.
                 return Err(self.full());
             }
@@ -166,12 +166,14 @@ impl Lock {
         AcquireError::Full { lock: self.name().to_string(), slots: self.recall().slots }
     }
 
-    /// Searches for a free slot. Chooses none unless more than `others` are free.
+    /// Searches for a free slot. Chooses none unless there are more free slots than other
+    /// waiters. For a client among waiters, `more` is then certain. For one that has not
+    /// looked for waiters (`None`), the first free slot ends the search.
     pub(super) async fn choose(
         &self,
         how: &dyn Holding,
         options: &AcquireOptions,
-        others: u32,
+        others: Option<u32>,
         lost: u32,
     ) -> Result<Choice, AcquireError> {
         let memory = self.recall();
@@ -182,8 +184,10 @@ impl Lock {
             _ => 1,
         };
         let spread = if options.start == Start::Random { lost.max(1) } else { lost };
-        let width = first_width(&memory, from, others, spread);
-        let wanted = Search { from, width, more_than: others };
+        let more_than = others.map_or(0, |others| others.saturating_add(1));
+        let wanted =
+            Search { from, width: first_width(&memory, from, more_than, spread), more_than };
+        let others = others.unwrap_or_default();
         let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
         let free = found.free;
         self.remember(|memory| {
@@ -204,12 +208,7 @@ impl Lock {
         // After a lost race, a random slot, because the other clients take the first.
         let first = spread == 0 && others == 0;
         let at = if first { 0 } else { rand::random_range(0..free.len()) };
-        Ok(Choice {
-            slot: free[at],
-            looked: true,
-            more: free.len() > 1,
-            all: found.slots.is_some(),
-        })
+        Ok(Choice { slot: free[at], looked: true, more: free.len() > 1 })
     }
 
     /// Takes the slot. Also returns whether it has a record, and when the request was
@@ -354,13 +353,13 @@ impl Lock {
 /// free, and all known slots one that is mostly held. In between, it is a few more than
 /// other clients are about to take: losers of a race spread over four times as many slots
 /// as before it.
-fn first_width(memory: &Memory, from: u32, others: u32, spread: u32) -> u32 {
+fn first_width(memory: &Memory, from: u32, more_than: u32, spread: u32) -> u32 {
     // Include the slot after the last, which reveals the end.
     let rest = memory.slots.saturating_add(2).saturating_sub(from);
     if memory.is_crowded() {
         return rest;
     }
-    let width = others.saturating_add(1).saturating_mul(4_u32.saturating_pow(spread));
+    let width = more_than.saturating_add(1).saturating_mul(4_u32.saturating_pow(spread));
     width.min(if memory.complete { rest } else { rest.saturating_mul(4) })
 }
 

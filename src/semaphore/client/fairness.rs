@@ -97,7 +97,7 @@ impl Lock {
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
-                Woken::Uncalled => match self.choose(how, options, 0, 0).await {
+                Woken::Uncalled => match self.choose(how, options, None, 0).await {
                     Ok(_) => {
                         seen_free = true;
                         waiter.look_soon();

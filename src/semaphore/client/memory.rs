@@ -16,7 +16,7 @@ pub struct Memory {
     pub slots: u32,
     /// True if a search has seen the last slot. Otherwise there may be more slots.
     pub complete: bool,
-    /// When this client last found hardly more free slots than waiters.
+    /// When this client last found at most one more free slot than waiters.
     pub crowded: Option<Moment>,
     /// Whether its slots had records, and when that was checked.
     pub records: Option<(bool, Moment)>,
