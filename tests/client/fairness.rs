@@ -159,11 +159,11 @@ async fn a_newcomer_does_not_overtake_a_waiter_that_was_woken(protocol: Protocol
     newcomer.await.unwrap().release().await.unwrap();
 }
 
-/// Returns a waiter with the highest priority whose process is suspended.
-async fn deaf_waiter(place: &Place) -> (Connection, Channel, Consumer) {
+/// Returns a waiter whose process is suspended.
+async fn deaf_waiter(place: &Place, priority: i32) -> (Connection, Channel, Consumer) {
     let (connection, channel) = place.channel().await;
     let mut arguments = FieldTable::default();
-    arguments.insert("x-priority".into(), AMQPValue::LongInt(255));
+    arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
     let queue = name().wait_queue().unwrap().as_str().into();
     let options = BasicConsumeOptions::default();
     channel.basic_qos(1, BasicQosOptions::default()).await.unwrap();
@@ -180,7 +180,7 @@ fn sent(proxy: &Proxy, name: &str, suffix: &str) -> usize {
 async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Protocol) {
     let place = Place::create(protocol).await;
     resize(&place, 1).await;
-    let _deaf = deaf_waiter(&place).await;
+    let _deaf = deaf_waiter(&place, 255).await;
     let proxy = Proxy::start().await;
     let lock_ = through(&proxy, &place, LONG);
     let has_joined = || {
@@ -208,7 +208,7 @@ async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Prot
 async fn a_client_takes_a_surplus_slot_without_joining_the_waiters(protocol: Protocol) {
     let place = Place::create(protocol).await;
     resize(&place, 4).await;
-    let _deaf = deaf_waiter(&place).await;
+    let _deaf = deaf_waiter(&place, 255).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &place, LONG);
     for _ in 0..5 {
@@ -224,11 +224,21 @@ async fn a_client_takes_a_surplus_slot_without_joining_the_waiters(protocol: Pro
 /// A search costs two messages per slot, and the broker's statistics of them slow down
 /// each release.
 async fn a_client_of_a_crowded_lock_joins_the_waiters_without_a_search(protocol: Protocol) {
+    const TURNS: usize = 20;
     let scene = Scene::new(protocol).await;
+    // Never woken while another client waits.
+    let _deaf = deaf_waiter(&scene.place, -1).await;
     let proxy = Proxy::start().await;
-    let client = || through(&proxy, &scene.place, LONG);
-    take_turns(&scene, client(), client()).await;
-    let (joined, probed) =
-        (sent(&proxy, "basic.consume", "-W"), sent(&proxy, "basic.publish", "-1-A"));
-    assert!(joined > 100 && probed < joined / 4, "{joined} joined, {probed} probes of the slot");
+    let clients = [through(&proxy, &scene.place, LONG), through(&proxy, &scene.place, LONG)];
+    let mut permit = clients[0].try_acquire(&any()).await.unwrap();
+    for turn in 1..=TURNS {
+        let next = clients[turn % 2].clone();
+        let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
+        eventually("it waits", async || scene.waiting().await == 2).await;
+        permit.release().await.unwrap();
+        permit = next.await.unwrap();
+    }
+    permit.release().await.unwrap();
+    let probes = sent(&proxy, "basic.publish", "-1-A");
+    assert!(probes < TURNS, "{probes} probes of the slot in {TURNS} acquisitions");
 }
