@@ -82,7 +82,7 @@ async fn a_client_that_acquires_again_waits_behind_another_waiter(protocol: Prot
 /// Two loops with priorities 0 and 255: the second waits for at most 2 holds, 100 times,
 /// with one exception. A waiter that finds the slot itself misses the wake-up that is just
 /// being published for it. The next waiter gets that one, and while it tries in vain, the
-/// broker gives further wake-ups to others (2 of 16,000 turns waited for 3 and 5 holds).
+/// broker gives further wake-ups to others (2 of 26,000 turns waited for 3 and 5 holds).
 async fn take_turns(scene: &Arc<Scene>, low: Lock, high: Lock) {
     let holds = Arc::new(AtomicUsize::new(0));
     let first = tokio::spawn({
