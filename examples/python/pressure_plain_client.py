@@ -28,8 +28,8 @@ class Queue(QueueBase):
 
     def pop(self, key, until, why):
         """Waits, a second at a time. A close or deletion may push no element."""
+        self.bound()
         while True:
-            self.bound()
             left = until - time.monotonic()
             popped = self.server.brpop(key, max(0.01, min(1, left)))
             if popped:
@@ -87,7 +87,8 @@ class Queue(QueueBase):
                 # Not together with :closed, as in the pseudo-code: that takes its element.
                 element = self.pop(self.data, until, "empty")
             # Compared, unlike in the pseudo-code, or a full queue would signal space.
-            bound = self.bound()
+            # Not self.bound(), which fails during a deletion: the element would be lost.
+            bound = int(self.server.get(self.key("bound")) or 0)
             if bound == 0 or self.server.llen(self.data) < bound:
                 self.space()
             self.count("consumed", element)

@@ -79,7 +79,7 @@ class Slot:
         tag = channel.basic_consume(
             queue, lambda _, method, properties, body: self.woken.append((method, properties)),
             arguments=order)
-        others = self.waiters(self.other) - 1
+        others = (self.waiters(self.other) or 1) - 1
         # Slots released before this client joined woke no waiter.
         held, net, wake_up = self.try_acquire(others), 1 if others else 10, None
         while not held and now() < until:

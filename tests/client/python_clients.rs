@@ -195,7 +195,7 @@ async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
 }
 
-/// A wait in the wait queue, in the order of priority, and woken instead of polling.
+/// A wait in the wait queue, behind an earlier waiter, and woken instead of polling.
 async fn waits_in_turn(script: Script) {
     let vhost = Vhost::create().await;
     script.resize(&vhost, 1).await;
