@@ -74,7 +74,8 @@ class Slot:
 
     def wait(self, until, priority):
         channel, queue = self.other.channel(), f"{self.name}-W"
-        channel.basic_qos(prefetch_count=1)  # further wake-ups go to other waiters
+        # Two wake-ups: while the first is in vain, the next release must reach this client.
+        channel.basic_qos(prefetch_count=2)
         order = {"x-priority": priority}
         tag = channel.basic_consume(
             queue, lambda _, method, properties, body: self.woken.append((method, properties)),
@@ -87,7 +88,7 @@ class Slot:
                 channel.basic_ack(wake_up.delivery_tag)
                 wake_up = None
             if self.sleep(net, until):
-                wake_up, properties = self.woken.pop()
+                wake_up, properties = self.woken.pop(0)
                 number = properties.correlation_id
                 held = self.take(int(number)) if number else self.try_acquire()
                 net = 10
@@ -98,11 +99,14 @@ class Slot:
                 held = self.try_acquire()
             else:
                 net = 0.5
-        # Not earlier, or other clients see no waiter and take the slot. A wake-up that
-        # arrived since goes to the next waiter.
+        # Not earlier, or other clients see no waiter and take the slot. Another wake-up
+        # goes to the next waiter, unless it is for this slot.
         channel.basic_cancel(tag)
         if wake_up:
             channel.basic_ack(wake_up.delivery_tag)
+        for another, properties in self.woken:
+            if held and properties.correlation_id == str(self.number):
+                channel.basic_ack(another.delivery_tag)
         channel.close()
         if held and self.waiters(self.other) and next(self.free(), None):
             self.wake(self.other, None)

@@ -11,6 +11,10 @@ use super::target::{FoundLock, LockTarget};
 use super::waiting::Waiting;
 use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Permit};
 
+/// Maximum time that a stopping process waits for the broker's answer to a claim that was
+/// given up.
+pub(super) const GIVEN_UP: Duration = Duration::from_secs(1);
+
 /// How a lock is acquired.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Acquisition")]

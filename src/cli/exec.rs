@@ -17,11 +17,12 @@ pub use guardian::Arguments as GuardianArguments;
 pub(super) use guardian::run as guard;
 
 use self::fate::Fate;
-use super::acquire::Acquire;
+use super::acquire::{Acquire, GIVEN_UP};
 use super::failure::Failure;
 use super::signals::{FORWARDED, Signals};
 use super::target::LockTarget;
 use super::telemetry::{self, LogFormat};
+use crate::semaphore::until_ended;
 
 /// Arguments of `lockkeeper exec`.
 #[derive(Debug, clap::Args)]
@@ -63,8 +64,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let span = debug_span!("exec");
     telemetry::continue_trace(&span);
     let result = runtime.block_on(exec(arguments, &mut signals).instrument(span));
-    // Do not wait for the cleanup of a cancelled acquisition: the end of the process
-    // frees all of it.
+    // The end of the process frees the rest.
     runtime.shutdown_background();
     result
 }
@@ -73,6 +73,7 @@ async fn exec(arguments: &Arguments, signals: &mut Signals) -> Result<(), Failur
     let (found, client, permit) = tokio::select! {
         acquired = arguments.acquire.take(&arguments.target) => acquired?,
         signal = signals.next_to_end() => {
+            until_ended(GIVEN_UP).await;
             let message = format!("stopped by {signal} while waiting for the lock");
             return Err(Failure::new(Failure::signalled(signal as i32), message));
         }

@@ -2,12 +2,12 @@
 
 use tracing::{Instrument, Span, debug_span, field};
 
-use super::acquire::Acquire;
+use super::acquire::{Acquire, GIVEN_UP};
 use super::failure::Failure;
 use super::signals::{INTERRUPTING, Signals};
 use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
-use crate::semaphore::Permit;
+use crate::semaphore::{Permit, until_ended};
 
 /// Arguments of `lockkeeper hold`.
 #[derive(Debug, clap::Args)]
@@ -57,6 +57,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let (found, client, permit) = tokio::select! {
             acquired = arguments.acquire.take(&arguments.target) => acquired?,
             _ = signals.next() => {
+                until_ended(GIVEN_UP).await;
                 let message = "stopped while waiting for the lock";
                 return Err(Failure::new(Failure::NOT_ACQUIRED, message));
             }

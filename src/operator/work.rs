@@ -28,7 +28,7 @@ pub async fn one<K: Kind>(
         // Before this, none of the reconcile's state exists: it is large, and thousands
         // may wait.
         let _turn = kind.shared.turns.take(object.connection()).await;
-        Box::pin(at_work(object, Arc::clone(&kind))).await
+        at_work(object, Arc::clone(&kind)).await
     };
     task.spawn(work.in_current_span());
     match task.join_next().await {
@@ -53,7 +53,8 @@ async fn at_work<K: Kind>(
         otel.status_code = field::Empty,
     );
     let controllers = kind.shared.metrics.controllers.clone();
-    let work = async move {
+    // Each function that a future passes through would store it again.
+    let work = Box::pin(async move {
         if !kind.shared.goes_on() {
             return Ok(Action::await_change());
         }
@@ -74,6 +75,6 @@ async fn at_work<K: Kind>(
             warn!(%error, source, "to be tried again");
         }
         result
-    };
+    });
     controllers.counted::<K>(work).instrument(span).await
 }

@@ -23,6 +23,8 @@ mod session;
 pub use self::admin::broker::Broker;
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
 pub use self::amqp::identity::BrokerIdentity;
+#[cfg(feature = "cli")]
+pub(crate) use self::client::until_ended;
 pub use self::client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,
     Verdict,

@@ -64,13 +64,14 @@ async fn holes_are_healed_and_slots_within_the_sweep_are_removed() {
     }
     let ours =
         json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
-    for slot in [9, 15, 24, 25] {
+    for slot in [9, 15, 24, 25, 400] {
         vhost.declare(&lock().slot_queue(slot), ours.clone()).await;
     }
     let done = resize(&broker, 8, 8).await.unwrap();
-    assert_eq!((done.declared, done.deleted), (3, 3));
-    // 25 is beyond 8 + 16: no sweep of the operator could have caused this slot.
-    assert_eq!(existing(&vhost).await, (1..=8).chain([25]).collect());
+    // 25 is beyond 8 + 16, but the slots below it show that the mark is wrong.
+    assert_eq!((done.declared, done.deleted), (3, 4));
+    // No change of the operator could have caused this slot.
+    assert_eq!(existing(&vhost).await, (1..=8).chain([400]).collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,6 +119,20 @@ async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() 
     let nothing = LockName::new("ci.deployed").unwrap();
     assert_eq!(with.find_mark(&nothing, 16).await, Ok(Some(0)));
     assert_eq!(without.find_mark(&nothing, 16).await, Ok(Some(0)));
+    assert_eq!(with.find_mark_for_change(&lock(), 16).await, Ok(Some(130)));
+    assert_eq!(with.find_mark_for_change(&nothing, 16).await, Ok(Some(0)));
+}
+
+/// As with the management API of another broker, which lists no queue of the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_finds_the_slots_above_a_mark_that_is_too_low() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    resize(&broker, 60, 0).await.unwrap();
+    vhost.delete(&lock().slot_queue(50)).await;
+    let resized = resize(&broker, 3, 0).await.unwrap();
+    assert_eq!(resized.deleted, 56);
+    assert_eq!(broker.find_mark(&lock(), 16).await, Ok(Some(3)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,17 +4,18 @@
 use std::time::Duration;
 
 use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::Verdict;
+use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, Verdict};
 
-use crate::client::support::protocols::{Place, with_protocols};
-use crate::client::support::proxy::{Proxy, Sender};
+use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::{Method, Proxy, Sender, When};
 use crate::client::support::rabbitmq::eventually;
-use crate::client::wire::{LONG, through};
-use crate::client::{any, resize};
+use crate::client::wire::{LONG, about, taking, through};
+use crate::client::{any, held, lock, resize};
 
 with_protocols! {
     slots {
         a_verification_given_up_before_it_is_refused_does_not_lose_the_slot,
+        a_slot_is_verified_soon_after_it_was_taken,
     }
 }
 
@@ -39,5 +40,81 @@ async fn a_verification_given_up_before_it_is_refused_does_not_lose_the_slot(pro
         proxy.delay(Sender::Broker, Duration::ZERO);
         assert_eq!(permit.verify().await, Ok(Verdict::Draining));
     }
+    permit.release().await.unwrap();
+}
+
+/// If its connection ended before, RabbitMQ could delete the queue that another client has
+/// declared in the meantime.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_given_up_is_answered_before_its_connection_ends() {
+    let place = Place::create(Protocol::default()).await;
+    resize(&place, 1).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &place, LONG);
+    for _ in 0..3 {
+        proxy.reset();
+        let lock = client.clone();
+        let claimed = proxy.hold_at(When::After, about(taking(Protocol::default())));
+        let claiming = tokio::spawn(async move { lock.acquire(&any()).await });
+        claimed.wait().await;
+        claiming.abort();
+        assert!(claiming.await.unwrap_err().is_cancelled());
+        proxy.resume();
+        let answered = async || proxy.count("basic.qos-ok") > 0;
+        eventually("the broker answers what follows the claim", answered).await;
+        eventually("the slot is free", async || held(&place).await.is_empty()).await;
+    }
+}
+
+/// The declares of clients that have given up reach the broker together with the end of
+/// their connections, while another client takes the slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_give_up_take_no_slot_from_another() {
+    let protocol = Protocol::default();
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let other = lock(&place);
+    let proxies = [Proxy::start().await, Proxy::start().await, Proxy::start().await];
+    let clients = proxies.each_ref().map(|proxy| through(proxy, &place, LONG));
+    for _ in 0..20 {
+        for (proxy, client) in proxies.iter().zip(&clients) {
+            let claimed = proxy.hold_at(When::Before, about(taking(protocol)));
+            let client = client.clone();
+            let claiming = tokio::spawn(async move { client.acquire(&any()).await });
+            claimed.wait().await;
+            claiming.abort();
+            assert!(claiming.await.unwrap_err().is_cancelled());
+        }
+        proxies.iter().for_each(Proxy::resume);
+        let permit = loop {
+            match other.try_acquire(&any()).await {
+                Ok(permit) => break permit,
+                Err(AcquireError::Full { .. } | AcquireError::Contended { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(permit.verify().await, Ok(Verdict::Held));
+        permit.release().await.unwrap();
+    }
+}
+
+/// Directly after a claim, the broker can still delete its queue together with the
+/// connection of another client.
+async fn a_slot_is_verified_soon_after_it_was_taken(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let proxy = Proxy::start().await;
+    let options = ClientOptions::default()
+        .with_heartbeat(Duration::from_mins(10))
+        .with_verify_interval(Duration::from_mins(2));
+    let client = Client::new(proxy.settings(place.settings()), options);
+    let permit = client.semaphore(place.lock_name()).acquire(&any()).await.unwrap();
+    proxy.reset();
+    let proved =
+        tokio::time::timeout(Duration::from_mins(1), permit.proved_after(permit.valid_until()));
+    proved.await.expect("the slot is verified long before the interval has passed");
+    let verifies = |method: &Method| method.queue.ends_with("-1-A");
+    assert!(proxy.methods().iter().any(verifies));
     permit.release().await.unwrap();
 }

@@ -81,7 +81,7 @@ async fn an_acquire_aborted_at_any_point_leaves_no_slot_held(protocol: Protocol)
     eventually("no slot stays held", async || held(&place).await.is_empty()).await;
     let one = lock.acquire(&any()).await.unwrap();
     let two = lock.acquire(&any()).await.unwrap();
-    assert_ne!(held_by(&one), held_by(&two));
+    assert_ne!(held_by(&one), held_by(&two), "{:?}", one.verify().await);
 }
 
 async fn a_release_or_verify_aborted_at_any_point_still_frees_the_slot(protocol: Protocol) {

@@ -35,7 +35,7 @@ pub(super) const LONG: Duration = Duration::from_secs(15);
 
 /// Returns the lock over the proxy, without background activity.
 pub(super) fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
-    let quiet = Duration::from_mins(1);
+    let quiet = Duration::from_mins(10);
     let options = ClientOptions::default()
         .with_heartbeat(quiet)
         .with_verify_interval(quiet)

@@ -96,19 +96,20 @@ impl Step<'_> {
         notes: &mut Vec<Note>,
     ) -> Result<Ensured, StepError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
+        let declares = self.first_look && self.sweep_due && !self.valid.suspend;
         let mark = match self.written_mark() {
+            None if declares => self.broker.find_mark_for_change(lock, desired.overshoot).await?,
             None => self.broker.find_mark(lock, desired.overshoot).await?,
             mark => mark,
         };
         let mark = mark.map(|mark| mark.max(memory.detail.reaches));
-        let (mut observation, progress) =
-            if self.first_look && self.sweep_due && !self.valid.suspend {
-                self.declare(memory, mark, notes).await?
-            } else {
-                let mut observation = Observation::new(self.observe(memory, mark).await?, mark);
-                let progress = self.repair(memory, &mut observation, notes).await;
-                (observation, progress)
-            };
+        let (mut observation, progress) = if declares {
+            self.declare(memory, mark, notes).await?
+        } else {
+            let mut observation = Observation::new(self.observe(memory, mark).await?, mark);
+            let progress = self.repair(memory, &mut observation, notes).await;
+            (observation, progress)
+        };
         if self.sweep_due && matches!(progress, Ok(Progress::Done { .. })) {
             let seen = &observation.seen;
             memory.detail.swept = Some((Instant::now(), seen.clone()));

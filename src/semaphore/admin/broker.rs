@@ -148,6 +148,22 @@ impl Broker {
         self.0.of(lock).find_mark(&self.0.access, lock, overshoot).await
     }
 
+    /// Like [`Broker::find_mark`], but a lock that has no queue in the management API's
+    /// list is assumed to be new, without probes. For [`Broker::converge`] only, which
+    /// probes the slots anyway, and searches further if the list turns out to be wrong.
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Broker::find_mark`].
+    pub async fn find_mark_for_change(
+        &self,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        self.0.of(lock).find_mark_for_change(&self.0.access, lock, overshoot).await
+    }
+
     /// Returns how many clients wait for a slot of `lock`, counted as consumers of its
     /// wait queue. `None` without a wait queue. Cancel safe.
     ///

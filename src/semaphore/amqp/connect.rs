@@ -13,6 +13,7 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use rustls::ClientConfig;
 use secrecy::ExposeSecret;
+use tokio_util::task::TaskTracker;
 
 use super::lane::IdleLanes;
 use crate::plan::connection::RabbitmqSettings;
@@ -94,6 +95,8 @@ pub struct Conn {
     failure: OnceLock<BrokerError>,
     pub operation_timeout: Duration,
     pub idle: IdleLanes,
+    /// The tasks that wait for the answers to abandoned operations.
+    pub abandoned: TaskTracker,
 }
 
 impl Conn {
@@ -179,6 +182,7 @@ impl Conn {
             failure: OnceLock::new(),
             operation_timeout: endpoint.operation_timeout,
             idle: IdleLanes::default(),
+            abandoned: TaskTracker::new(),
         })
     }
 
@@ -203,6 +207,14 @@ impl Conn {
     pub fn kill(&self) {
         self.retired.store(true, Ordering::Release);
         shut_down(&self.socket);
+    }
+
+    /// Like [`Conn::kill`], but only after the broker has answered the abandoned operations
+    /// (hazard A49). Not cancel safe: the connection may stay open.
+    pub async fn kill_when_answered(&self) {
+        self.abandoned.close();
+        self.abandoned.wait().await;
+        self.kill();
     }
 
     /// Returns the first error found on the connection.

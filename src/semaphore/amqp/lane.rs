@@ -16,6 +16,7 @@ use lapin::Channel;
 use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 pub use self::waiting::Waiters;
 use super::connect::Conn;
@@ -296,7 +297,7 @@ impl Drop for Lane {
             return;
         }
         if self.busy {
-            close_when_answered(channel, self.limit);
+            close_when_answered(&self.conn.abandoned, channel, self.limit);
         } else if !self.pinned && self.declares < MAX_DECLARES {
             self.conn.idle.push(channel, self.declares);
         }
@@ -307,13 +308,14 @@ impl Drop for Lane {
 /// refusal closes the channel too. If both sides close it at once, lapin 4.12 closes the
 /// connection and everything held on it: it finds the channel closed when it is about to
 /// confirm the broker's close (hazard A48).
-fn close_when_answered(channel: Channel, limit: Duration) {
+fn close_when_answered(abandoned: &TaskTracker, channel: Channel, limit: Duration) {
     let Ok(runtime) = Handle::try_current() else { return };
-    runtime.spawn(async move {
+    let closing = async move {
         // Answered after the abandoned operation, and without an effect on this channel.
         let after = channel.basic_qos(0, BasicQosOptions::default());
         let _ = tokio::time::timeout(limit, after).await;
-    });
+    };
+    abandoned.spawn_on(closing, &runtime);
 }
 
 impl IdleLanes {

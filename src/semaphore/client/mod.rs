@@ -32,6 +32,8 @@ use self::lock::Kind;
 pub use self::lock::Lock;
 pub use self::options::{AcquireOptions, ClientOptions, Start};
 pub use self::permit::{Permit, Verdict};
+#[cfg(feature = "cli")]
+pub(crate) use self::pool::until_ended;
 use self::shared::Shared;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Protocol};
@@ -90,9 +92,12 @@ impl Client {
     }
 
     /// Closes all connections without a permit by the AMQP close handshake. Without it,
-    /// the broker logs a warning for each connection of a process that ends. Later use
-    /// connects again. Cancel safe.
+    /// the broker logs a warning for each connection of a process that ends. Also waits
+    /// for the end of acquisitions that were given up, because a process that ends while
+    /// the broker handles a claim can take a slot from another client (hazard A49). Later
+    /// use connects again. Cancel safe.
     pub async fn close(&self) {
-        futures::join!(self.0.pool.close(), self.0.side.close());
+        let given_up = pool::until_ended(self.0.options.operation_timeout);
+        futures::join!(self.0.pool.close(), self.0.side.close(), given_up);
     }
 }

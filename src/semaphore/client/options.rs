@@ -18,7 +18,8 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Maximum interval between verifications of a held slot, and for noticing a removed
     /// one. A quarter of the slot's validity is used if that is shorter, and at least 10
-    /// ms.
+    /// ms. The first verification follows after a twentieth of the interval, and each
+    /// further one after twice the time.
     pub verify_interval: Duration,
     /// Number of idle connections kept open, so that acquiring needs no connection setup.
     pub warm: usize,

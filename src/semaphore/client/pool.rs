@@ -3,7 +3,11 @@
 //! declared on them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 use crate::semaphore::amqp::connect::{Conn, Endpoint};
 use crate::semaphore::amqp::lane::Lane;
@@ -12,6 +16,9 @@ use crate::semaphore::error::BrokerError;
 /// Maximum number of idle connections beyond the configured ones. Further ones are
 /// closed.
 const MAX_IDLE: usize = 16;
+
+/// The tasks that end connections on which a claim was given up, of all clients.
+static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
 
 /// Connections without any declared object.
 pub struct Pool {
@@ -29,7 +36,8 @@ pub struct Pool {
 /// (hazard A10).
 ///
 /// On drop, it returns to the pool if nothing can be declared on it. Otherwise it is
-/// closed, which frees every object that it had declared.
+/// closed, which frees every object that it had declared. A claim that was given up is
+/// answered first (hazard A49).
 pub struct HoldConn {
     conn: Arc<Conn>,
     pool: Arc<Pool>,
@@ -127,8 +135,22 @@ impl Drop for HoldConn {
     fn drop(&mut self) {
         if self.clean && self.conn.is_usable() {
             self.pool.put(Arc::clone(&self.conn));
-        } else {
-            self.conn.kill();
+            return;
+        }
+        match Handle::try_current() {
+            Ok(runtime) if self.conn.is_usable() && !self.conn.abandoned.is_empty() => {
+                let conn = Arc::clone(&self.conn);
+                let ending = async move { conn.kill_when_answered().await };
+                ENDING.spawn_on(ending, &runtime);
+            }
+            _ => self.conn.kill(),
         }
     }
+}
+
+/// Waits for the end of connections on which a claim was given up. A process that ends
+/// should wait for that, at most for `limit`. Cancel safe.
+pub async fn until_ended(limit: Duration) {
+    ENDING.close();
+    let _ = tokio::time::timeout(limit, ENDING.wait()).await;
 }

@@ -32,6 +32,11 @@ const BEHIND_OTHERS: Duration = Duration::from_secs(1);
 /// another waiter may have been woken for it.
 const HAND_OVER: Duration = Duration::from_millis(500);
 
+/// Maximum number of wake-ups that a waiter has at a time. Others go to other waiters. The
+/// first may be late: for a slot that its waiter has found itself. While this one tries in
+/// vain, the next release must still reach it, and not a client that joins later.
+const PREFETCH: u16 = 2;
+
 /// A place in the wait queue. Dropping it leaves the queue. An unused wake-up goes to the
 /// next waiter.
 pub struct Waiter {
@@ -105,8 +110,7 @@ impl Waiter {
         arguments: FieldTable,
     ) -> Result<Self, lapin::Error> {
         let channel = conn.lapin().create_channel().await?;
-        // One wake-up at a time, so that others go to other waiters.
-        let qos = channel.basic_qos(1, BasicQosOptions::default());
+        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
         let consume = BasicConsumeOptions::default();
         let consumer = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
         let passive = QueueDeclareOptions::default().passive();

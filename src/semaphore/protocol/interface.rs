@@ -73,6 +73,16 @@ pub trait AdminProtocol: Send + Sync {
         Ok(None)
     }
 
+    /// [`Broker::find_mark_for_change`](crate::semaphore::Broker::find_mark_for_change).
+    async fn find_mark_for_change(
+        &self,
+        _access: &Access,
+        _lock: &LockName,
+        _overshoot: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        Ok(None)
+    }
+
     /// Returns the high-water mark and the existing slots, for a change that depends on
     /// them.
     async fn survey(

@@ -82,7 +82,22 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        observe::find_highest(access, &self.how, lock, overshoot).await.map(Some)
+        let listed = observe::highest_listed(access, lock).await;
+        observe::find_highest(access, &self.how, lock, overshoot, listed).await.map(Some)
+    }
+
+    async fn find_mark_for_change(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        overshoot: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        match observe::highest_listed(access, lock).await {
+            Some(0) => Ok(Some(0)),
+            listed => {
+                observe::find_highest(access, &self.how, lock, overshoot, listed).await.map(Some)
+            }
+        }
     }
 
     async fn survey(

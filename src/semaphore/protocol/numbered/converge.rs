@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::holding::Holding;
 use super::mismatch;
-use super::observe::observe;
+use super::observe::{find_highest, observe};
 use crate::plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
@@ -36,7 +36,7 @@ impl Change {
         // Declares in flight on a lost connection may have created slots above the sweep.
         let disturbed = self.access.take_disturbed(&self.lock);
         let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
-        let before = observe(&self.access, how, &self.lock, swept_to, 0).await?;
+        let (before, swept_to) = self.look_before(how, swept_to).await?;
         if !self.destroy {
             let slots = before.slots.iter().copied();
             mismatch::check(self.access.eyes().prober, &self.lock, slots).await?;
@@ -82,6 +82,25 @@ impl Change {
             left,
             mutex_wait: self.mutex_wait,
         })
+    }
+
+    /// Observes the slots up to `swept_to`. If there are any above the mark that it was
+    /// computed from, that mark was wrong. Then it searches the highest slot, and sweeps
+    /// further. Returns the end of the sweep too.
+    async fn look_before(
+        &self,
+        how: &dyn Holding,
+        swept_to: u32,
+    ) -> Result<(ObservedSlots, u32), BrokerError> {
+        let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
+        let before = observe(access, how, lock, swept_to, 0).await?;
+        if before.highest().saturating_add(overshoot) <= swept_to {
+            return Ok((before, swept_to));
+        }
+        let listed = Some(before.highest());
+        let highest = find_highest(access, how, lock, overshoot, listed).await?;
+        let further = highest.saturating_add(overshoot).max(swept_to);
+        Ok((observe(access, how, lock, further, 0).await?, further))
     }
 
     /// Checks slots that existed and are no longer desired. A slot queue whose node is

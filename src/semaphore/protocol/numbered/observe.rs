@@ -37,18 +37,21 @@ pub async fn observe(
     })
 }
 
+/// Returns the highest slot in any of the lock's queues, according to the management API.
+/// `None` without a list.
+pub async fn highest_listed(access: &Access, lock: &LockName) -> Option<u32> {
+    access.marks.as_ref()?.highest_slot(lock).await
+}
+
 /// Finds the highest slot that has a slot queue, a holder or a leftover, by probing
-/// upwards.
+/// upwards from the highest listed one.
 pub async fn find_highest(
     access: &Access,
     how: &dyn Holding,
     lock: &LockName,
     overshoot: u32,
+    listed: Option<u32>,
 ) -> Result<u32, BrokerError> {
-    let listed = match &access.marks {
-        Some(marks) => marks.highest_slot(lock).await,
-        None => None,
-    };
     let gap = overshoot.saturating_mul(2).max(1);
     // Probe even with a list: it may belong to another broker, or be empty.
     let mut highest = listed.unwrap_or(0);
