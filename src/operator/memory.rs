@@ -18,8 +18,10 @@ pub struct Memory<S, D> {
     pub cleanups_failed: u32,
     /// What the deletion waits for, and the number of observations with this result.
     awaited: Option<(String, u32)>,
-    /// The last status written by this process.
+    /// The last status written by this process, until the cache has it.
     written: Option<Written<S>>,
+    /// When this process last wrote a status.
+    wrote_at: Option<Instant>,
     /// The outcome of the last event: Ready's status and reason.
     pub told: Option<(bool, String)>,
     /// State of this kind only.
@@ -38,7 +40,6 @@ struct Written<S> {
     /// The object's resourceVersion after the write.
     version: Option<String>,
     status: S,
-    at: Instant,
 }
 
 impl<S, D: Default> Default for Memory<S, D> {
@@ -49,6 +50,7 @@ impl<S, D: Default> Default for Memory<S, D> {
             cleanups_failed: 0,
             awaited: None,
             written: None,
+            wrote_at: None,
             told: None,
             detail: D::default(),
         }
@@ -89,12 +91,12 @@ impl<S: Clone, D: Default> Memory<S, D> {
 
     /// Returns the newest known status: the one in `object`, unless it is as old as the
     /// one that the last write was computed from (hazard K13: a stale cache).
-    pub fn newest_status<K: Resource>(&self, object: &K, in_object: Option<&S>) -> Option<S> {
+    pub fn newest_status<K: Resource>(&mut self, object: &K, in_object: Option<&S>) -> Option<S> {
+        // A copy for each of thousands of objects would be most of their memory.
+        self.written.take_if(|written| written.over != object.resource_version());
         match &self.written {
-            Some(written) if written.over == object.resource_version() => {
-                Some(written.status.clone())
-            }
-            _ => in_object.cloned(),
+            Some(written) => Some(written.status.clone()),
+            None => in_object.cloned(),
         }
     }
 
@@ -110,12 +112,13 @@ impl<S: Clone, D: Default> Memory<S, D> {
     /// resourceVersion with it.
     pub fn wrote<K: Resource>(&mut self, over: &K, version: Option<String>, status: S) {
         let over = over.resource_version();
-        self.written = Some(Written { over, version, status, at: Instant::now() });
+        self.written = Some(Written { over, version, status });
+        self.wrote_at = Some(Instant::now());
     }
 
     /// Returns the time since this process wrote a status.
     pub fn since_write(&self) -> Option<Duration> {
-        self.written.as_ref().map(|written| written.at.elapsed())
+        self.wrote_at.map(|at| at.elapsed())
     }
 }
 
