@@ -291,11 +291,13 @@ fn the_full_examples_have_every_field_of_the_spec() {
 #[test]
 fn the_examples_run_commands_that_this_program_understands() {
     let mut understood = 0;
-    for file in ["cronjob.yaml", "pod.yaml"] {
+    for file in ["cronjob.yaml", "pod.yaml", "standby.yaml"] {
         let file = format!("{}/examples/exec/{file}", env!("CARGO_MANIFEST_DIR"));
         for document in std::fs::read_to_string(&file).unwrap().split("\n---\n") {
             let document: Value = serde_yaml::from_str(document).unwrap();
-            let pod = document.pointer("/spec/jobTemplate/spec/template").unwrap_or(&document);
+            let template = ["/spec/jobTemplate/spec/template", "/spec/template"];
+            let template = template.iter().find_map(|path| document.pointer(path));
+            let pod = template.unwrap_or(&document);
             let Some(arguments) = pod.pointer("/spec/containers/0/args") else { continue };
             let arguments: Vec<&str> =
                 arguments.as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
@@ -310,5 +312,5 @@ fn the_examples_run_commands_that_this_program_understands() {
             understood += 1;
         }
     }
-    assert_eq!(understood, 2);
+    assert_eq!(understood, 3);
 }
