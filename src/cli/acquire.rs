@@ -46,7 +46,8 @@ pub(super) struct Acquire {
     #[arg(long)]
     no_wait: bool,
 
-    /// Priority while waiting, 0 to 255; higher priorities are served first
+    /// Priority while waiting, 0 to 255; higher priorities are served first. Not for a
+    /// mutex, nor for queues of amqp-locks-python, whose clients poll
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     priority: u8,
 
@@ -77,6 +78,13 @@ impl Acquire {
     /// Finds the lock and acquires it. Cancel safe: if cancelled, nothing is held.
     pub async fn take(&self, target: &LockTarget) -> Result<(FoundLock, Client, Permit), Failure> {
         let found = target.find().await?;
+        if self.priority > 0 && !found.has_order() {
+            let message = format!(
+                "{} has no wait queue: its clients poll, and a priority has no effect. Omit --priority",
+                found.name
+            );
+            return Err(Failure::new(Failure::USAGE, message));
+        }
         let client = self.client(&found);
         let span = debug_span!(
             "lock.acquire",

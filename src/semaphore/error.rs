@@ -66,11 +66,15 @@ pub enum BrokerError {
     },
     /// The admin mutex, or a queue of that name, is held by another connection.
     #[error(
-        "the admin mutex, the exclusive queue {queue:?}, is held by another connection (waited {waited:?}): another administrator works on this lock, or a client took its name; trying again"
+        "the admin mutex, the exclusive queue {queue:?}, is held by {} (waited {waited:?}): another administrator works on this lock, or a client took its name; trying again",
+        .holder.as_deref().unwrap_or("another connection")
     )]
     MutexBusy {
         /// The mutex's queue.
         queue: String,
+        /// The connection that holds it, and its user, as far as the management API shows
+        /// them. It does so up to 6 s late.
+        holder: Option<String>,
         /// How long the operation waited.
         waited: Duration,
     },

@@ -27,6 +27,11 @@ async fn a_busy_mutex_is_waited_for_then_reported_and_taken_once_it_is_free() {
     assert_eq!(error.reason(), "AdminMutexBusy");
     assert!(matches!(error.class(), ErrorClass::Waiting(_)));
     assert!(existing(&vhost).await.is_empty(), "nothing may change without the mutex");
+    eventually("the connection that holds it is named", async || {
+        let error = resize(&impatient(&vhost), 3, 0).await.unwrap_err().to_string();
+        error.contains("held by the connection 127.0.0.1:") && error.contains(" of user ")
+    })
+    .await;
 
     let broker = broker(&vhost);
     let waiting = tokio::spawn({

@@ -51,6 +51,12 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
             "only for --protocol ExclusiveQueue",
         ),
         (&["--mutex", LOCK, "--protocol", "Token", "--", "true"], 64, "one exclusive queue"),
+        (&["--mutex", LOCK, "--priority", "1", "--", "true"], 64, "a priority has no effect"),
+        (
+            &[LOCK, "--profile", "AmqpLocksPython", "--priority", "1", "--", "true"],
+            64,
+            "a priority has no effect",
+        ),
         (&["sem/a", "--protocol", "ExclusiveQueue", "--", "true"], 64, "are sem/a's own"),
         (&["sem/a", "--queue-type", "Classic", "--", "true"], 64, "are sem/a's own"),
         (&[LOCK, "--url", unreachable, "--", "true"], 69, "can't be reached"),

@@ -134,6 +134,12 @@ impl FoundLock {
         if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
     }
 
+    /// Whether waiting clients are served by priority, and otherwise in order.
+    pub fn has_order(&self) -> bool {
+        let waits = matches!(self.name.protocol(), Protocol::Token(_));
+        !self.is_mutex && (waits || self.name.wait_queue().is_some())
+    }
+
     /// Names the held slot, token or mutex in messages.
     pub fn what(&self, slot: Option<u32>) -> String {
         match slot {

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::mutex::AdminMutex;
+use crate::plan::clean_text;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::amqp::lane::Lane;
@@ -94,15 +95,21 @@ impl Change {
         let task = async move {
             let access = Arc::clone(&self.access);
             let start = Instant::now();
-            let mut mutex = AdminMutex::take(
+            let taken = AdminMutex::take(
                 access.admin_of(&self.lock),
                 &access.turns,
                 &access.local_locks,
                 (&self.lock, &self.id),
                 access.options.mutex_patience,
                 &self.cancel,
-            )
-            .await?;
+            );
+            let mut mutex = match taken.await {
+                Err(BrokerError::MutexBusy { queue, waited, .. }) => {
+                    let holder = holder_of(&access, &queue).await;
+                    return Err(BrokerError::MutexBusy { queue, holder, waited });
+                }
+                taken => taken?,
+            };
             self.mutex_wait = start.elapsed();
             let result = work(&mut self, &mut mutex.lane).await;
             let conn = Arc::clone(mutex.lane.conn());
@@ -138,4 +145,12 @@ impl Change {
         }
         Ok(())
     }
+}
+
+/// Returns the connection that holds the admin mutex, and its user, if the management API
+/// shows them.
+async fn holder_of(access: &Access, mutex: &str) -> Option<String> {
+    let owner = access.management.as_ref()?.owner_of(mutex).await.ok()??;
+    let user = owner.user.map(|user| format!(" of user {user}")).unwrap_or_default();
+    Some(clean_text(&format!("the connection {}{user}", owner.connection), 256))
 }

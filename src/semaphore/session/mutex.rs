@@ -68,7 +68,10 @@ impl AdminMutex {
         let mut turn = Some(wait_for_turn(turns, cancel).await?);
         let start = Instant::now();
         let queue = lock.admin_mutex().to_owned();
-        let busy = || BrokerError::MutexBusy { queue: queue.clone(), waited: start.elapsed() };
+        let busy = || {
+            let (queue, waited) = (queue.clone(), start.elapsed());
+            BrokerError::MutexBusy { queue, holder: None, waited }
+        };
         let local = tokio::select! {
             () = cancel.cancelled() => return Err(BrokerError::Interrupted),
             local = tokio::time::timeout(patience, locks.lock(&queue)) => local.map_err(|_| busy())?,
