@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lapin::options::QueueDeclareOptions;
+use lapin::BasicProperties;
+use lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lockkeeper::plan::ErrorClass;
 use lockkeeper::plan::naming::LockName;
@@ -59,11 +60,69 @@ async fn a_slot_that_belongs_to_somebodys_connection_is_shown_and_left_alone() {
 async fn shrinking_deletes_around_a_queue_that_is_not_ours() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
-    vhost.declare("ci.deploy-7-A", json!({"durable": true})).await;
+    let other = json!({"durable": true, "arguments": {"x-max-length": 5}});
+    vhost.declare("ci.deploy-7-A", other).await;
     resize(&broker, 6, 0).await.unwrap_err();
     let error = resize(&broker, 2, 6).await.unwrap_err();
     assert_in_the_way(&error, "ci.deploy-7-A", "x-max-length");
     assert_eq!(existing(&vhost).await, [1, 2, 7].into());
+}
+
+/// The source document names no arguments.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_slots_of_an_administrator_who_follows_the_text_are_adopted() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    for slot in 1..=4 {
+        vhost.declare(&lock().slot_queue(slot), json!({"durable": true})).await;
+    }
+    let (_holder, channel) = vhost.channel().await;
+    let exclusive = QueueDeclareOptions::exclusive();
+    let holds = async || {
+        let queue = lock().holder_queue(2).as_str().into();
+        channel.queue_declare(queue, exclusive, FieldTable::default()).await.unwrap();
+    };
+    holds().await;
+    for slots in [5, 1, 3] {
+        let cancel = CancellationToken::new();
+        let (desired, to) = (desired(slots), sweep_to(desired(slots), 5));
+        let done = broker.converge(&lock(), desired, to, true, &cancel).await.unwrap();
+        let seen = done.seen.numbered().unwrap();
+        assert_eq!((seen.slots.clone(), seen.held.clone()), ((1..=slots).collect(), [2].into()));
+        let expected = Expected { slots: Some(slots), records: false };
+        assert_eq!(broker.check(&lock(), expected, &cancel).await.unwrap(), []);
+        holds().await;
+    }
+    // Slot 1 is still the other administrator's queue, without messages of the probes.
+    let plain = QueueDeclareOptions::durable();
+    let slot = channel.queue_declare(lock().slot_queue(1).into(), plain, FieldTable::default());
+    assert_eq!(slot.await.unwrap().message_count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_in_use_with_the_name_of_a_slot_is_neither_adopted_nor_deleted() {
+    let vhost = Vhost::create().await;
+    let broker = broker(&vhost);
+    let (_other, channel) = vhost.channel().await;
+    let queues = [lock().slot_queue(2), lock().slot_queue(5)];
+    for queue in &queues {
+        vhost.declare(queue, json!({"durable": true})).await;
+        let options = BasicPublishOptions::default();
+        let properties = BasicProperties::default();
+        channel
+            .basic_publish("".into(), queue.as_str().into(), options, b"work", properties)
+            .await
+            .unwrap();
+    }
+    let cancel = CancellationToken::new();
+    let to = sweep_to(desired(3), 3);
+    let error = broker.converge(&lock(), desired(3), to, true, &cancel).await.unwrap_err();
+    assert_in_the_way(&error, "ci.deploy-", "with messages or consumers");
+    for queue in &queues {
+        let options = BasicGetOptions { no_ack: true };
+        let first = channel.basic_get(queue.as_str().into(), options).await.unwrap();
+        assert_eq!(first.expect("its message").data, b"work");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -238,6 +238,39 @@ async fn a_queue_with_other_arguments_is_shown_and_left_alone() {
 }
 
 #[tokio::test]
+async fn slots_that_another_administrator_made_without_arguments_are_adopted() {
+    in_a_world("adopt", async |world| {
+        let other = Client::connect(&world).await;
+        let slot = |slot| format!("{}.deploy-{slot}-A", world.namespace);
+        for number in 1..=3 {
+            other.declare_plain(&slot(number)).await;
+        }
+        let held = format!("{}.deploy-2-B", world.namespace);
+        other.take(&held, &[]).await.unwrap();
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 3").await;
+        world.semaphore_ready("deploy").await;
+        for (slots, draining) in [(5, 0), (1, 1)] {
+            let spec = serde_json::json!({"spec": {"slots": slots}});
+            let api = world.api::<Semaphore>();
+            api.patch("deploy", &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+            let resized = |s: &Semaphore| {
+                let status = s.status.as_ref().unwrap();
+                let seen = (status.slots, status.draining);
+                has(s, "Ready", "True") && seen == (Some(slots), Some(draining))
+            };
+            world.until("deploy", "resized", PATIENCE, resized).await;
+        }
+        let mut left = world.lock_queues("deploy", 1);
+        left.insert(held.clone());
+        assert_eq!(world.queues().await, left);
+        assert!(other.owns(&held).await);
+        assert_eq!(other.declare_plain(&slot(1)).await, 0, "the probes left messages");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_admin_mutex_that_another_holds_is_shown_and_waited_for() {
     in_a_world("mutex", async |world| {
         let other = Client::connect(&world).await;

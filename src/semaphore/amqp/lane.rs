@@ -7,6 +7,7 @@ mod holders;
 mod inspecting;
 mod looking;
 mod records;
+mod slots;
 mod waiting;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -206,13 +207,6 @@ impl Lane {
             return Ok(Refused { code, error });
         }
         Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
-    }
-
-    /// Declares the slot queue `name` with the properties of `profile`. An existing queue
-    /// with other arguments results in [`BrokerError::IncompatibleQueue`].
-    pub async fn declare_slot(&mut self, name: &str, profile: Profile) -> Result<(), BrokerError> {
-        let (options, arguments) = slot_queue(profile);
-        self.declare(name, options, arguments).await
     }
 
     /// Declares a queue. An existing queue with other arguments results in

@@ -1,31 +1,20 @@
 //! Inspects whether queues are as Lockkeeper declares them, without declaring missing
-//! ones. The caller interprets the result.
+//! ones. See `slots` for slot queues. The caller interprets the result.
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
 use super::records::record_arguments;
-use super::{Lane, Refused, bare_arguments, classic_arguments, short, slot_queue};
-use crate::plan::naming::Profile;
+use super::{Lane, Refused, bare_arguments, classic_arguments, short};
 use crate::semaphore::error::BrokerError;
 
 impl Lane {
-    /// Inspects the slot queue `name` of that profile. `None` if it is missing.
+    /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
     ///
     /// # Errors
     ///
     /// As for the other queues in this module, [`BrokerError::IncompatibleQueue`] if the
     /// queue differs from the declared properties, or belongs to another connection.
-    pub async fn inspect_slot(
-        &mut self,
-        name: &str,
-        profile: Profile,
-    ) -> Result<Option<lapin::Queue>, BrokerError> {
-        let (options, arguments) = slot_queue(profile);
-        self.inspect(name, options, arguments).await
-    }
-
-    /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
     pub async fn inspect_holder_queue(
         &mut self,
         name: &str,
@@ -52,7 +41,7 @@ impl Lane {
     /// Sends a passive declare followed by the declare that compares arguments. If the
     /// queue is missing, the former closes the channel, and the broker ignores everything
     /// sent after it.
-    async fn inspect(
+    pub(super) async fn inspect(
         &mut self,
         name: &str,
         options: QueueDeclareOptions,
