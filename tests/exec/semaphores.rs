@@ -116,7 +116,7 @@ async fn a_hole_a_stray_and_a_foreign_slot_are_found_and_left_alone() {
     vhost.delete("ci.deploy-2-A").await;
     vhost.delete("ci.deploy-3-F").await;
     vhost.delete("ci.deploy-1-A").await;
-    vhost.declare("ci.deploy-1-A", json!({"durable": true, "auto_delete": false})).await;
+    vhost.declare("ci.deploy-1-A", json!({"durable": true, "auto_delete": true})).await;
     let before = vhost.queues().await;
     let found = semaphore(&vhost, &["verify", LOCK, "--slots", "3"]).await;
     assert_eq!(found.code, Some(1), "{found:?}");
