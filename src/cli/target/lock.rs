@@ -136,8 +136,8 @@ impl FoundLock {
 
     /// Whether waiting clients are served by priority, and otherwise in order.
     pub fn has_order(&self) -> bool {
-        let waits = matches!(self.name.protocol(), Protocol::Token(_));
-        !self.is_mutex && (waits || self.name.wait_queue().is_some())
+        // Without slots, the broker itself queues the waiters.
+        !self.is_mutex && (!self.name.has_slots() || self.name.wait_queue().is_some())
     }
 
     /// Names the held slot, token or mutex in messages.

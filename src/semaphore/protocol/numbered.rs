@@ -82,8 +82,7 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        let listed = observe::highest_listed(access, lock).await;
-        observe::find_highest(access, &self.how, lock, overshoot, listed).await.map(Some)
+        observe::find_mark(access, &self.how, lock, overshoot).await.map(Some)
     }
 
     async fn find_mark_for_change(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::holding::Holding;
 use super::mismatch;
-use super::observe::{find_highest, highest_listed, observe};
+use super::observe::{find_mark, observe};
 use super::records::{self, RecordsSeen};
 use crate::plan::semaphore::{ObservedSlots, sweep_to};
 use crate::semaphore::amqp::lane::Lane;
@@ -19,9 +19,7 @@ impl Change {
         lane: &mut Lane,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
-        let listed = highest_listed(access, lock).await;
-        let mark = find_highest(access, how, lock, overshoot, listed).await?;
+        let mark = find_mark(&self.access, how, &self.lock, self.desired.overshoot).await?;
         let sweep = sweep_to(self.desired, mark);
         let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
         let mut faults: Vec<Fault> = self.check_wait_queue(lane).await?.into_iter().collect();

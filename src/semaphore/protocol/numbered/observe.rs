@@ -43,6 +43,17 @@ pub async fn highest_listed(access: &Access, lock: &LockName) -> Option<u32> {
     access.marks.as_ref()?.highest_slot(lock).await
 }
 
+/// Finds the high-water mark with the help of the management API's list.
+pub async fn find_mark(
+    access: &Access,
+    how: &dyn Holding,
+    lock: &LockName,
+    overshoot: u32,
+) -> Result<u32, BrokerError> {
+    let listed = highest_listed(access, lock).await;
+    find_highest(access, how, lock, overshoot, listed).await
+}
+
 /// Finds the highest slot that has a slot queue, a holder or a leftover, by probing
 /// upwards from the highest listed one.
 pub async fn find_highest(
