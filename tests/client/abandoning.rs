@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, Verdict};
+use lockkeeper::semaphore::{AcquireError, BrokerError, Client, ClientOptions, Verdict};
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender, When};
@@ -64,6 +64,24 @@ async fn a_claim_given_up_is_answered_before_its_connection_ends() {
         eventually("the broker answers what follows the claim", answered).await;
         eventually("the slot is free", async || held(&place).await.is_empty()).await;
     }
+}
+
+/// The same for a claim that is answered later than the client waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_an_answer_in_time_is_answered_before_its_connection_ends() {
+    let place = Place::create(Protocol::default()).await;
+    resize(&place, 1).await;
+    let proxy = Proxy::start().await;
+    let lock = through(&proxy, &place, Duration::from_secs(3));
+    let claimed = proxy.hold_at(When::After, about(taking(Protocol::default())));
+    let error = lock.try_acquire(&any()).await.unwrap_err();
+    claimed.wait().await;
+    assert!(matches!(error, AcquireError::Broker(BrokerError::Timeout { .. })), "{error}");
+    proxy.resume();
+    let answered = async || proxy.count("basic.qos-ok") > 0;
+    eventually("the broker answers what follows the claim", answered).await;
+    eventually("the slot is free", async || held(&place).await.is_empty()).await;
+    lock.try_acquire(&any()).await.unwrap().release().await.unwrap();
 }
 
 /// The declares of clients that have given up reach the broker together with the end of

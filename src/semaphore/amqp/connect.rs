@@ -233,8 +233,15 @@ impl Conn {
     /// if several operations fail together, the first error is the cause, and the lost
     /// connection is its consequence.
     pub fn fail(&self, error: BrokerError) -> BrokerError {
-        let cause = self.failure.get_or_init(|| error.clone()).clone();
+        let error = self.retire(error);
         self.kill();
+        error
+    }
+
+    /// Like [`Conn::fail`], but leaves the socket open. The connection is used no longer.
+    pub fn retire(&self, error: BrokerError) -> BrokerError {
+        let cause = self.failure.get_or_init(|| error.clone()).clone();
+        self.retired.store(true, Ordering::Release);
         if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
     }
 

@@ -183,18 +183,48 @@ impl Lane {
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<Result<T, Refused>, BrokerError> {
-        self.busy = true;
-        let limit = self.limit;
-        let answer = tokio::time::timeout(limit, operation).await;
-        self.busy = false;
-        match answer {
-            Ok(Ok(value)) => Ok(Ok(value)),
-            Ok(Err(error)) => Ok(Err(self.refused(&error, queue)?)),
-            Err(_) => {
+        match self.answer_in_time(queue, operation).await {
+            Some(answer) => answer,
+            None => {
                 self.channel = None;
-                Err(self.no_answer(what, limit))
+                Err(self.no_answer(what, self.limit))
             }
         }
+    }
+
+    /// Waits for the answer to a declare of an exclusive queue, like [`Lane::answer`].
+    /// Without an answer in time, the connection is used no longer, but its end is left to
+    /// its owner: the broker may still be about to answer (hazard A49).
+    pub async fn answer_to_claim<T>(
+        &mut self,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        match self.answer_in_time(queue, operation).await {
+            Some(answer) => answer,
+            None => {
+                if let Some(channel) = self.channel.take() {
+                    close_when_answered(&self.conn.abandoned, channel, self.limit);
+                }
+                let what = "to queue.declare";
+                Err(self.conn.retire(BrokerError::Timeout { what, after: self.limit }))
+            }
+        }
+    }
+
+    /// Waits for an operation's answer. `None` if there is none in time.
+    async fn answer_in_time<T>(
+        &mut self,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Option<Result<Result<T, Refused>, BrokerError>> {
+        self.busy = true;
+        let answer = tokio::time::timeout(self.limit, operation).await;
+        self.busy = false;
+        Some(match answer.ok()? {
+            Ok(value) => Ok(Ok(value)),
+            Err(error) => self.refused(&error, queue).map(Err),
+        })
     }
 
     /// Classifies an error as a refusal, which closed only this channel, or as fatal for
@@ -223,25 +253,6 @@ impl Lane {
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
 
-    /// Declares existing slot queues again, sent together, to detect other arguments. The
-    /// result does not show which queue differs.
-    pub async fn check_slots(
-        &mut self,
-        names: &[String],
-        profile: Profile,
-    ) -> Result<(), BrokerError> {
-        let Some(first) = names.first() else { return Ok(()) };
-        let channel = self.channel().await?;
-        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
-        let mut declares = Vec::with_capacity(names.len());
-        for name in names {
-            let (options, arguments) = slot_queue(profile);
-            declares.push(channel.queue_declare(short(name)?, options, arguments));
-        }
-        let all = together(declares);
-        self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
-    }
-
     /// Deletes the queue `name` with any arguments, and waits for delete-ok. A queue that
     /// is exclusive to another connection results in [`BrokerError::IncompatibleQueue`]
     /// and stays.
@@ -249,21 +260,6 @@ impl Lane {
         let channel = self.channel().await?;
         let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
         self.answer("to queue.delete", name, deleting).await?.map_err(|r| r.error).map(|_| ())
-    }
-
-    /// Deletes queues that look missing. This is a no-op, except that a queue whose node
-    /// is down results in [`BrokerError::NodeDown`].
-    pub async fn delete_missing(&mut self, names: &[String]) -> Result<(), BrokerError> {
-        let Some(last) = names.last() else { return Ok(()) };
-        let channel = self.channel().await?;
-        let mut deletes = Vec::with_capacity(names.len());
-        for name in names {
-            // With if-unused and if-empty, in case it exists after all.
-            let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
-            deletes.push(channel.queue_delete(short(name)?, options));
-        }
-        let all = together(deletes);
-        self.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
     }
 
     /// Declares `name` exclusive to this connection.
@@ -276,7 +272,7 @@ impl Lane {
         self.declares += 1;
         let declaring =
             channel.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
-        match self.answer("to queue.declare", name, declaring).await? {
+        match self.answer_to_claim(name, declaring).await? {
             Ok(_) => Ok(Declared::Ok),
             Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
             Err(refused) => Err(refused.error),
@@ -339,15 +335,6 @@ pub struct Refused {
     /// The reply code, 403 to 406.
     pub code: u16,
     pub error: BrokerError,
-}
-
-/// Returns the properties of `A[i]`.
-fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
-    match profile {
-        Profile::Guideline => (QueueDeclareOptions::durable(), bare_arguments()),
-        // Must be exactly these, or that library's declares are refused.
-        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), exclusive_arguments()),
-    }
 }
 
 /// The type is explicit. Otherwise a virtual host whose default is quorum would make each

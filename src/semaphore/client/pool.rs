@@ -138,7 +138,7 @@ impl Drop for HoldConn {
             return;
         }
         match Handle::try_current() {
-            Ok(runtime) if self.conn.is_usable() && !self.conn.abandoned.is_empty() => {
+            Ok(runtime) if !self.conn.abandoned.is_empty() => {
                 let conn = Arc::clone(&self.conn);
                 let ending = async move { conn.kill_when_answered().await };
                 ENDING.spawn_on(ending, &runtime);

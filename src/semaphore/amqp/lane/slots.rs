@@ -1,10 +1,10 @@
-//! Declares and inspects slot queues, also those of other administrators. See `inspecting`
+//! Declares, inspects and deletes slot queues, also those of other administrators. See `inspecting`
 //! for the other queues.
 
-use lapin::options::QueueDeclareOptions;
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 
-use super::{Lane, slot_queue};
+use super::{Lane, MAX_DECLARES, bare_arguments, exclusive_arguments, short, together};
 use crate::plan::naming::Profile;
 use crate::semaphore::error::BrokerError;
 
@@ -70,5 +70,48 @@ impl Lane {
             Err(BrokerError::IncompatibleQueue { .. }) => Err(refused),
             other => other,
         }
+    }
+
+    /// Declares existing slot queues again, sent together, to detect other arguments. The
+    /// result does not show which queue differs.
+    pub async fn check_slots(
+        &mut self,
+        names: &[String],
+        profile: Profile,
+    ) -> Result<(), BrokerError> {
+        let Some(first) = names.first() else { return Ok(()) };
+        let channel = self.channel().await?;
+        self.declares += u32::try_from(names.len()).unwrap_or(MAX_DECLARES);
+        let mut declares = Vec::with_capacity(names.len());
+        for name in names {
+            let (options, arguments) = slot_queue(profile);
+            declares.push(channel.queue_declare(short(name)?, options, arguments));
+        }
+        let all = together(declares);
+        self.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Deletes queues that look missing. This is a no-op, except that a queue whose node
+    /// is down results in [`BrokerError::NodeDown`].
+    pub async fn delete_missing(&mut self, names: &[String]) -> Result<(), BrokerError> {
+        let Some(last) = names.last() else { return Ok(()) };
+        let channel = self.channel().await?;
+        let mut deletes = Vec::with_capacity(names.len());
+        for name in names {
+            // With if-unused and if-empty, in case it exists after all.
+            let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
+            deletes.push(channel.queue_delete(short(name)?, options));
+        }
+        let all = together(deletes);
+        self.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
+    }
+}
+
+/// Returns the properties of `A[i]`.
+fn slot_queue(profile: Profile) -> (QueueDeclareOptions, FieldTable) {
+    match profile {
+        Profile::Guideline => (QueueDeclareOptions::durable(), bare_arguments()),
+        // Must be exactly these, or that library's declares are refused.
+        Profile::AmqpLocksPython => (QueueDeclareOptions::default(), exclusive_arguments()),
     }
 }

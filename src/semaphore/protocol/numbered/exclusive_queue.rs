@@ -205,7 +205,7 @@ impl Lane {
         // The first error counts.
         let all = async { Ok(futures::join!(before, declare, after)) };
         let (before, declare, after): (Step, Step, Step) =
-            match self.answer("to queue.declare", holder, all).await? {
+            match self.answer_to_claim(holder, all).await? {
                 Ok(answers) => answers,
                 Err(refused) => return Err(refused.error),
             };
