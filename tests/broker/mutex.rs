@@ -33,7 +33,9 @@ async fn a_busy_mutex_is_waited_for_then_reported_and_taken_once_it_is_free() {
     })
     .await;
 
-    let broker = broker(&vhost);
+    // The management API may show its connection late.
+    let patient = BrokerOptions::default().with_mutex_patience(Duration::from_mins(2));
+    let broker = Broker::new(vhost.settings(), patient);
     let waiting = tokio::spawn({
         let broker = broker.clone();
         async move { resize(&broker, 3, 0).await }

@@ -107,7 +107,9 @@ async fn the_workers_of_the_examples_run_one_job_of_a_customer_at_a_time() {
     let log = format!("{}/{}.log", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     let workers = (0..3).map(|_| finish(worker(&place, 0.1, &log)));
     for outcome in futures::future::join_all(workers.collect::<Vec<_>>()).await {
-        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        // A worker may report that it waits for another one.
+        assert!(!outcome.stderr.contains("failed: "), "{outcome:?}");
     }
     let said = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
