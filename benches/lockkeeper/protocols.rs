@@ -43,7 +43,8 @@ const AT_REST: Duration = Duration::from_millis(60);
 /// Slots added and removed per round.
 const RESIZE: u32 = 100;
 
-const PROTOCOLS: [(&str, Protocol); 3] = [
+/// The protocols of semaphores.
+pub const PROTOCOLS: [(&str, Protocol); 3] = [
     ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline)),
     ("ExclusiveConsumer", Protocol::ExclusiveConsumer),
     ("Token", Protocol::Token(QueueType::Classic)),
@@ -192,7 +193,7 @@ async fn measure(
     )
     .await?;
     let goal = match protocol {
-        Protocol::ExclusiveQueue(_) => None,
+        Protocol::ExclusiveQueue(_) | Protocol::TrueMutex => None,
         Protocol::ExclusiveConsumer => Some(CONSUMER),
         Protocol::Token(_) => Some(TOKEN),
     };

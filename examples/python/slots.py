@@ -17,6 +17,8 @@ class Slot:
     """At most one held slot. An alarm blocks publishers, so the holding connection never
     publishes. The other connection probes, waits and publishes."""
 
+    net = 10  # seconds after which a waiter that was not woken looks itself
+
     def __init__(self, url, name, reason):
         self.url, self.name, self.facts = url, name, facts(reason)
         self.title = f"{self.client} client of {name}"
@@ -82,7 +84,7 @@ class Slot:
             arguments=order)
         others = (self.waiters(self.other) or 1) - 1
         # Slots released before this client joined woke no waiter.
-        held, net, wake_up = self.try_acquire(others), 1 if others else 10, None
+        held, net, wake_up = self.try_acquire(others), 1 if others else self.net, None
         while not held and now() < until:
             if wake_up:
                 channel.basic_ack(wake_up.delivery_tag)
@@ -91,9 +93,9 @@ class Slot:
                 wake_up, properties = self.woken.pop(0)
                 number = properties.correlation_id
                 held = self.take(int(number)) if number else self.try_acquire()
-                net = 10
+                net = self.net
             elif next(self.free(), None) is None:
-                net = 10
+                net = self.net
             # Free twice: the holder has died, or the waiter that was woken for it.
             elif net == 0.5:
                 held = self.try_acquire()

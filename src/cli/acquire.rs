@@ -46,8 +46,8 @@ pub(super) struct Acquire {
     #[arg(long)]
     no_wait: bool,
 
-    /// Priority while waiting, 0 to 255; higher priorities are served first. Not for a
-    /// mutex, nor for queues of amqp-locks-python, whose clients poll
+    /// Priority while waiting, 0 to 255; higher priorities are served first. Not for queues
+    /// of amqp-locks-python, whose clients poll
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     priority: u8,
 

@@ -5,7 +5,7 @@ use super::common::say;
 use super::failure::Failure;
 use super::output::Format;
 use super::semaphore::holders;
-use super::semaphore::target::FoundSemaphore;
+use super::semaphore::target::LockOnBroker;
 use super::target::{LockLocation, resource};
 use crate::api::Semaphore;
 
@@ -32,7 +32,7 @@ pub struct Arguments {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let name = resource::<Semaphore>(&arguments.name).unwrap_or(&arguments.name);
     if arguments.live {
-        let target = FoundSemaphore::new(arguments.place.find(&format!("sem/{name}")).await?);
+        let target = LockOnBroker::new(arguments.place.find(&format!("sem/{name}")).await?);
         return holders::show(arguments.output, &holders::live(&target).await?);
     }
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;

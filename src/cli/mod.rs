@@ -17,6 +17,7 @@ mod kubernetes;
 mod list;
 mod man;
 mod manifest;
+mod mutex;
 mod operator;
 mod output;
 mod plan;
@@ -66,6 +67,8 @@ enum Verb {
     /// Put elements into a queue in Redis, get them, and administer the queue
     Queue(queue::Arguments),
     /// List Semaphores and PressureQueues with their status
+    /// Inspect a mutex on a broker, or revoke it from its holder
+    Mutex(mutex::Arguments),
     List(list::Arguments),
     /// List the holders of a Semaphore
     Holders(holders::Arguments),
@@ -118,6 +121,7 @@ pub fn main() -> ExitCode {
         Verb::List(arguments) => in_runtime(list::run(arguments)),
         Verb::Holders(arguments) => in_runtime(holders::run(arguments)),
         Verb::Waiters(arguments) => in_runtime(waiters::run(arguments)),
+        Verb::Mutex(arguments) => mutex::run(arguments),
         Verb::Suspend(arguments) => in_runtime(suspend::run(arguments, true)),
         Verb::Resume(arguments) => in_runtime(suspend::run(arguments, false)),
         Verb::Doctor(arguments) => in_runtime(doctor::run(arguments)),

@@ -2,15 +2,15 @@
 //! Kubernetes. See `target` for how the semaphore is found, and the other modules for the
 //! subcommands.
 
-mod count;
+pub(super) mod count;
 mod destroy;
 mod draining;
 pub(super) mod holders;
 mod resize;
-mod revoke;
+pub(super) mod revoke;
 pub(super) mod target;
 mod verify;
-mod wait;
+pub(super) mod wait;
 
 use super::common::in_runtime;
 use super::failure::Failure;

@@ -1,6 +1,8 @@
 //! The lock or queue of a command: from arguments, from the environment, or from a
-//! resource in Kubernetes. See `lock` and `queue` for the arguments of each.
+//! resource in Kubernetes. See `lock` and `queue` for the arguments of each, and `broker`
+//! for those of a lock's broker.
 
+mod broker;
 mod lock;
 mod queue;
 
@@ -8,6 +10,7 @@ use std::fmt::Display;
 
 use kube::CustomResourceExt;
 
+pub(super) use self::broker::BrokerLocation;
 pub(super) use self::lock::{FoundLock, LockLocation, LockTarget};
 pub(super) use self::queue::{QueueLocation, QueueTarget};
 use super::failure::Failure;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::common::say;
 use super::failure::Failure;
 use super::output::{self, Format, or_dash};
-use super::semaphore::target::{FoundSemaphore, failed};
+use super::semaphore::target::{LockOnBroker, failed};
 use super::target::{LockLocation, resource};
 use crate::api::Semaphore;
 use crate::semaphore::Waiter;
@@ -50,7 +50,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let name = resource::<Semaphore>(&arguments.name).unwrap_or(&arguments.name);
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
     let answer = match arguments.place.of_resource(&found).await {
-        Ok(lock) => ask(&FoundSemaphore::new(lock)).await,
+        Ok(lock) => ask(&LockOnBroker::new(lock)).await,
         Err(failure) => Err(failure),
     };
     let (waiting, waiters) = answer.unwrap_or_else(|failure| {
@@ -103,7 +103,7 @@ pub(super) fn show<'a>(
 }
 
 /// Queries the broker.
-pub(super) async fn ask(target: &FoundSemaphore) -> Result<(Option<u32>, Vec<Waiter>), Failure> {
+pub(super) async fn ask(target: &LockOnBroker) -> Result<(Option<u32>, Vec<Waiter>), Failure> {
     let name = &target.found.name;
     let waiting = target.broker.waiting(name).await.map_err(|error| failed(&error))?;
     let waiters = match target.broker.waiters(name).await {

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::target::FoundLock;
 use crate::plan::ErrorClass;
+use crate::plan::naming::Unit;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
 use crate::semaphore::{Broker, BrokerOptions};
 
@@ -53,11 +54,7 @@ impl<'a> Waiting<'a> {
         }));
         let what = self.found.wanted();
         loop {
-            let who = if self.found.is_mutex {
-                String::new()
-            } else {
-                who_holds(&broker, self.found).await
-            };
+            let who = who_holds(&broker, self.found).await;
             let waited = in_words(self.started.elapsed());
             match &line.0 {
                 Some(spinner) => {
@@ -113,17 +110,20 @@ async fn who_holds(broker: &Broker, found: &FoundLock) -> String {
     if slots == 0 {
         return format!(": it has no {}", found.units());
     }
-    let counts = seen.counts(slots);
-    let mut text = format!(": {} of {slots} held", counts.held);
+    let held = seen.counts(slots).held;
+    let mut known = Vec::new();
     if broker.has_management() {
         let holders = broker.holders(lock, &seen, slots, MAX_NAMED).await;
-        let mut named = holders.list.iter().filter_map(in_short).peekable();
-        if named.peek().is_some() {
-            text += ", ";
-            text += &named.collect::<Vec<_>>().join(", ");
-        }
+        known.extend(holders.list.iter().filter_map(in_short));
     }
-    text
+    let who = known.join(", ");
+    match (lock.unit(), who.is_empty()) {
+        (Unit::Mutex, _) if held == 0 => ": it is free".to_owned(),
+        (Unit::Mutex, true) => ": it is held".to_owned(),
+        (Unit::Mutex, false) => format!(": it is held by {who}"),
+        (_, true) => format!(": {held} of {slots} held"),
+        (_, false) => format!(": {held} of {slots} held, {who}"),
+    }
 }
 
 /// Describes a holder, if it provides any information about itself.

@@ -50,6 +50,9 @@ pub enum Protocol {
     /// RabbitMQ"). The lock has tokens instead of slots, and the broker delivers them to
     /// the waiters.
     Token(QueueType),
+    /// A true mutex: one exclusive queue with the lock's name, which the holder declares
+    /// (source document "distributed locks"). It has no slots, and no administrator.
+    TrueMutex,
 }
 
 impl Default for Protocol {
@@ -59,8 +62,7 @@ impl Default for Protocol {
 }
 
 impl Protocol {
-    /// Whether the protocol has numbered slots, each with queues of its own. Otherwise it
-    /// has tokens in one queue.
+    /// Whether the protocol has numbered slots, each with queues of its own.
     #[must_use]
     pub fn has_slots(self) -> bool {
         self.unit() == Unit::Slot
@@ -72,6 +74,7 @@ impl Protocol {
         match self {
             Self::ExclusiveQueue(_) | Self::ExclusiveConsumer => Unit::Slot,
             Self::Token(_) => Unit::Token,
+            Self::TrueMutex => Unit::Mutex,
         }
     }
 }
@@ -132,12 +135,13 @@ impl LockName {
     pub fn profile(&self) -> Profile {
         match self.protocol {
             Protocol::ExclusiveQueue(profile) => profile,
-            Protocol::ExclusiveConsumer | Protocol::Token(_) => Profile::Guideline,
+            Protocol::ExclusiveConsumer | Protocol::Token(_) | Protocol::TrueMutex => {
+                Profile::Guideline
+            }
         }
     }
 
-    /// Whether the lock has numbered slots, each with queues of its own. Otherwise it has
-    /// tokens in one queue.
+    /// Whether the lock has numbered slots, each with queues of its own.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         self.protocol.has_slots()
@@ -158,9 +162,13 @@ impl LockName {
 
     /// Returns the queue by which slot `i` is held. `B[i]`, `N-i-B`, is exclusive to the
     /// connection that holds it. In protocol `ExclusiveConsumer` it is `C[i]`, `N-i-C`:
-    /// the administrator declares it, and its only consumer holds the slot.
+    /// the administrator declares it, and its only consumer holds the slot. A true mutex
+    /// is held by the queue `N`.
     #[must_use]
     pub fn holder_queue(&self, slot: u32) -> String {
+        if self.protocol == Protocol::TrueMutex {
+            return self.name.clone();
+        }
         self.part(slot, self.holder_part())
     }
 
@@ -197,19 +205,21 @@ impl LockName {
         self.has_more_than_slots().then(|| self.part(slot, 'F'))
     }
 
-    /// Returns the wait queue `N-W`. Clients that wait for a slot consume from it. Not in
-    /// profile `AmqpLocksPython`, and not in protocol Token, where the broker itself
-    /// queues the waiters.
+    /// Returns the wait queue `N-W`. Clients that wait for a slot or a true mutex consume
+    /// from it. Not in profile `AmqpLocksPython`, and not in protocol Token, where the
+    /// broker itself queues the waiters.
     #[must_use]
     pub fn wait_queue(&self) -> Option<String> {
-        self.has_more_than_slots().then(|| format!("{}-W", self.name))
+        let is_mutex = self.protocol == Protocol::TrueMutex;
+        (is_mutex || self.has_more_than_slots()).then(|| format!("{}-W", self.name))
     }
 
     fn has_more_than_slots(&self) -> bool {
         self.has_slots() && self.profile() == Profile::Guideline
     }
 
-    /// Returns the admin mutex: the exclusive queue `N`, in every protocol.
+    /// Returns the admin mutex: the exclusive queue `N`, in every protocol. It is a true
+    /// mutex, and the only queue of one that is held.
     #[must_use]
     pub fn admin_mutex(&self) -> &str {
         &self.name

@@ -98,6 +98,14 @@ pub enum BrokerError {
         /// The lock's protocol.
         protocol: &'static str,
     },
+    /// The lock is a true mutex, which an administrator neither creates nor resizes.
+    #[error(
+        "{lock} is a true mutex, which has nothing to administer: its holder creates and removes it"
+    )]
+    NothingToAdminister {
+        /// The lock's name.
+        lock: String,
+    },
     /// The broker rejects non-durable queues, which the slots of profile
     /// `AmqpLocksPython` are. It closes the whole connection on such a declare.
     #[error(
@@ -182,6 +190,7 @@ impl BrokerError {
             | Self::VhostNotFound { .. }
             | Self::IncompatibleQueue { .. }
             | Self::ProtocolMismatch { .. }
+            | Self::NothingToAdminister { .. }
             | Self::TransientQueuesRefused { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
@@ -211,6 +220,7 @@ impl BrokerError {
             Self::MutexBusy { .. } => "AdminMutexBusy",
             Self::IncompatibleQueue { .. } => "IncompatibleQueue",
             Self::ProtocolMismatch { .. } => "ProtocolMismatch",
+            Self::NothingToAdminister { .. } => "NothingToAdminister",
             Self::TransientQueuesRefused { .. } => "TransientQueuesRefused",
             Self::NodeDown { .. } => "BrokerNodeDown",
             Self::Blocked => "BrokerBlocked",

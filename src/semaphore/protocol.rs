@@ -1,11 +1,13 @@
 //! The lock protocols, and the mapping from a lock to its protocol. A new protocol is a
-//! module here and one arm in each `match` of this file. See `interface` for what it
-//! implements, and `admin` and `client` for the callers.
+//! module here and one arm in each `match` of this file. See `interface` for the traits
+//! that it implements, and `admin` and `client` for the callers.
 
+pub mod claim;
 pub mod fault;
 pub mod hold;
 pub mod holders;
 pub mod interface;
+pub mod mutex;
 pub mod numbered;
 pub mod revoke;
 pub mod token;
@@ -13,20 +15,22 @@ pub mod waiters;
 
 use std::sync::Arc;
 
-use self::interface::AdminProtocol;
+use self::claim::ClientProtocol;
+use self::interface::{AdminProtocol, LockProtocol};
+use self::mutex::TrueMutex;
 use self::numbered::Numbered;
 use self::numbered::exclusive_consumer::ExclusiveConsumer;
 use self::numbered::exclusive_queue::ExclusiveQueue;
 use self::numbered::holders::HolderCache;
-use self::numbered::holding::Holding;
 use self::token::Token;
+use super::error::BrokerError;
 use super::session::access::Access;
 use crate::plan::naming::{LockName, Protocol};
 
 /// How a client takes a unit of a lock.
 pub enum Claiming {
-    /// It chooses a numbered slot and claims it.
-    Slot(&'static dyn Holding),
+    /// It chooses a slot and claims it.
+    Slot(&'static dyn ClientProtocol),
     /// The broker gives it a token.
     Token,
 }
@@ -37,6 +41,7 @@ pub fn claiming(lock: &LockName) -> Claiming {
         Protocol::ExclusiveQueue(_) => Claiming::Slot(&ExclusiveQueue),
         Protocol::ExclusiveConsumer => Claiming::Slot(&ExclusiveConsumer),
         Protocol::Token(_) => Claiming::Token,
+        Protocol::TrueMutex => Claiming::Slot(&TrueMutex),
     }
 }
 
@@ -59,11 +64,20 @@ impl Protocols {
     }
 
     /// Returns the protocol of the lock.
-    pub fn of(&self, lock: &LockName) -> &dyn AdminProtocol {
+    pub fn of(&self, lock: &LockName) -> &dyn LockProtocol {
+        match self.administered(lock) {
+            Ok(protocol) => protocol,
+            Err(_) => &TrueMutex,
+        }
+    }
+
+    /// Returns the protocol of a lock that an administrator may change.
+    pub fn administered(&self, lock: &LockName) -> Result<&dyn AdminProtocol, BrokerError> {
         match lock.protocol() {
-            Protocol::ExclusiveQueue(_) => &self.exclusive_queue,
-            Protocol::ExclusiveConsumer => &self.exclusive_consumer,
-            Protocol::Token(_) => &self.token,
+            Protocol::ExclusiveQueue(_) => Ok(&self.exclusive_queue),
+            Protocol::ExclusiveConsumer => Ok(&self.exclusive_consumer),
+            Protocol::Token(_) => Ok(&self.token),
+            Protocol::TrueMutex => Err(BrokerError::NothingToAdminister { lock: lock.to_string() }),
         }
     }
 }

@@ -20,6 +20,10 @@ with_protocols! {
         a_release_or_verify_aborted_at_any_point_still_frees_the_slot,
         waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place,
     }
+    mutex {
+        a_release_or_verify_aborted_at_any_point_still_frees_the_slot,
+        waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place,
+    }
 }
 
 /// A future that is dropped after it was polled this often.

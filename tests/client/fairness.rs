@@ -31,6 +31,10 @@ with_protocols! {
         a_client_takes_a_surplus_slot_without_joining_the_waiters,
         a_client_of_a_crowded_lock_joins_the_waiters_without_a_search,
     }
+    mutex {
+        a_client_that_acquires_again_waits_behind_another_waiter,
+        equal_loops_get_equal_shares,
+    }
 }
 
 /// A lock with one slot, and a channel to observe its waiters.
@@ -46,6 +50,10 @@ impl Scene {
         let place = Place::create(protocol).await;
         resize(&place, 1).await;
         let (connection, channel) = place.channel().await;
+        if protocol == Protocol::TrueMutex {
+            // Otherwise the first waiter declares it, and a test can't look before.
+            declare_wait_queue(&channel, &place).await;
+        }
         let done = AtomicBool::new(false);
         Arc::new(Self { place, _connection: connection, channel, done })
     }
@@ -72,6 +80,15 @@ impl Scene {
     fn lock(&self) -> Lock {
         lock(&self.place)
     }
+}
+
+/// Declares the wait queue of a true mutex.
+async fn declare_wait_queue(channel: &Channel, place: &Place) {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    arguments.insert("x-expires".into(), AMQPValue::LongInt(10_000));
+    let queue = place.lock_name().wait_queue().unwrap().as_str().into();
+    channel.queue_declare(queue, QueueDeclareOptions::durable(), arguments).await.unwrap();
 }
 
 async fn a_client_that_acquires_again_waits_behind_another_waiter(protocol: Protocol) {

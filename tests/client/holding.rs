@@ -10,10 +10,8 @@ use lockkeeper::semaphore::{
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::{Vhost, eventually};
-use crate::client::{
-    BRIEF, SOON, any, brief, held, held_by, lock, name, quick, resize, starting_at,
-};
+use crate::client::support::rabbitmq::eventually;
+use crate::client::{BRIEF, SOON, any, brief, held, held_by, lock, quick, resize, starting_at};
 
 with_protocols! {
     every {
@@ -33,6 +31,11 @@ with_protocols! {
         a_shrink_is_reported_and_the_slot_stays_with_its_holder_until_its_release,
         a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired,
         a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken,
+    }
+    mutex {
+        a_slot_whose_queue_went_away_is_lost_although_its_connection_lives,
+        a_killed_connection_loses_its_slot_immediately_with_the_close_reason,
+        a_cut_off_holder_knows_before_the_broker_gives_its_slot_away,
     }
 }
 
@@ -99,25 +102,6 @@ async fn a_search_starts_at_the_requested_slot(protocol: Protocol) {
     // The end is found from any start.
     let error = vec![lock.try_acquire(&options(Start::At(41))).await.unwrap().slot()];
     assert_eq!(error, [Some(2)]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_true_mutex_needs_no_administrator_and_has_one_holder() {
-    let vhost = Vhost::create().await;
-    let mutex = || Client::new(vhost.settings(), quick()).mutex(name());
-    let one = mutex().try_acquire(&any()).await.unwrap();
-    assert_eq!(one.slot(), None);
-    assert_eq!(one.verify().await, Ok(Verdict::Held));
-    let error = mutex().try_acquire(&any()).await.unwrap_err();
-    assert!(matches!(error, AcquireError::Full { .. }), "{error}");
-    let waiting = tokio::spawn({
-        let mutex = mutex();
-        async move { mutex.acquire_timeout(&any(), Duration::from_secs(20)).await }
-    });
-    one.release().await.unwrap();
-    let two = waiting.await.unwrap().unwrap();
-    two.release().await.unwrap();
-    assert_eq!(vhost.queues().await, Vec::<String>::new());
 }
 
 async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives(protocol: Protocol) {

@@ -11,6 +11,7 @@ mod fairness;
 mod fencing;
 mod foreign;
 mod holding;
+mod mutex;
 mod outages;
 mod permissions;
 mod processes;
@@ -24,6 +25,7 @@ mod wire;
 
 use std::time::Duration;
 
+use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::semaphore::{DesiredSlots, Observed, sweep_to};
 use lockkeeper::semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
@@ -68,8 +70,12 @@ fn starting_at(slot: u32) -> AcquireOptions {
     any().with_start(Start::At(slot))
 }
 
-/// Sets the number of slots, from at most 100.
+/// Sets the number of slots, from at most 100. A mutex always has one.
 async fn resize(at: &impl At, slots: u32) {
+    if at.lock_name().protocol() == Protocol::TrueMutex {
+        assert_eq!(slots, 1);
+        return;
+    }
     let desired = DesiredSlots::new(slots);
     let (to, cancel) = (sweep_to(desired, 100), CancellationToken::new());
     broker(at).converge(&at.lock_name(), desired, to, false, &cancel).await.unwrap();

@@ -18,13 +18,17 @@ with_protocols! {
         a_waiter_that_the_broker_refuses_gives_up,
         a_process_suspended_for_too_long_reports_the_loss,
     }
+    mutex {
+        waiting_survives_the_end_of_its_connections,
+    }
 }
 
 /// Returns the number of clients that wait, or hold a token that they waited for.
 async fn consumers(place: &Place) -> usize {
     let name = place.lock_name();
     let queue = name.wait_queue().unwrap_or_else(|| name.token_queue());
-    let queue = place.queue(&queue).await.unwrap();
+    // The first waiter of a mutex declares it.
+    let Some(queue) = place.queue(&queue).await else { return 0 };
     queue["consumer_details"].as_array().map_or(0, Vec::len)
 }
 

@@ -28,6 +28,9 @@ with_protocols! {
         a_lost_race_costs_one_channel_and_no_connection,
         a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired,
     }
+    mutex {
+        a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection,
+    }
 }
 
 /// Longer than any answer takes that is not held back.
@@ -68,6 +71,7 @@ pub(super) fn taking(protocol: Protocol) -> (&'static str, &'static str) {
         Protocol::ExclusiveQueue(_) => ("queue.declare", "-1-B"),
         Protocol::ExclusiveConsumer => ("basic.consume", "-1-C"),
         Protocol::Token(_) => ("basic.get", ".semaphore"),
+        Protocol::TrueMutex => ("queue.declare", "ci.deploy"),
     }
 }
 
@@ -77,6 +81,7 @@ fn giving_back(protocol: Protocol) -> (&'static str, &'static str) {
         Protocol::ExclusiveQueue(_) => ("queue.delete", "-1-B"),
         Protocol::ExclusiveConsumer => ("basic.cancel", ""),
         Protocol::Token(_) => ("basic.reject", ""),
+        Protocol::TrueMutex => ("queue.delete", "ci.deploy"),
     }
 }
 

@@ -11,6 +11,7 @@ mod holding;
 mod losing;
 mod management;
 mod manual;
+mod mutexes;
 mod outcomes;
 mod protocols;
 mod resting;

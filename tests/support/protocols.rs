@@ -27,13 +27,14 @@ macro_rules! row {
 }
 
 /// Runs tests with every protocol, for properties of any lock; with those that number
-/// their slots, for properties of a slot, its queues and its record; or with those that
-/// support fencing.
+/// their slots, for properties of a slot, its queues and its record; with those that
+/// support fencing; or with a true mutex, for tests of one slot.
 macro_rules! with_protocols {
     (
         $(every { $($every:ident),* $(,)? })?
         $(slots { $($slots:ident),* $(,)? })?
         $(fencing { $($fencing:ident),* $(,)? })?
+        $(mutex { $($mutex:ident),* $(,)? })?
     ) => {
         use $crate::support::protocols::row;
 
@@ -48,6 +49,7 @@ macro_rules! with_protocols {
         row!(token_quorum, lockkeeper::plan::naming::Protocol::Token(
             lockkeeper::plan::naming::QueueType::Quorum
         ), [$($($fencing)*)?]);
+        row!(true_mutex, lockkeeper::plan::naming::Protocol::TrueMutex, [$($($mutex)*)?]);
     };
 }
 
@@ -65,6 +67,7 @@ pub fn options(protocol: Protocol) -> &'static [&'static str] {
         Protocol::ExclusiveConsumer => &["--protocol", "ExclusiveConsumer"],
         Protocol::Token(QueueType::Classic) => &["--protocol", "Token"],
         Protocol::Token(QueueType::Quorum) => &["--protocol", "Token", "--queue-type", "Quorum"],
+        Protocol::TrueMutex => panic!("a mutex is named by an option of its own"),
     }
 }
 
@@ -132,9 +135,10 @@ impl Place {
     pub async fn take_away(&self) {
         match self.protocol {
             // No other client can delete an exclusive queue, but a policy can.
-            Protocol::ExclusiveQueue(_) => {
+            Protocol::ExclusiveQueue(_) | Protocol::TrueMutex => {
                 let expires = json!({"expires": 1});
-                let policy = json!({"pattern": "-B$", "definition": expires, "apply-to": "queues"});
+                let policy =
+                    json!({"pattern": "(-B|deploy)$", "definition": expires, "apply-to": "queues"});
                 let path = format!("policies/{}/gone", self.vhost.name);
                 self.vhost.management.put(&path, policy).await;
             }

@@ -35,7 +35,7 @@ impl Bare {
     /// Performs the broker's work for one acquisition and one release.
     pub async fn take_and_give_back(&self) -> Result<()> {
         match self.lock.protocol() {
-            Protocol::ExclusiveQueue(_) => {
+            Protocol::ExclusiveQueue(_) | Protocol::TrueMutex => {
                 let queue = self.lock.holder_queue(1);
                 let mut arguments = FieldTable::default();
                 arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::target::{Form, FoundSemaphore, SemaphoreTarget, failed};
+use super::target::{Form, LockOnBroker, SemaphoreTarget, failed};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
 use crate::cli::waiters;
@@ -38,15 +38,22 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 
 /// Lists the waiters.
 pub(super) async fn waiters(arguments: Arguments) -> Result<(), Failure> {
-    let target = arguments.which.find().await?;
-    let (waiting, waiters) = waiters::ask(&target).await?;
-    waiters::show(arguments.form.output, target.found.name.as_str(), waiting, &waiters)
+    show_waiters(&arguments.form, &arguments.which.find().await?).await
+}
+
+/// Lists the waiters of a lock.
+pub(in crate::cli) async fn show_waiters(
+    form: &Form,
+    target: &LockOnBroker,
+) -> Result<(), Failure> {
+    let (waiting, waiters) = waiters::ask(target).await?;
+    waiters::show(form.output, target.found.name.as_str(), waiting, &waiters)
 }
 
 /// Prints the observed counts, also after a change.
 pub(super) async fn print(
     form: &Form,
-    target: &FoundSemaphore,
+    target: &LockOnBroker,
     seen: &Observed,
 ) -> Result<(), Failure> {
     let name = &target.found.name;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::target::{FoundSemaphore, failed};
+use super::target::{LockOnBroker, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::{INTERRUPTING, Signals};
@@ -32,7 +32,7 @@ impl Draining {
     /// removed slots that only an administrator can delete are removed too.
     pub async fn wait(
         self,
-        target: &FoundSemaphore,
+        target: &LockOnBroker,
         desired: DesiredSlots,
         resized: &Resized,
     ) -> Result<Observed, Failure> {
@@ -78,7 +78,7 @@ impl Draining {
 
     /// Removes the semaphore. Waits for holders if their queues or tokens remain after a
     /// release. Returns the number of slots or tokens, and the number of held ones.
-    pub async fn destroy(self, target: &FoundSemaphore) -> Result<(u32, u32), Failure> {
+    pub async fn destroy(self, target: &LockOnBroker) -> Result<(u32, u32), Failure> {
         let name = &target.found.name;
         let stay = |left: u32| {
             format!(
@@ -124,7 +124,7 @@ fn remaining(seen: &Observed, slots: u32) -> u32 {
 }
 
 /// Describes the remaining holders, and how to wait for them.
-fn stay(target: &FoundSemaphore, seen: &Observed, slots: u32) -> String {
+fn stay(target: &LockOnBroker, seen: &Observed, slots: u32) -> String {
     let name = &target.found.name;
     match seen {
         Observed::Numbered(seen) => {

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::target::{Form, FoundSemaphore, SemaphoreTarget};
+use super::target::{Form, LockOnBroker, SemaphoreTarget};
 use crate::api::semaphore::HolderStatus;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format, or_dash};
-use crate::plan::semaphore::Holder;
+use crate::plan::semaphore::{Holder, Observed};
 
 /// Time that the management API may take to be complete. It reports a connection only
 /// after some seconds.
@@ -98,13 +98,20 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Observes the holders on the broker.
-pub(in crate::cli) async fn live(target: &FoundSemaphore) -> Result<Vec<Holder>, Failure> {
-    let seen = target.look().await?;
+pub(in crate::cli) async fn live(target: &LockOnBroker) -> Result<Vec<Holder>, Failure> {
+    live_of(target, &target.look().await?).await
+}
+
+/// Returns the holders of the observed slots.
+pub(in crate::cli) async fn live_of(
+    target: &LockOnBroker,
+    seen: &Observed,
+) -> Result<Vec<Holder>, Failure> {
     let slots = seen.total();
     let name = &target.found.name;
     let started = Instant::now();
     let holders = loop {
-        let holders = target.broker.holders(name, &seen, slots, usize::MAX).await;
+        let holders = target.broker.holders(name, seen, slots, usize::MAX).await;
         if !holders.incomplete || started.elapsed() > PATIENCE {
             break holders;
         }

@@ -1,5 +1,5 @@
 //! `lockkeeper semaphore revoke`: revokes a slot or token from its holder, without
-//! Kubernetes. See `lockkeeper revoke` for the slots of a resource, which the operator
+//! Kubernetes. `lockkeeper mutex revoke` does the same to a mutex. See `lockkeeper revoke` for the slots of a resource, which the operator
 //! revokes.
 
 use std::time::{Duration, Instant};
@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::holders::live;
-use super::target::{FoundSemaphore, SemaphoreTarget, failed};
+use super::target::{LockOnBroker, SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
 use crate::cli::revoke;
+use crate::cli::target::FoundLock;
 use crate::plan::clean_text;
 use crate::plan::semaphore::{DesiredSlots, Holder};
 use crate::semaphore::{Revocation, RevokeError};
@@ -26,8 +27,15 @@ pub struct Arguments {
     #[arg(long, value_name = "NUMBER", help_heading = None)]
     slot: Option<u32>,
 
-    /// Id of the holder, as listed by `lockkeeper semaphore holders -o wide`; no other
-    /// holder of the slot is revoked
+    #[command(flatten)]
+    how: How,
+}
+
+/// The holder and how to revoke it.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct How {
+    /// Id of the holder, as listed by the verb `holders` with `-o wide`; no other holder is
+    /// revoked
     #[arg(long, value_name = "ID", help_heading = None)]
     holder: String,
 
@@ -40,7 +48,7 @@ pub struct Arguments {
     #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL", help_heading = None)]
     admin_url: Option<String>,
 
-    /// Revoke the slot even if the holder's connection has other resources, which are
+    /// Revoke even if the holder's connection has other resources, which are
     /// then lost too
     #[arg(long, help_heading = None)]
     force: bool,
@@ -51,15 +59,25 @@ pub struct Arguments {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let Arguments { which, slot, holder, reason, admin_url, force, yes } = arguments;
-    let FoundSemaphore { mut found, .. } = which.find_to_change("lockkeeper revoke").await?;
-    let usage = |message: &str| Failure::new(Failure::USAGE, message);
+    let Arguments { which, slot, how } = arguments;
+    let LockOnBroker { found, .. } = which.find_to_change("lockkeeper revoke").await?;
     revoke::must_name_slot(found.name.has_slots(), slot)?;
+    perform(found, slot, how).await
+}
+
+/// Revokes the slot, token or mutex from its holder.
+pub(in crate::cli) async fn perform(
+    mut found: FoundLock,
+    slot: Option<u32>,
+    how: How,
+) -> Result<(), Failure> {
+    let How { holder, reason, admin_url, force, yes } = how;
+    let usage = |message: &str| Failure::new(Failure::USAGE, message);
     if let Some(url) = admin_url.filter(|url| !url.is_empty()) {
         let settings = found.settings.with_administrator(&url, "--admin-url");
         found.settings = settings.map_err(|error| usage(&error.to_string()))?;
     }
-    let target = FoundSemaphore::new(found);
+    let target = LockOnBroker::new(found);
     let held = live(&target).await?;
     let what = target.found.what(slot);
     let Some(found) = held.iter().find(|held| held.id == holder && held.slot == slot) else {
@@ -78,7 +96,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Revokes the slot. Tries again while the holder is not known for certain.
-async fn take(target: &FoundSemaphore, mut asked: Revocation) -> Result<(), Failure> {
+async fn take(target: &LockOnBroker, mut asked: Revocation) -> Result<(), Failure> {
     let name = &target.found.name;
     let started = Instant::now();
     loop {

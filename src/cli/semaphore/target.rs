@@ -27,12 +27,12 @@ pub(in crate::cli) struct Form {
 }
 
 /// A semaphore and its broker.
-pub(in crate::cli) struct FoundSemaphore {
+pub(in crate::cli) struct LockOnBroker {
     pub found: FoundLock,
     pub broker: Broker,
 }
 
-impl FoundSemaphore {
+impl LockOnBroker {
     /// Creates the target without connecting.
     pub fn new(found: FoundLock) -> Self {
         let broker = Broker::new(found.settings.clone(), BrokerOptions::default());
@@ -42,13 +42,13 @@ impl FoundSemaphore {
 
 impl SemaphoreTarget {
     /// Finds the semaphore for a command that changes nothing.
-    pub async fn find(&self) -> Result<FoundSemaphore, Failure> {
-        Ok(FoundSemaphore::new(self.place.find(&self.name).await?))
+    pub async fn find(&self) -> Result<LockOnBroker, Failure> {
+        Ok(LockOnBroker::new(self.place.find(&self.name).await?))
     }
 
     /// Finds the semaphore for a change. Rejects a resource, which the operator manages.
     /// `instead` is the command to use for that.
-    pub async fn find_to_change(&self, instead: &str) -> Result<FoundSemaphore, Failure> {
+    pub async fn find_to_change(&self, instead: &str) -> Result<LockOnBroker, Failure> {
         if resource::<Semaphore>(&self.name).is_some() {
             let message = format!(
                 "a resource's slots are the operator's to change: use {instead} {}",
@@ -60,7 +60,7 @@ impl SemaphoreTarget {
     }
 }
 
-impl FoundSemaphore {
+impl LockOnBroker {
     /// Observes the slots on the broker.
     pub async fn look(&self) -> Result<Observed, Failure> {
         let name = &self.found.name;

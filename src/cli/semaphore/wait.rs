@@ -53,22 +53,33 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let message = "--until drained is for all slots together, and tokens have none: leave --slot out, or let `lockkeeper semaphore shrink` wait";
         return Err(Failure::new(Failure::USAGE, message));
     }
+    let look = async || match arguments.slot {
+        Some(slot) => {
+            let seen = target.broker.observe(name, 0, slot).await;
+            let seen = seen.map_err(|error| failed(&error))?;
+            let held = seen.numbered().is_some_and(|seen| seen.held.contains(&slot));
+            Ok((target.found.what(Some(slot)), held))
+        }
+        None => Ok(held(&arguments, &target.look().await?, name)),
+    };
+    until(look, arguments.until == Until::Taken, arguments.timeout).await
+}
+
+/// Waits until the lock is held, or until it is not. `look` names it and returns its
+/// state.
+pub(in crate::cli) async fn until(
+    look: impl AsyncFn() -> Result<(String, bool), Failure>,
+    held: bool,
+    timeout: Option<Duration>,
+) -> Result<(), Failure> {
     let started = Instant::now();
     loop {
-        let (what, held) = match arguments.slot {
-            Some(slot) => {
-                let seen = target.broker.observe(name, 0, slot).await;
-                let seen = seen.map_err(|error| failed(&error))?;
-                let held = seen.numbered().is_some_and(|seen| seen.held.contains(&slot));
-                (target.found.what(Some(slot)), held)
-            }
-            None => held(&arguments, &target.look().await?, name),
-        };
-        if held == (arguments.until == Until::Taken) {
+        let (what, is_held) = look().await?;
+        if is_held == held {
             return Ok(());
         }
-        if arguments.timeout.is_some_and(|limit| started.elapsed() >= limit) {
-            let state = if held { "held" } else { "free" };
+        if timeout.is_some_and(|limit| started.elapsed() >= limit) {
+            let state = if is_held { "held" } else { "free" };
             let message = format!("{what} is still {state}");
             return Err(Failure::new(Failure::NOT_ACQUIRED, message));
         }

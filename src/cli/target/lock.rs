@@ -1,38 +1,27 @@
 //! Finds the lock of a command and its broker: from arguments, from the environment, or
-//! from a Semaphore of the current Kubernetes context. See the commands for how the lock
-//! is used.
+//! from a Semaphore of the current Kubernetes context. See `broker` for the arguments of
+//! the broker, and the commands for how the lock is used.
 
 use std::time::Duration;
 
 use kube::ResourceExt;
 
+use super::broker::BrokerLocation;
 use super::{on_default_connection, resource, usage};
 use crate::api::Semaphore;
 use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, Profile, Protocol, QueueType};
+use crate::plan::naming::{LockName, Profile, Protocol, QueueType, Unit};
 use crate::semaphore::{Client as LockClient, Lock};
 
 /// Location of the lock.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Lock location")]
 pub(in crate::cli) struct LockLocation {
-    /// URL of the broker, for example amqp://user:password@host:5672/vhost. amqps:// uses
-    /// TLS with the files given by RABBITMQ_TLS_CA_FILE, RABBITMQ_TLS_CERT_FILE and
-    /// RABBITMQ_TLS_KEY_FILE
-    #[arg(long, env = "AMQP_URL", hide_env_values = true)]
-    url: Option<String>,
-
-    /// URL of the broker's management API, which provides the identities of holders, for
-    /// example http://user:password@host:15672
-    #[arg(long, env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true, value_name = "URL")]
-    management_url: Option<String>,
-
-    /// Virtual host; overrides the one of the URL
-    #[arg(long)]
-    vhost: Option<String>,
+    #[command(flatten)]
+    broker: BrokerLocation,
 
     /// Protocol by which clients acquire the lock; all of its clients must use the same
     /// one [default: ExclusiveQueue]
@@ -59,8 +48,9 @@ impl LockLocation {
         management_url: Option<String>,
         kubernetes: Kubernetes,
     ) -> Self {
-        let (vhost, protocol, profile, queue_type) = (None, None, None, None);
-        Self { url, management_url, vhost, protocol, profile, queue_type, kubernetes }
+        let broker = BrokerLocation::of_urls(url, management_url);
+        let (protocol, profile, queue_type) = (None, None, None);
+        Self { broker, protocol, profile, queue_type, kubernetes }
     }
 }
 
@@ -119,8 +109,6 @@ pub(in crate::cli) struct LockTarget {
 pub(in crate::cli) struct FoundLock {
     pub settings: RabbitmqSettings,
     pub name: LockName,
-    /// Whether it is a mutex, without slots.
-    pub is_mutex: bool,
     /// Lock delay of the resource. `None`: the lock's own setting applies.
     pub lock_delay: Option<Duration>,
     /// Number of slots that the resource specifies.
@@ -130,22 +118,21 @@ pub(in crate::cli) struct FoundLock {
 impl FoundLock {
     /// Returns the lock for this client.
     pub fn lock(&self, client: &LockClient) -> Lock {
-        let name = self.name.clone();
-        if self.is_mutex { client.mutex(name) } else { client.semaphore(name) }
+        client.semaphore(self.name.clone())
     }
 
     /// Whether waiting clients are served by priority, and otherwise in order.
     pub fn has_order(&self) -> bool {
         // Without slots, the broker itself queues the waiters.
-        !self.is_mutex && (!self.name.has_slots() || self.name.wait_queue().is_some())
+        !self.name.has_slots() || self.name.wait_queue().is_some()
     }
 
     /// Names the held slot, token or mutex in messages.
     pub fn what(&self, slot: Option<u32>) -> String {
         match slot {
             Some(slot) => format!("slot {slot} of {}", self.name),
-            None if self.is_mutex => self.name.to_string(),
-            None => format!("a token of {}", self.name),
+            None if self.name.unit() == Unit::Mutex => self.name.to_string(),
+            None => format!("a {} of {}", self.name.unit().one(), self.name),
         }
     }
 
@@ -157,10 +144,10 @@ impl FoundLock {
 
     /// Names what a client waits for in messages.
     pub fn wanted(&self) -> String {
-        if self.is_mutex {
-            return format!("the mutex {}", self.name);
+        match self.name.unit() {
+            Unit::Mutex => format!("the mutex {}", self.name),
+            unit => format!("a {} of {}", unit.one(), self.name),
         }
-        format!("a {} of {}", self.name.unit().one(), self.name)
     }
 
     /// Names the units of the lock in messages: slots or tokens.
@@ -197,21 +184,14 @@ impl LockLocation {
                 "--protocol and --profile are a semaphore's: a mutex is always one exclusive queue",
             ));
         }
-        Ok(FoundLock { is_mutex: true, ..self.named(name)? })
+        self.kubernetes.must_be_absent("sem/NAME")?;
+        self.broker.lock(name, Protocol::TrueMutex)
     }
 
     /// Returns the semaphore with this name on the broker of the arguments.
     pub fn named(&self, name: &str) -> Result<FoundLock, Failure> {
         self.kubernetes.must_be_absent("sem/NAME")?;
-        let mut settings = self.settings()?.ok_or_else(|| {
-            usage("name the broker: set AMQP_URL, or give --url (or use sem/NAME)")
-        })?;
-        if let Some(vhost) = &self.vhost {
-            settings.vhost.clone_from(vhost);
-        }
-        let name =
-            LockName::new(name).map_err(|error| usage(&error))?.with_protocol(self.protocol()?);
-        Ok(FoundLock { settings, name, is_mutex: false, lock_delay: None, slots: None })
+        self.broker.lock(name, self.protocol()?)
     }
 
     /// Returns the protocol that the arguments specify.
@@ -240,20 +220,12 @@ impl LockLocation {
 
     /// Returns the broker of the arguments and the environment.
     pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
-        // Charts leave out a variable by an empty value.
-        let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
-        let Some(url) = given(&self.url) else { return Ok(None) };
-        let variable = |name: &str| std::env::var(name).ok();
-        let read = |file: &str| std::fs::read_to_string(file).ok();
-        RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
-            .and_then(|settings| settings.with_tls_of_environment(variable, read))
-            .map(Some)
-            .map_err(|error| usage(&error))
+        self.broker.settings()
     }
 
     async fn resource(&self, name: &str) -> Result<FoundLock, Failure> {
         let given = [
-            self.vhost.is_some(),
+            self.broker.has_vhost(),
             self.protocol.is_some(),
             self.profile.is_some(),
             self.queue_type.is_some(),
@@ -294,7 +266,6 @@ impl LockLocation {
         Ok(FoundLock {
             settings,
             name: valid.lock,
-            is_mutex: false,
             lock_delay: valid.desired.records,
             slots: Some(valid.desired.slots),
         })

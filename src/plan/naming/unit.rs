@@ -8,24 +8,28 @@ pub enum Unit {
     Slot,
     /// A token. Tokens have no numbers.
     Token,
+    /// A true mutex as a whole.
+    Mutex,
 }
 
 impl Unit {
-    /// Returns the word for one: `slot` or `token`.
+    /// Returns the word for one: `slot`, `token` or `mutex`.
     #[must_use]
     pub fn one(self) -> &'static str {
         match self {
             Self::Slot => "slot",
             Self::Token => "token",
+            Self::Mutex => "mutex",
         }
     }
 
-    /// Returns the word for several: `slots` or `tokens`.
+    /// Returns the word for several: `slots`, `tokens` or `mutexes`.
     #[must_use]
     pub fn many(self) -> &'static str {
         match self {
             Self::Slot => "slots",
             Self::Token => "tokens",
+            Self::Mutex => "mutexes",
         }
     }
 

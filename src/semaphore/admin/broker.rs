@@ -15,7 +15,7 @@ use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::ManagementError;
 use crate::semaphore::protocol::Protocols;
 use crate::semaphore::protocol::holders::Holders;
-use crate::semaphore::protocol::interface::AdminProtocol;
+use crate::semaphore::protocol::interface::{AdminProtocol, LockProtocol};
 use crate::semaphore::protocol::revoke::{Revocation, Revoke, RevokeError};
 use crate::semaphore::protocol::waiters::Waiter;
 use crate::semaphore::session::access::{Access, BrokerOptions};
@@ -58,8 +58,13 @@ pub struct Handle {
 
 impl Handle {
     /// Returns the protocol of the lock.
-    pub fn of(&self, lock: &LockName) -> &dyn AdminProtocol {
+    pub fn of(&self, lock: &LockName) -> &dyn LockProtocol {
         self.protocols.of(lock)
+    }
+
+    /// Returns the protocol of a lock that an administrator may change.
+    pub fn administered(&self, lock: &LockName) -> Result<&dyn AdminProtocol, BrokerError> {
+        self.protocols.administered(lock)
     }
 }
 

@@ -34,6 +34,7 @@ impl Broker {
     ///
     /// # Errors
     ///
+    /// * [`BrokerError::NothingToAdminister`] without any request, if it is a true mutex.
     /// * [`BrokerError::ProtocolMismatch`] before any change, if the slots belong to
     ///   another protocol.
     /// * [`BrokerError::IncompatibleQueue`] only after all other changes were made.
@@ -58,8 +59,10 @@ impl Broker {
         change.thorough = thorough;
         let sweep_to = sweep_to.max(desired.slots);
         let handle = Arc::clone(self.handle());
+        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
-            async move { handle.of(&change.lock).apply(change, lane, sweep_to).await }.boxed()
+            async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
+                .boxed()
         });
         let done = work.await?;
         self.tell_waiters(lock, &done).await;
@@ -89,9 +92,10 @@ impl Broker {
         let mut change = self.change(lock, none, cancel);
         change.destroy = true;
         let handle = Arc::clone(self.handle());
+        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move {
-                let protocol = handle.of(&change.lock);
+                let protocol = handle.administered(&change.lock)?;
                 let (access, overshoot) = (&change.access, change.desired.overshoot);
                 let mark = match mark {
                     Some(mark) => mark,
@@ -120,8 +124,10 @@ impl Broker {
     ) -> Result<Vec<Fault>, BrokerError> {
         let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel);
         let handle = Arc::clone(self.handle());
+        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
-            async move { handle.of(&change.lock).check(change, lane, expected).await }.boxed()
+            async move { handle.administered(&change.lock)?.check(change, lane, expected).await }
+                .boxed()
         });
         work.await
     }

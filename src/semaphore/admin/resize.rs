@@ -100,6 +100,7 @@ impl Broker {
     ) -> Result<Resized, ResizeError> {
         let change = self.change(lock, desired, cancel);
         let handle = Arc::clone(self.handle());
+        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move { resize(&handle, change, lane, to).await }.boxed()
         });
@@ -117,7 +118,7 @@ async fn resize(
     to: ResizeTo,
 ) -> Result<Result<Resized, ResizeError>, BrokerError> {
     let lock = change.lock.clone();
-    let protocol = handle.of(&lock);
+    let protocol = handle.administered(&lock)?;
     let (mark, seen) = protocol.survey(change, lane).await?;
     let slots = seen.size();
     let exists = protocol.exists(change, lane, &seen).await?;

@@ -19,9 +19,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-pub use self::waiting::Waiters;
+pub use self::waiting::{Waiters, mutex_wait_arguments};
 use super::connect::Conn;
-use crate::plan::naming::Profile;
 use crate::semaphore::error::{BrokerError, refusal_code};
 
 /// Maximum number of idle channels. Further ones are closed.

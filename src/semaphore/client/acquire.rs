@@ -6,15 +6,15 @@ use std::time::Duration;
 use super::attempt::{Place, SKEW};
 use super::error::AcquireError;
 use super::fairness::{Approach, called_to};
-use super::lock::{Kind, Lock};
+use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::permit::Permit;
 use super::waiter::{Waiter, Woken};
 use crate::clock::Moment;
 use crate::semaphore::amqp::lane::Waiters;
 use crate::semaphore::amqp::new_id;
+use crate::semaphore::protocol::claim::ClientProtocol;
 use crate::semaphore::protocol::interface::Wait;
-use crate::semaphore::protocol::numbered::holding::Holding;
 
 /// First and longest pause between attempts without a wait queue, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -26,7 +26,7 @@ const PATIENCE: u32 = 3;
 /// A client that acquires a slot, between two attempts.
 struct Acquisition<'a> {
     lock: &'a Lock,
-    how: &'a dyn Holding,
+    how: &'a dyn ClientProtocol,
     options: &'a AcquireOptions,
     id: String,
     until: Option<Moment>,
@@ -50,7 +50,7 @@ impl Lock {
     /// Acquires a slot with the given protocol.
     pub(super) async fn acquire_slot(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         options: &AcquireOptions,
         wait: Wait,
     ) -> Result<Permit, AcquireError> {
@@ -58,21 +58,20 @@ impl Lock {
         if wait == Wait::No {
             return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
         }
-        let turn = match self.kind() {
-            Kind::Semaphore => Turn::Outside,
-            Kind::Mutex => Turn::Polling(PAUSES.0),
-        };
-        let (until, place, patience) = (wait.until(), Place::Any, PATIENCE);
-        Acquisition { lock: self, how, options, id, until, turn, place, patience }.run().await
+        let (until, turn, place) = (wait.until(), Turn::Outside, Place::Any);
+        Acquisition { lock: self, how, options, id, until, turn, place, patience: PATIENCE }
+            .run()
+            .await
     }
 
     async fn join(
         &self,
+        how: &dyn ClientProtocol,
         id: &str,
         options: &AcquireOptions,
     ) -> Result<Option<Waiter>, AcquireError> {
         let Some(queue) = self.name().wait_queue() else { return Ok(None) };
-        let waiter = Waiter::join(&self.shared().side, &queue, id, options).await?;
+        let waiter = Waiter::join(&self.shared().side, how.waiting(), &queue, id, options).await?;
         if let Some(waiter) = &waiter {
             // Including this waiter.
             let waiting = Waiters::Count(waiter.others.saturating_add(1));
@@ -106,7 +105,7 @@ impl Acquisition<'_> {
             let error = match lock.attempt(how, options, &self.id, self.place, until).await {
                 Ok((permit, more)) => {
                     if let Turn::Joined(waiter) = self.turn {
-                        lock.pass_on(*waiter, permit.slot(), more).await;
+                        lock.pass_on(*waiter, permit.slot_to_wake(), more).await;
                     }
                     return Ok(permit);
                 }
@@ -131,7 +130,7 @@ impl Acquisition<'_> {
     /// Joins the wait queue, if there is one. Slots released before that woke no waiter, so
     /// the next attempt does not wait for a wake-up.
     async fn join(&mut self) -> Result<(), AcquireError> {
-        let Some(waiter) = self.lock.join(&self.id, self.options).await? else {
+        let Some(waiter) = self.lock.join(self.how, &self.id, self.options).await? else {
             self.turn = Turn::Polling(PAUSES.0);
             return Ok(());
         };

@@ -1,12 +1,11 @@
 //! One attempt to acquire: choose a slot, take it, update its record, and wait for the
 //! lock delay if its last holder ended uncleanly. See `lock` for repeated attempts.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::AcquireError;
 use super::facts::facts;
-use super::lock::{Kind, Lock};
+use super::lock::Lock;
 use super::memory::Memory;
 use super::options::{AcquireOptions, Start};
 use super::permit::{Begin, Permit, now};
@@ -16,11 +15,10 @@ use super::resting;
 use super::search::{Search, search};
 use crate::clock::Moment;
 use crate::plan::record::SlotRecord;
-use crate::semaphore::amqp::lane::{Declared, Lane, exclusive};
+use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::claim::{Claim, Claimed, ClientProtocol, MUTEX_SLOT};
 use crate::semaphore::protocol::hold::Hold;
-use crate::semaphore::protocol::numbered::exclusive_queue::HeldQueue;
-use crate::semaphore::protocol::numbered::holding::{Claim, Claimed, Holding};
 
 /// Maximum of the one random pause after a first lost race.
 pub const SKEW: Duration = Duration::from_millis(50);
@@ -50,7 +48,7 @@ pub enum Place {
 struct Got {
     conn: HoldConn,
     held: Box<dyn Hold>,
-    slot: Option<u32>,
+    slot: u32,
     has_record: bool,
     sent: Moment,
 }
@@ -71,7 +69,7 @@ impl Lock {
     /// Tries once. Also returns whether more slots were free.
     pub(super) async fn attempt(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         options: &AcquireOptions,
         id: &str,
         place: Place,
@@ -91,16 +89,18 @@ impl Lock {
 
     async fn attempt_once(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         options: &AcquireOptions,
         id: &str,
         place: Place,
         until: Option<Moment>,
     ) -> Result<(Permit, bool), AcquireError> {
         let mut conn = self.shared().pool.take().await?;
-        if self.kind() == Kind::Mutex {
-            return Ok((self.attempt_mutex(conn, options, id).await?, false));
-        }
+        let place = match place {
+            // It has only one.
+            Place::Any if !self.name().has_slots() => Place::Slot(MUTEX_SLOT),
+            place => place,
+        };
         let mut guess = match place {
             Place::Any => self.guess(options),
             Place::Slot(slot) => Some(slot),
@@ -123,7 +123,7 @@ impl Lock {
                     memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
-                let got = Got { conn, held, slot: Some(choice.slot), has_record, sent };
+                let got = Got { conn, held, slot: choice.slot, has_record, sent };
                 return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
@@ -163,7 +163,8 @@ impl Lock {
 
     /// The error for the case that all known slots are held.
     fn full(&self) -> AcquireError {
-        AcquireError::Full { lock: self.name().to_string(), slots: self.recall().slots }
+        let slots = if self.name().has_slots() { self.recall().slots } else { MUTEX_SLOT };
+        AcquireError::Full { lock: self.name().to_string(), slots }
     }
 
     /// Searches for a free slot. Chooses none unless there are more free slots than other
@@ -171,7 +172,7 @@ impl Lock {
     /// looked for waiters (`None`), the first free slot ends the search.
     pub(super) async fn choose(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         options: &AcquireOptions,
         others: Option<u32>,
         lost: u32,
@@ -215,7 +216,7 @@ impl Lock {
     /// sent. If the claim fails, nothing is left declared on the connection.
     async fn claim(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         conn: &mut HoldConn,
         choice: &Choice,
         options: &AcquireOptions,
@@ -260,35 +261,6 @@ impl Lock {
         }
     }
 
-    async fn attempt_mutex(
-        &self,
-        mut conn: HoldConn,
-        options: &AcquireOptions,
-        id: &str,
-    ) -> Result<Permit, AcquireError> {
-        let queue = self.name().admin_mutex().to_owned();
-        let mut lane = Lane::take(conn.conn()).await?;
-        let sent = Moment::now();
-        conn.begin();
-        let mut facts = facts(id, options);
-        exclusive(&mut facts);
-        match lane.declare_exclusive(&queue, facts).await? {
-            Declared::Ok => {
-                let held = Box::new(HeldQueue {
-                    conn: Arc::clone(conn.conn()),
-                    holder_queue: queue,
-                    slot_queue: None,
-                });
-                let got = Got { conn, held, slot: None, has_record: false, sent };
-                self.permit(got, options, id, None).await
-            }
-            Declared::Locked(_) => {
-                conn.settle();
-                Err(AcquireError::Full { lock: self.name().to_string(), slots: 1 })
-            }
-        }
-    }
-
     /// Creates the permit of a slot that was just taken. Replaces its record, and waits
     /// for the lock delay if its last holder ended uncleanly.
     async fn permit(
@@ -299,9 +271,7 @@ impl Lock {
         until: Option<Moment>,
     ) -> Result<Permit, AcquireError> {
         let (mut record, mut rest) = (None, Duration::ZERO);
-        if let Some(queue) =
-            got.slot.filter(|_| got.has_record).and_then(|slot| self.name().record_queue(slot))
-        {
+        if let Some(queue) = got.has_record.then(|| self.name().record_queue(got.slot)).flatten() {
             let next = |found: Option<&SlotRecord>| {
                 if found.is_none() {
                     tracing::warn!(
@@ -325,12 +295,13 @@ impl Lock {
             Begin {
                 id: id.to_owned(),
                 fence: record.as_ref().map(|(_, record)| record.token),
-                slot,
+                slot: Some(slot),
+                has_number: self.name().has_slots(),
                 token_id: None,
                 hold,
                 held,
                 sent,
-                wait_queue: slot.and_then(|_| self.name().wait_queue()),
+                wait_queue: self.name().wait_queue(),
                 record,
             },
         );

@@ -16,7 +16,7 @@ pub enum AcquireError {
         lock: String,
     },
     /// All slots are held.
-    #[error("{}: wait longer, or give it more slots", full(lock, *slots))]
+    #[error("{}", full(lock, *slots))]
     Full {
         /// The lock.
         lock: String,
@@ -65,8 +65,11 @@ pub enum AcquireError {
 
 fn full(lock: &str, slots: u32) -> String {
     match slots {
-        0 => format!("no token of the lock {lock:?} is free"),
-        slots => format!("every slot of the lock {lock:?} is held ({slots} of {slots})"),
+        0 => format!("no token of the lock {lock:?} is free: wait longer, or give it more tokens"),
+        1 => format!("the lock {lock:?} is held: wait longer"),
+        slots => format!(
+            "every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots"
+        ),
     }
 }
 

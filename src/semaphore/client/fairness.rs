@@ -4,13 +4,13 @@
 
 use super::attempt::Place;
 use super::error::AcquireError;
-use super::lock::{Kind, Lock};
+use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
 use crate::clock::Moment;
 use crate::semaphore::amqp::lane::{Lane, Waiters};
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::protocol::numbered::holding::Holding;
+use crate::semaphore::protocol::claim::ClientProtocol;
 
 /// How an acquisition begins.
 pub enum Approach {
@@ -29,9 +29,6 @@ impl Lock {
     /// would keep each other busy.
     pub(super) async fn approach(&self, options: &AcquireOptions) -> Result<Approach, BrokerError> {
         let any = Approach::Try(Place::Any);
-        if self.kind() != Kind::Semaphore {
-            return Ok(any);
-        }
         let crowded = self.recall().is_crowded();
         if options.barge {
             // It would have to join after the first search anyway.
@@ -79,7 +76,7 @@ impl Lock {
     /// Cancel safe.
     pub(super) async fn wait_for_turn(
         &self,
-        how: &dyn Holding,
+        how: &dyn ClientProtocol,
         options: &AcquireOptions,
         waiter: &mut Waiter,
         until: Option<Moment>,

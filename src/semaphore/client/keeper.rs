@@ -107,6 +107,8 @@ pub struct Grip {
     /// The object held on the connection.
     pub held: Box<dyn Hold>,
     pub slot: Option<u32>,
+    /// Whether the slot's number is shown.
+    pub has_number: bool,
     pub token_id: Option<u64>,
     /// How long the slot is guaranteed after a successful verification was sent. The
     /// broker can't give it to another client within this time.

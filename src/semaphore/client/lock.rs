@@ -12,14 +12,6 @@ use crate::clock::Moment;
 use crate::plan::naming::LockName;
 use crate::semaphore::protocol::interface::Wait;
 
-/// The kind of lock that a name refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Semaphore,
-    /// One exclusive queue of that name, without an administrator.
-    Mutex,
-}
-
 /// One lock on one broker. Cheap to clone.
 ///
 /// ```no_run
@@ -46,7 +38,6 @@ pub enum Kind {
 pub struct Lock {
     client: Arc<Shared>,
     name: LockName,
-    kind: Kind,
 }
 
 impl std::fmt::Debug for Lock {
@@ -56,16 +47,12 @@ impl std::fmt::Debug for Lock {
 }
 
 impl Lock {
-    pub(super) fn new(client: Arc<Shared>, name: LockName, kind: Kind) -> Self {
-        Self { client, name, kind }
+    pub(super) fn new(client: Arc<Shared>, name: LockName) -> Self {
+        Self { client, name }
     }
 
     pub(super) fn shared(&self) -> &Shared {
         &self.client
-    }
-
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// Returns the name of the lock.

@@ -28,7 +28,6 @@ use std::sync::Arc;
 
 pub use self::error::{AcquireError, RunError};
 pub use self::keeper::LostReason;
-use self::lock::Kind;
 pub use self::lock::Lock;
 pub use self::options::{AcquireOptions, ClientOptions, Start};
 pub use self::permit::{Permit, Verdict};
@@ -79,7 +78,7 @@ impl Client {
     /// mutex* is a semaphore with one slot.
     #[must_use]
     pub fn semaphore(&self, name: LockName) -> Lock {
-        Lock::new(Arc::clone(&self.0), name, Kind::Semaphore)
+        Lock::new(Arc::clone(&self.0), name)
     }
 
     /// Returns the *true mutex* of that name: an exclusive queue, which needs no setup.
@@ -87,8 +86,7 @@ impl Client {
     /// (hazard A17).
     #[must_use]
     pub fn mutex(&self, name: LockName) -> Lock {
-        let name = name.with_protocol(Protocol::default());
-        Lock::new(Arc::clone(&self.0), name, Kind::Mutex)
+        self.semaphore(name.with_protocol(Protocol::TrueMutex))
     }
 
     /// Closes all connections without a permit by the AMQP close handshake. Without it,

@@ -74,7 +74,10 @@ struct Held {
 pub struct Begin {
     pub id: String,
     pub fence: Option<u64>,
+    /// `None` for a token.
     pub slot: Option<u32>,
+    /// Whether the slot's number is shown. A mutex has only one slot.
+    pub has_number: bool,
     pub token_id: Option<u64>,
     /// The connection that holds the slot.
     pub hold: HoldConn,
@@ -91,7 +94,8 @@ pub struct Begin {
 impl Permit {
     /// Creates the permit of a slot that was just taken, and starts its keeper.
     pub(super) fn begin(client: &Shared, begin: Begin) -> Self {
-        let Begin { id, fence, slot, token_id, hold, held, sent, wait_queue, record } = begin;
+        let Begin { id, fence, slot, has_number, token_id, .. } = begin;
+        let Begin { hold, held, sent, wait_queue, record, .. } = begin;
         let conn = Arc::clone(hold.conn());
         let valid_for = valid_for(conn.lapin().configuration().heartbeat());
         let state = State { valid_until: sent + valid_for, draining: false, lost: None };
@@ -99,6 +103,7 @@ impl Permit {
             conn,
             held,
             slot,
+            has_number,
             token_id,
             valid_for,
             state: watch::Sender::new(state),
@@ -132,6 +137,11 @@ impl Permit {
     /// have no numbered slots.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
+        self.grip.slot.filter(|_| self.grip.has_number)
+    }
+
+    /// Returns the slot that wake-ups name, which is 1 for a true mutex.
+    pub(super) fn slot_to_wake(&self) -> Option<u32> {
         self.grip.slot
     }
 
@@ -358,7 +368,7 @@ impl std::fmt::Debug for Permit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Permit")
             .field("id", &self.id)
-            .field("slot", &self.grip.slot)
+            .field("slot", &self.slot())
             .field("fence", &self.fence)
             .finish_non_exhaustive()
     }

@@ -4,7 +4,7 @@
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::protocol::numbered::holding::{HolderSeen, Holding};
+use crate::semaphore::protocol::claim::{ClientProtocol, HolderSeen};
 
 /// Maximum number of slots probed together. Each window is four times larger than the one
 /// before it.
@@ -35,7 +35,7 @@ pub struct Found {
 ///
 /// Cancel safe: nothing is changed.
 pub async fn search(
-    how: &dyn Holding,
+    how: &dyn ClientProtocol,
     eyes: Eyes<'_>,
     lock: &LockName,
     search: Search,

@@ -13,7 +13,7 @@ use crate::plan::naming::LockName;
 use crate::semaphore::amqp::connect::{Connector, Endpoint};
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::amqp::probe::{Eyes, Prober};
-use crate::semaphore::protocol::numbered::holding::Checked;
+use crate::semaphore::protocol::claim::Checked;
 
 /// Maximum number of cached locks. Beyond it, the cache is cleared.
 const MAX_REMEMBERED: usize = 4096;

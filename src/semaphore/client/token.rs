@@ -34,8 +34,18 @@ impl Lock {
         let error = match take(request).await? {
             Taken::Yes(HeldFacts { held, token_id, fence, sent }) => {
                 let (slot, wait_queue, record) = (None, None, None);
-                let begin =
-                    Begin { id, fence, slot, token_id, hold, held, sent, wait_queue, record };
+                let begin = Begin {
+                    id,
+                    fence,
+                    slot,
+                    has_number: false,
+                    token_id,
+                    hold,
+                    held,
+                    sent,
+                    wait_queue,
+                    record,
+                };
                 return Ok(Permit::begin(self.shared(), begin));
             }
             Taken::Full => AcquireError::Full { lock: self.name().to_string(), slots: 0 },

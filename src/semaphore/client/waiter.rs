@@ -19,12 +19,9 @@ use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::short;
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::{BrokerError, refusal_code};
+use crate::semaphore::protocol::claim::WaitRules;
 
-/// How long a waiter relies on being woken, before jitter. A holder that died wakes no
-/// waiter, and only the operator would notice.
-const SAFETY_NET: Duration = Duration::from_secs(10);
-
-/// The same for the first wait behind other waiters. The woken one may be suspended or
+/// How long a waiter relies on being woken, before jitter, for the first wait behind other waiters. The woken one may be suspended or
 /// gone.
 const BEHIND_OTHERS: Duration = Duration::from_secs(1);
 
@@ -49,6 +46,8 @@ pub struct Waiter {
     pub others: u32,
     /// Minimum time until the next probe. The maximum is twice that.
     next_look: Duration,
+    /// The same from the second wait on.
+    safety_net: Duration,
     limit: Duration,
 }
 
@@ -70,6 +69,7 @@ impl Waiter {
     /// Cancel safe: dropping the future leaves the queue.
     pub async fn join(
         link: &Link,
+        rules: WaitRules,
         wait_queue: &str,
         id: &str,
         options: &AcquireOptions,
@@ -84,7 +84,7 @@ impl Waiter {
         let (queue, tag) = (short(wait_queue)?, short(&format!("lockkeeper-{id}"))?);
         // In a task of its own, which leaves the queue if the caller has given up. lapin
         // never cancels a consumer whose basic.consume was dropped before the answer.
-        let joining = tokio::spawn(Self::consume(Arc::clone(&conn), queue, tag, arguments));
+        let joining = tokio::spawn(Self::consume(Arc::clone(&conn), rules, queue, tag, arguments));
         match tokio::time::timeout(limit, joining).await {
             Ok(Ok(Ok(waiter))) => Ok(Some(waiter)),
             Ok(Err(_)) => Err(BrokerError::Interrupted),
@@ -105,29 +105,38 @@ impl Waiter {
 
     async fn consume(
         conn: Arc<Conn>,
+        rules: WaitRules,
         queue: ShortString,
         tag: ShortString,
         arguments: FieldTable,
     ) -> Result<Self, lapin::Error> {
         let channel = conn.lapin().create_channel().await?;
         let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
+        let declared = queue.clone();
+        let declare = async {
+            let Some(arguments) = rules.declare else { return Ok(()) };
+            let durable = QueueDeclareOptions::durable();
+            channel.queue_declare(declared, durable, arguments).await.map(drop)
+        };
         let consume = BasicConsumeOptions::default();
         let consumer = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
         let passive = QueueDeclareOptions::default().passive();
         let count = channel.queue_declare(queue, passive, FieldTable::default());
         // Sent together. A refusal closes the channel, so the first error counts.
-        let (qos, consumer, count) = futures::join!(qos, consumer, count);
+        let (qos, declared, consumer, count) = futures::join!(qos, declare, consumer, count);
         qos?;
+        declared?;
         let (consumer, waiting) = (consumer?, count?.consumer_count());
         let others = waiting.saturating_sub(1);
-        let next_look = if others == 0 { SAFETY_NET } else { BEHIND_OTHERS };
+        let safety_net = rules.safety_net;
+        let next_look = if others == 0 { safety_net } else { BEHIND_OTHERS };
         let limit = conn.operation_timeout;
-        Ok(Self { consumer, channel, tag, woken_by: None, others, next_look, limit })
+        Ok(Self { consumer, channel, tag, woken_by: None, others, next_look, safety_net, limit })
     }
 
     /// Waits to be woken, at most until `until`. Cancel safe.
     pub async fn wait(&mut self, until: Option<Moment>) -> Woken {
-        let net = std::mem::replace(&mut self.next_look, SAFETY_NET);
+        let net = std::mem::replace(&mut self.next_look, self.safety_net);
         let net = rand::random_range(net..net * 2);
         self.wait_for(until.map_or(net, |until| until.left().min(net))).await
     }

@@ -12,6 +12,10 @@ use crate::semaphore::amqp::lane::Waiters;
 /// Within this time it may overtake a new waiter once: its next release finds the waiter.
 const BELIEVED: Duration = Duration::from_secs(5);
 
+/// The same for the absence of a wait queue. The first waiter of a true mutex declares it.
+/// Until then, each question costs a channel.
+const MISSING: Duration = Duration::from_secs(1);
+
 /// Maximum number of cached wait queues. Beyond it, the cache is cleared.
 const MOST: usize = 4096;
 
@@ -32,16 +36,16 @@ impl WaitersSeen {
         seen.insert(wait_queue.to_owned(), (waiters, Moment::now()));
     }
 
-    /// Whether the wait queue was missing. Each further check would cost a channel, so
-    /// only joining reveals that it exists now.
+    /// Whether the wait queue was missing a moment ago. Each further question would cost a
+    /// channel.
     pub fn is_missing(&self, wait_queue: &str) -> bool {
-        matches!(self.recall(wait_queue), Some((Waiters::NoQueue, _)))
+        matches!(self.recall(wait_queue), Some((Waiters::NoQueue, since)) if since.elapsed() < MISSING)
     }
 
     /// The number of waiters, if the cached answer is recent enough.
     pub fn count(&self, wait_queue: &str) -> Option<u32> {
         match self.recall(wait_queue)? {
-            (Waiters::NoQueue, _) => Some(0),
+            (Waiters::NoQueue, since) => (since.elapsed() < MISSING).then_some(0),
             (Waiters::Count(0), since) => (since.elapsed() < BELIEVED).then_some(0),
             (Waiters::Count(waiters), _) => Some(waiters),
             (Waiters::Unknown, _) => None,

@@ -1,5 +1,5 @@
-//! The interface that each lock protocol implements for administrators. See `hold` and
-//! `numbered::holding` for the one for clients.
+//! The interfaces that the lock protocols implement for observers and administrators. See
+//! `hold` and `claim` for those for clients.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::fault::{Expected, Fault};
 use super::holders::Holders;
 use super::revoke::{Revoke, RevokeError};
-use super::waiters::Waiter;
+use super::waiters::{self, Waiter};
 use crate::clock::Moment;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DesiredSlots, Observed};
@@ -39,10 +39,10 @@ impl Wait {
     }
 }
 
-/// A protocol for locks with any number of holders, for administrators. Each method is as
-/// cancel safe as the public operation that calls it.
+/// A lock protocol, for those who observe locks or revoke them from a holder. Each method
+/// is as cancel safe as the public operation that calls it.
 #[async_trait]
-pub trait AdminProtocol: Send + Sync {
+pub trait LockProtocol: Send + Sync {
     /// [`Broker::observe`](crate::semaphore::Broker::observe).
     async fn observe(
         &self,
@@ -83,14 +83,6 @@ pub trait AdminProtocol: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the high-water mark and the existing slots, for a change that depends on
-    /// them.
-    async fn survey(
-        &self,
-        change: &Change,
-        lane: &mut Lane,
-    ) -> Result<(Option<u32>, Observed), BrokerError>;
-
     /// [`Broker::hold_limit`](crate::semaphore::Broker::hold_limit).
     async fn hold_limit(
         &self,
@@ -101,14 +93,23 @@ pub trait AdminProtocol: Send + Sync {
     }
 
     /// [`Broker::waiting`](crate::semaphore::Broker::waiting).
-    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError>;
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        access.publisher().await?.consumers(&queue).await
+    }
 
     /// [`Broker::waiters`](crate::semaphore::Broker::waiters).
     async fn waiters(
         &self,
         management: &Management,
         lock: &LockName,
-    ) -> Result<Vec<Waiter>, ManagementError>;
+    ) -> Result<Vec<Waiter>, ManagementError> {
+        match lock.wait_queue() {
+            Some(queue) => waiters::of_queue(management, &queue, |_| true).await,
+            // Clients of amqp-locks-python only poll.
+            None => Ok(Vec::new()),
+        }
+    }
 
     /// [`Broker::lost_parts`](crate::semaphore::Broker::lost_parts).
     async fn lost_parts(
@@ -130,7 +131,23 @@ pub trait AdminProtocol: Send + Sync {
         limit: usize,
     ) -> Holders;
 
-    /// Applies the change under the admin mutex. The sweep ends at `swept_to`.
+    /// Revokes a slot from its holder.
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError>;
+}
+
+/// A protocol of locks that an administrator creates and resizes. Each method runs under
+/// the admin mutex.
+#[async_trait]
+pub trait AdminProtocol: LockProtocol {
+    /// Returns the high-water mark and the existing slots, for a change that depends on
+    /// them.
+    async fn survey(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+    ) -> Result<(Option<u32>, Observed), BrokerError>;
+
+    /// Applies the change. The sweep ends at `swept_to`.
     async fn apply(
         &self,
         change: &Change,
@@ -146,14 +163,11 @@ pub trait AdminProtocol: Send + Sync {
         seen: &Observed,
     ) -> Result<bool, BrokerError>;
 
-    /// Lists the faults of the lock, under the admin mutex.
+    /// Lists the faults of the lock.
     async fn check(
         &self,
         change: &Change,
         lane: &mut Lane,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError>;
-
-    /// Revokes a slot from its holder.
-    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError>;
 }

@@ -23,14 +23,12 @@ use self::holding::Holding;
 use self::records::RecordsSeen;
 use super::fault::{Expected, Fault};
 use super::holders::Holders;
-use super::interface::AdminProtocol;
+use super::interface::{AdminProtocol, LockProtocol};
 use super::revoke::{Revoke, RevokeError};
-use super::waiters::{self, Waiter};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DesiredSlots, Observed, ObservedSlots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::{Management, ManagementError};
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
@@ -48,7 +46,7 @@ impl<H> Numbered<H> {
 }
 
 #[async_trait]
-impl<H: Holding> AdminProtocol for Numbered<H> {
+impl<H: Holding> LockProtocol for Numbered<H> {
     async fn observe(
         &self,
         access: &Access,
@@ -99,33 +97,6 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         }
     }
 
-    async fn survey(
-        &self,
-        change: &Change,
-        _: &mut Lane,
-    ) -> Result<(Option<u32>, Observed), BrokerError> {
-        let (access, lock) = (&change.access, &change.lock);
-        let mark = self.find_mark(access, lock, change.desired.overshoot).await?;
-        Ok((mark, self.observe(access, lock, mark.unwrap_or_default(), 0).await?))
-    }
-
-    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
-        let Some(queue) = lock.wait_queue() else { return Ok(None) };
-        access.publisher().await?.consumers(&queue).await
-    }
-
-    async fn waiters(
-        &self,
-        management: &Management,
-        lock: &LockName,
-    ) -> Result<Vec<Waiter>, ManagementError> {
-        match lock.wait_queue() {
-            Some(queue) => waiters::of_queue(management, &queue, |_| true).await,
-            // Clients of amqp-locks-python only poll.
-            None => Ok(Vec::new()),
-        }
-    }
-
     async fn lost_parts(
         &self,
         access: &Access,
@@ -159,6 +130,23 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         HolderCache::holders(&self.holders, lock, seen, slots, limit).await
     }
 
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        self.how.revoke(revoke).await
+    }
+}
+
+#[async_trait]
+impl<H: Holding> AdminProtocol for Numbered<H> {
+    async fn survey(
+        &self,
+        change: &Change,
+        _: &mut Lane,
+    ) -> Result<(Option<u32>, Observed), BrokerError> {
+        let (access, lock) = (&change.access, &change.lock);
+        let mark = self.find_mark(access, lock, change.desired.overshoot).await?;
+        Ok((mark, self.observe(access, lock, mark.unwrap_or_default(), 0).await?))
+    }
+
     async fn apply(
         &self,
         change: &Change,
@@ -188,9 +176,5 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
         change.check_slots(&self.how, lane, expected).await
-    }
-
-    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
-        self.how.revoke(revoke).await
     }
 }

@@ -27,7 +27,7 @@ use self::holders::Watched;
 use self::queue::DRAIN_TAG;
 use super::fault::{Expected, Fault};
 use super::holders::Holders;
-use super::interface::AdminProtocol;
+use super::interface::{AdminProtocol, LockProtocol};
 use super::revoke::{HeldBy, Revoke, RevokeError};
 use super::waiters::{self, Waiter};
 use crate::plan::naming::LockName;
@@ -47,7 +47,7 @@ pub struct Token {
 }
 
 #[async_trait]
-impl AdminProtocol for Token {
+impl LockProtocol for Token {
     async fn observe(
         &self,
         access: &Access,
@@ -56,15 +56,6 @@ impl AdminProtocol for Token {
         _: u32,
     ) -> Result<Observed, BrokerError> {
         admin::observe(access, &self.tokens, lock).await.map(Observed::Counted)
-    }
-
-    async fn survey(
-        &self,
-        change: &Change,
-        lane: &mut Lane,
-    ) -> Result<(Option<u32>, Observed), BrokerError> {
-        let seen = admin::survey((&self.tokens, &self.drains), change, lane).await?;
-        Ok((None, Observed::Counted(seen)))
     }
 
     async fn hold_limit(
@@ -105,6 +96,22 @@ impl AdminProtocol for Token {
         holders::holders(access, &self.watched, lock, seen.held(), limit).await
     }
 
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        revoke.by_closing(HeldBy::Token).await
+    }
+}
+
+#[async_trait]
+impl AdminProtocol for Token {
+    async fn survey(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+    ) -> Result<(Option<u32>, Observed), BrokerError> {
+        let seen = admin::survey((&self.tokens, &self.drains), change, lane).await?;
+        Ok((None, Observed::Counted(seen)))
+    }
+
     async fn apply(
         &self,
         change: &Change,
@@ -130,10 +137,6 @@ impl AdminProtocol for Token {
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
         admin::check((&self.tokens, &self.drains), change, lane, expected.slots).await
-    }
-
-    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
-        revoke.by_closing(HeldBy::Token).await
     }
 }
 

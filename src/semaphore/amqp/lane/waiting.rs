@@ -4,7 +4,7 @@
 
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::{Lane, classic_arguments, short};
 use crate::semaphore::error::{BrokerError, refusal_code};
@@ -28,6 +28,18 @@ impl From<Option<u32>> for Waiters {
     fn from(consumers: Option<u32>) -> Self {
         consumers.map_or(Self::NoQueue, Self::Count)
     }
+}
+
+/// How long the wait queue of a true mutex stays without use, in milliseconds. No client
+/// deletes it.
+const MUTEX_WAIT_QUEUE_LIVES: i32 = 10_000;
+
+/// Returns the arguments of the wait queue of a true mutex, which its waiters declare. It
+/// is durable.
+pub fn mutex_wait_arguments() -> FieldTable {
+    let mut arguments = classic_arguments();
+    arguments.insert("x-expires".into(), AMQPValue::LongInt(MUTEX_WAIT_QUEUE_LIVES));
+    arguments
 }
 
 impl Lane {

@@ -15,12 +15,13 @@ use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
 use self::held::HeldConsumer;
-use super::holding::{Claim, Claimed, HolderSeen, Holding, Looked};
+use super::holding::Holding;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::lane::{Lane, Refused, bare_arguments, short};
 use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
 use crate::semaphore::protocol::fault::Fault;
 use crate::semaphore::protocol::revoke::{Revoke, RevokeError};
 use crate::semaphore::refusal::is_in_use;
@@ -38,7 +39,7 @@ const LOOKED_AT_TOGETHER: usize = 400;
 pub struct ExclusiveConsumer;
 
 #[async_trait]
-impl Holding for ExclusiveConsumer {
+impl ClientProtocol for ExclusiveConsumer {
     async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
         take(claim).await
     }
@@ -79,7 +80,10 @@ impl Holding for ExclusiveConsumer {
         let holders = holders.map(seen).collect();
         Ok(Looked { slots: exist, holders })
     }
+}
 
+#[async_trait]
+impl Holding for ExclusiveConsumer {
     async fn declare_slot(
         &self,
         lane: &mut Lane,

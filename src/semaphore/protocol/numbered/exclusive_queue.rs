@@ -11,13 +11,14 @@ use async_trait::async_trait;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 
-use super::holding::{Claim, Claimed, HolderSeen, Holding, Looked};
+use super::holding::Holding;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::{Declared, Lane, Standing, Waiters, exclusive, short};
 use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
 use crate::semaphore::protocol::fault::Fault;
 use crate::semaphore::protocol::hold::Hold;
 use crate::semaphore::protocol::revoke::{HeldBy, Revoke, RevokeError};
@@ -28,7 +29,7 @@ use crate::semaphore::session::change::Change;
 pub struct ExclusiveQueue;
 
 #[async_trait]
-impl Holding for ExclusiveQueue {
+impl ClientProtocol for ExclusiveQueue {
     async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
         take(claim).await
     }
@@ -51,7 +52,10 @@ impl Holding for ExclusiveQueue {
         let holders = exist.split_off(count).into_iter().map(held).collect();
         Ok(Looked { slots: exist, holders })
     }
+}
 
+#[async_trait]
+impl Holding for ExclusiveQueue {
     async fn declare_slot(
         &self,
         lane: &mut Lane,

@@ -21,7 +21,9 @@ pub async fn check(
         }
         Protocol::ExclusiveConsumer => ("ExclusiveQueue", Protocol::default()),
         // Their slot queues differ from those of the other protocols.
-        Protocol::ExclusiveQueue(Profile::AmqpLocksPython) | Protocol::Token(_) => return Ok(()),
+        Protocol::ExclusiveQueue(Profile::AmqpLocksPython)
+        | Protocol::Token(_)
+        | Protocol::TrueMutex => return Ok(()),
     };
     let other = lock.clone().with_protocol(name);
     let queues: Vec<String> = slots.into_iter().map(|slot| other.holder_queue(slot)).collect();

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
-use super::holding::{HolderSeen, Holding};
+use super::holding::Holding;
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::claim::HolderSeen;
 use crate::semaphore::session::access::Access;
 
 /// Observes which of the slots 1 to `slots_to` exist and which of 1 to `holders_to` are

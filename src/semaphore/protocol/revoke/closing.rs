@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{LAGS, Revoke, RevokeError};
 use crate::plan::semaphore::HolderFacts;
 use crate::semaphore::management::{Closed, Management, escaped, read};
+use crate::semaphore::protocol::claim::MUTEX_SLOT;
 
 /// Number of attempts to find the holder in the management API, and the pause between
 /// them.
@@ -19,6 +20,8 @@ pub enum HeldBy {
     HolderQueue,
     /// By an unacknowledged token.
     Token,
+    /// By the queue of a true mutex, which belongs to it.
+    Mutex,
 }
 
 /// The connection to close, and the objects by which it holds the slot.
@@ -82,6 +85,10 @@ impl Revoke<'_> {
     ) -> Result<Target, RevokeError> {
         match by {
             HeldBy::Token => self.token_target(administrator).await,
+            HeldBy::Mutex => {
+                let queue = self.lock.holder_queue(MUTEX_SLOT);
+                self.owner_of(administrator, queue, MUTEX_SLOT).await
+            }
             HeldBy::HolderQueue => {
                 let slot = self.slot()?;
                 let queue = self.lock.holder_queue(slot);

@@ -1,0 +1,152 @@
+//! The true mutex: one exclusive queue with the lock's name, which its holder declares
+//! (source document "distributed locks"). It has one slot, which always exists, so there is
+//! nothing to administer. See `exclusive_queue` for the same technique with numbered
+//! slots, and `session` for the admin mutex of a semaphore, which is a true mutex.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked, MUTEX_SLOT, WaitRules};
+use super::holders::{Holders, PATIENCE};
+use super::interface::LockProtocol;
+use super::numbered::exclusive_queue::HeldQueue;
+use super::revoke::{HeldBy, Revoke, RevokeError};
+use crate::plan::naming::LockName;
+use crate::plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
+use crate::semaphore::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
+use crate::semaphore::amqp::probe::Eyes;
+use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::{Management, ManagementError, read};
+use crate::semaphore::session::access::Access;
+
+/// How long a waiter relies on being woken, before jitter. There is no operator to notice a
+/// holder that died, or one that wakes no waiters.
+const SAFETY_NET: Duration = Duration::from_secs(5);
+
+/// Implementation of the true mutex.
+pub struct TrueMutex;
+
+#[async_trait]
+impl ClientProtocol for TrueMutex {
+    async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
+        let Claim { conn, lock, mut facts, .. } = claim;
+        exclusive(&mut facts);
+        let holder_queue = lock.holder_queue(MUTEX_SLOT);
+        let mut lane = Lane::take(conn).await?;
+        match lane.declare_exclusive(&holder_queue, facts).await? {
+            Declared::Ok => {
+                let conn = Arc::clone(conn);
+                let held = HeldQueue { conn, holder_queue, slot_queue: None };
+                Ok(Claimed::Yes(Box::new(held)))
+            }
+            Declared::Locked(_) => {
+                // The refusal closed the channel. Opens a new one, so that the next
+                // attempt need not wait for it.
+                lane.channel().await?;
+                Ok(Claimed::Locked)
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+        holders: RangeInclusive<u32>,
+        _draining: bool,
+    ) -> Result<Looked, BrokerError> {
+        let held = eyes.prober.exist(&[lock.holder_queue(MUTEX_SLOT)]).await? == [true];
+        let seen = |slot| {
+            if slot == MUTEX_SLOT && held { HolderSeen::Held } else { HolderSeen::Absent }
+        };
+        let (slots, holders) = (slots.map(|slot| slot == MUTEX_SLOT), holders.map(seen));
+        Ok(Looked { slots: slots.collect(), holders: holders.collect() })
+    }
+
+    fn waiting(&self) -> WaitRules {
+        WaitRules { declare: Some(mutex_wait_arguments()), safety_net: SAFETY_NET }
+    }
+}
+
+#[async_trait]
+impl LockProtocol for TrueMutex {
+    /// An ordinary queue of that name is an error: no client could ever take the mutex.
+    async fn observe(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        _: u32,
+        _: u32,
+    ) -> Result<Observed, BrokerError> {
+        let queue = lock.holder_queue(MUTEX_SLOT);
+        let held = match access.publisher().await?.look(&queue).await? {
+            None => 0,
+            Some(Declared::Locked(_)) => 1,
+            Some(Declared::Ok) => {
+                return Err(BrokerError::IncompatibleQueue {
+                    queue,
+                    why: "an ordinary queue has the name of the mutex".to_owned(),
+                });
+            }
+        };
+        Ok(Observed::Counted(ObservedTokens { total: 1, held }))
+    }
+
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        // The first waiter declares the wait queue.
+        let waiting = access.publisher().await?.consumers(&queue).await?;
+        Ok(Some(waiting.unwrap_or(0)))
+    }
+
+    async fn holders(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        seen: &Observed,
+        _: u32,
+        limit: usize,
+    ) -> Holders {
+        if seen.held() == 0 || limit == 0 {
+            return Holders::default();
+        }
+        let mut found = Holders::default();
+        let mut known = HolderFacts::default();
+        if let Some(management) = &access.management {
+            let asking =
+                tokio::time::timeout(PATIENCE, facts(management, lock.holder_queue(MUTEX_SLOT)));
+            match asking.await {
+                Ok(Ok(facts)) => known = facts,
+                Ok(Err(error)) => found.management_error = Some(error),
+                Err(_) => {}
+            }
+            found.incomplete = found.management_error.is_none() && known.connection.is_none();
+        }
+        found.list = describe_holders(&[MUTEX_SLOT].into(), MUTEX_SLOT, 1, |_| known.clone());
+        for holder in &mut found.list {
+            holder.slot = None;
+        }
+        found
+    }
+
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        revoke.by_closing(HeldBy::Mutex).await
+    }
+}
+
+/// Returns the facts that the holder wrote, and its connection if the API lists it yet.
+async fn facts(management: &Management, queue: String) -> Result<HolderFacts, ManagementError> {
+    let (arguments, owner) =
+        futures::try_join!(management.arguments_of(&queue), management.owner_of(&queue))?;
+    let facts = arguments.map(|arguments| read(&arguments)).unwrap_or_default();
+    Ok(match owner {
+        Some(owner) => {
+            HolderFacts { connection: Some(owner.connection), user: owner.user, ..facts }
+        }
+        None => facts,
+    })
+}
