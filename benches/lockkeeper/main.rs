@@ -4,6 +4,7 @@
 
 mod bare;
 mod client;
+mod costs;
 mod objects;
 mod observe;
 mod place;
@@ -51,7 +52,7 @@ struct Options {
     #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     rest: Option<Duration>,
     /// Measure this alone
-    #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "queue", "objects"])]
+    #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "costs", "queue", "objects"])]
     only: Option<String>,
     /// Where to draw the protocols side by side
     #[arg(long, default_value = "target/bench/protocols.svg")]
@@ -93,6 +94,9 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted("protocols") {
         protocols::run(&options, &mut table).await?;
+    }
+    if wanted("costs") {
+        costs::run(&place).await?;
     }
     if wanted("queue") {
         queue::run(&place, &options, &mut table).await?;

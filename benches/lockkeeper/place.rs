@@ -89,6 +89,18 @@ impl Place {
         ))
     }
 
+    /// Returns the broker's number of Erlang processes and its memory in bytes.
+    pub async fn processes_and_memory(&self) -> Result<(i64, i64)> {
+        let nodes: serde_json::Value = reqwest::Client::new()
+            .get(format!("{}/api/nodes", self.management_url))
+            .send()
+            .await?
+            .json()
+            .await?;
+        let number = |key: &str| nodes[0][key].as_i64().ok_or("the broker shows no such figure");
+        Ok((number("proc_used")?, number("mem_used")?))
+    }
+
     /// Returns the library's handle on the broker.
     pub fn broker(&self) -> Result<Broker> {
         let settings = RabbitmqSettings::from_urls(&self.amqp_url, Some(&self.management_url))?;

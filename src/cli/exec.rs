@@ -2,6 +2,7 @@
 //! and the steps before and after the command. See `running` for the time while it runs,
 //! and `guardian` for the process that ends the command if this process can't.
 
+mod asking;
 mod fate;
 mod group;
 mod guardian;
@@ -13,6 +14,7 @@ use std::ffi::OsString;
 
 use tracing::{Instrument, debug_span};
 
+pub(super) use asking::{Answer, ask};
 pub use guardian::Arguments as GuardianArguments;
 pub(super) use guardian::run as guard;
 
@@ -34,7 +36,8 @@ becomes unreachable while exec waits for the lock, exec reconnects until --timeo
 
 The environment of the command has LOCK_NAME, LOCK_HOLDER_ID, LOCK_SLOT (not for a mutex or a \
 token), LOCK_TOKEN_ID (for a token that Lockkeeper published) and LOCK_TOKEN (the fencing token, \
-if the lock has fencing). The command runs in its own process group. Signals are sent to this \
+if the lock has fencing). `lockkeeper verify` in the command asks whether the lock is still held. The \
+command runs in its own process group. Signals are sent to this \
 group, and it is ended when the lock is lost. Processes that leave the group are not ended. \
 Processes of another user, for example sudo, can only be ended by a privileged exec.")]
 pub struct Arguments {

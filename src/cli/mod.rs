@@ -30,6 +30,7 @@ mod suspend;
 mod target;
 mod telemetry;
 mod validate;
+mod verify;
 mod waiters;
 mod waiting;
 
@@ -60,15 +61,17 @@ enum Verb {
     Crds(crds::Arguments),
     /// Run a command while holding a lock, and end the command if the lock is lost
     Exec(exec::Arguments),
+    /// Verify, in a command of exec, that its lock is still held
+    Verify(verify::Arguments),
     /// Acquire a lock and hold it until a signal arrives
     Hold(hold::Arguments),
     /// Administer or inspect a semaphore on a broker, without Kubernetes
     Semaphore(semaphore::Arguments),
+    /// Inspect a mutex on a broker, or revoke it from its holder
+    Mutex(mutex::Arguments),
     /// Put elements into a queue in Redis, get them, and administer the queue
     Queue(queue::Arguments),
     /// List Semaphores and PressureQueues with their status
-    /// Inspect a mutex on a broker, or revoke it from its holder
-    Mutex(mutex::Arguments),
     List(list::Arguments),
     /// List the holders of a Semaphore
     Holders(holders::Arguments),
@@ -115,13 +118,14 @@ pub fn main() -> ExitCode {
         Verb::Operator(arguments) => operator::run(arguments),
         Verb::Crds(arguments) => crds::run(&arguments),
         Verb::Exec(arguments) => exec::run(&arguments),
+        Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
+        Verb::Mutex(arguments) => mutex::run(arguments),
         Verb::Queue(arguments) => queue::run(arguments),
         Verb::List(arguments) => in_runtime(list::run(arguments)),
         Verb::Holders(arguments) => in_runtime(holders::run(arguments)),
         Verb::Waiters(arguments) => in_runtime(waiters::run(arguments)),
-        Verb::Mutex(arguments) => mutex::run(arguments),
         Verb::Suspend(arguments) => in_runtime(suspend::run(arguments, true)),
         Verb::Resume(arguments) => in_runtime(suspend::run(arguments, false)),
         Verb::Doctor(arguments) => in_runtime(doctor::run(arguments)),

@@ -1,11 +1,24 @@
 //! `lockkeeper semaphore verify`: the faults that it finds, and that it changes nothing.
+//! `lockkeeper verify`: the state of the lock of the surrounding `exec`.
+
+use std::process::Stdio;
 
 use lapin::options::QueuePurgeOptions;
+use lockkeeper::plan::naming::Protocol;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::process::ChildStdin;
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::support::rabbitmq::Vhost;
-use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
+use crate::exec::support::protocols::{At, Place, with_protocols};
+use crate::exec::support::rabbitmq::{Vhost, eventually};
+use crate::exec::{LOCK, Outcome, lockkeeper, outcome, run, succeed};
+
+with_protocols! {
+    every {
+        a_command_learns_whether_its_lock_is_still_held,
+    }
+}
 
 async fn verify(vhost: &Vhost) -> Outcome {
     run(vhost, &["semaphore", "verify", LOCK]).await
@@ -93,4 +106,59 @@ async fn a_lock_of_another_protocol_is_refused_by_every_verb() {
     finds(&vhost, "one of protocol ExclusiveConsumer").await;
     assert_eq!(vhost.queues().await, before);
     succeed(&vhost, &[&["exec", LOCK][..], &consumer, &["--", "true"]].concat()).await;
+}
+
+/// Starts a command that verifies its lock when it is told to on its input, and prints the
+/// exit codes.
+async fn verifying(at: &impl At, scratch: &Scratch, words: &[&str]) -> (Running, ChildStdin) {
+    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let line =
+        r#"echo $LOCK_HOLDER_ID >>$1; while read go; do "$0" verify; echo "code $?" >&2; done"#;
+    let file = scratch.file("register");
+    let command = ["--on-lost", "warn", "--", "sh", "-c", line, program, &file];
+    let mut command = lockkeeper(at, &[words, &command].concat());
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(scratch, "verifying", command);
+    scratch.next_holder(&[]).await;
+    let stdin = running.process.stdin.take().unwrap();
+    (running, stdin)
+}
+
+async fn a_command_learns_whether_its_lock_is_still_held(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    succeed(&place, &["semaphore", "create", LOCK, "--slots", "1"]).await;
+    let scratch = Scratch::new();
+    let (mut running, mut stdin) = verifying(&place, &scratch, &["exec", LOCK]).await;
+    stdin.write_all(b"go\n").await.unwrap();
+    running.until_it_says("code 0").await;
+    assert!(!running.said().contains("verify"), "{}", running.said());
+    if protocol.has_slots() {
+        succeed(&place, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
+        stdin.write_all(b"go\n").await.unwrap();
+        running.until_it_says("its slot was removed: release it soon").await;
+    }
+    eventually("the connection is shown", async || !place.connections("hold").await.is_empty())
+        .await;
+    for connection in place.connections("hold").await {
+        place.management.close_connection(&connection, "maintenance").await;
+    }
+    running.until_it_says("was lost").await;
+    stdin.write_all(b"go\n").await.unwrap();
+    running.until_it_says("code 80").await;
+    assert!(running.said().contains("ci.deploy was lost: the connection"), "{}", running.said());
+    drop(stdin);
+    assert_eq!(running.code().await, Some(80), "{}", running.said());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outside_of_a_command_of_exec_nothing_is_known() {
+    let vhost = Vhost::create().await;
+    let outside = run(&vhost, &["verify"]).await;
+    assert_eq!(outside.code, Some(64), "{outside:?}");
+    assert!(outside.stderr.contains("LOCK_HOLDER_ID is not set"), "{outside:?}");
+    let mut ended = lockkeeper(&vhost, &["verify"]);
+    ended.env("LOCK_HOLDER_ID", "of-an-exec-that-ended").env("LOCK_NAME", LOCK);
+    let ended = outcome(ended).await;
+    assert_eq!(ended.code, Some(69), "{ended:?}");
+    assert!(ended.stderr.contains("whether ci.deploy is still held is not known"), "{ended:?}");
 }

@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
+use super::asking::Questions;
 use super::fate::{Fate, OnDrain, say};
 use super::group::{Ending, Group, OnLost};
 use super::guardian::{MARGIN, code, until};
@@ -44,6 +45,7 @@ pub(super) async fn run(
     // A longer time would end the command although the next proof is not overdue.
     let kill_after = fate.kill_after.min(permit.valid_until().left() / 3);
     let holding = held(found, &permit);
+    let questions = Questions::listen(permit.id());
     let guardian = Guardian::start((command, fate), found, &permit, kill_after, &holding).map_err(
         |error| {
             Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
@@ -62,7 +64,10 @@ pub(super) async fn run(
         ending: None,
         lost: None,
     };
-    let end = running.until_it_ends(signals).await;
+    let end = tokio::select! {
+        end = running.until_it_ends(signals) => end,
+        never = questions.answer(&permit) => match never {},
+    };
     let Running { mut ending, lost, terminal, .. } = running;
     drop(terminal);
     let unguarded = ending.is_none() && end.is_killed();

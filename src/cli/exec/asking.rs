@@ -1,0 +1,128 @@
+//! Answers the command's question whether its lock is still held: `exec` listens on an
+//! abstract Unix socket named after the holder's id, and asks the broker for each
+//! question. See `verify` in `cli` for the question.
+
+use std::convert::Infallible;
+use std::io::{self, Read};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
+
+use crate::semaphore::{Permit, Verdict};
+
+/// Maximum time for the answer. Longer than a verification takes.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Maximum time to write an answer, which the asking process may not read.
+const WRITING: Duration = Duration::from_secs(1);
+
+/// Pause after a failure to accept a question.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The first word of each answer. A reason may follow.
+const HELD: &str = "held";
+const DRAINING: &str = "draining";
+const LOST: &str = "lost";
+
+/// What `exec` answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::cli) enum Answer {
+    Held,
+    Draining,
+    /// Contains the reason.
+    Lost(String),
+    /// The broker did not answer. Contains the error.
+    Unknown(String),
+}
+
+impl Answer {
+    fn parse(text: &str) -> Self {
+        let (word, rest) = text.trim_end().split_once(' ').unwrap_or((text.trim_end(), ""));
+        match word {
+            HELD => Self::Held,
+            DRAINING => Self::Draining,
+            LOST => Self::Lost(rest.to_owned()),
+            _ => Self::Unknown(rest.to_owned()),
+        }
+    }
+}
+
+/// The socket on which the questions arrive.
+pub(super) struct Questions(Option<UnixListener>);
+
+impl Questions {
+    /// Listens. The lock works without that too.
+    pub fn listen(holder_id: &str) -> Self {
+        let listening = bind(holder_id).inspect_err(|error| {
+            tracing::debug!(%error, "lockkeeper verify will not work in this command");
+        });
+        Self(listening.ok())
+    }
+
+    /// Answers questions as long as it is polled. Cancel safe.
+    pub async fn answer(&self, permit: &Permit) -> Infallible {
+        let Some(listener) = &self.0 else { return std::future::pending().await };
+        loop {
+            let Ok((mut asking, _)) = listener.accept().await else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            let answer = match permit.verify().await {
+                Ok(Verdict::Held) => HELD.to_owned(),
+                Ok(Verdict::Draining) => DRAINING.to_owned(),
+                Ok(Verdict::Lost) => format!("{LOST} {}", permit.lost().await),
+                Err(error) => format!("unknown {error}"),
+            };
+            let _ = tokio::time::timeout(WRITING, asking.write_all(answer.as_bytes())).await;
+        }
+    }
+}
+
+/// Asks the `exec` that holds a lock by this id.
+pub(in crate::cli) fn ask(holder_id: &str) -> io::Result<Answer> {
+    let mut stream = connect(holder_id)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(Answer::parse(&text))
+}
+
+#[cfg(target_os = "linux")]
+fn address(holder_id: &str) -> io::Result<std::os::unix::net::SocketAddr> {
+    use std::os::linux::net::SocketAddrExt;
+
+    std::os::unix::net::SocketAddr::from_abstract_name(format!("lockkeeper-{holder_id}"))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn address(_: &str) -> io::Result<std::os::unix::net::SocketAddr> {
+    // Other systems have no sockets without a file.
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn bind(holder_id: &str) -> io::Result<UnixListener> {
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address(holder_id)?)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+fn connect(holder_id: &str) -> io::Result<std::os::unix::net::UnixStream> {
+    std::os::unix::net::UnixStream::connect_addr(&address(holder_id)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_words_are_proof_of_a_hold() {
+        assert_eq!(Answer::parse("held"), Answer::Held);
+        assert_eq!(Answer::parse("draining\n"), Answer::Draining);
+        assert_eq!(Answer::parse("lost for a reason"), Answer::Lost("for a reason".to_owned()));
+        assert_eq!(Answer::parse("unknown no answer"), Answer::Unknown("no answer".to_owned()));
+        for text in ["", "hel", "heldx"] {
+            assert_eq!(Answer::parse(text), Answer::Unknown(String::new()), "{text:?}");
+        }
+    }
+}
