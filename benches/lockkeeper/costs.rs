@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use lapin::options::{BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection};
+use lapin::{Channel, Connection, Consumer};
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
@@ -132,7 +132,7 @@ async fn refused(place: &Place, protocol: Protocol, slots: u32) -> Result<Durati
     let lock = LockName::new(format!("{}.full-{slots}", place.name))?.with_protocol(protocol);
     resize(place, &lock, slots).await?;
     let connection = place.amqp().await?;
-    let _channel = hold_all(&connection, &lock, slots).await?;
+    let _held = hold_all(&connection, &lock, slots).await?;
     let lock_ = client(place, &lock)?;
     let attempt = async || match lock_.try_acquire(&AcquireOptions::default()).await {
         Err(AcquireError::Full { .. }) => Ok(()),
@@ -151,16 +151,22 @@ async fn refused(place: &Place, protocol: Protocol, slots: u32) -> Result<Durati
     Ok(took)
 }
 
-/// Holds all slots on one connection, as other clients would.
-async fn hold_all(connection: &Connection, lock: &LockName, slots: u32) -> Result<Channel> {
+/// Holds all slots on one connection, as other clients would, until the result is dropped.
+async fn hold_all(
+    connection: &Connection,
+    lock: &LockName,
+    slots: u32,
+) -> Result<(Channel, Vec<Consumer>)> {
     let channel = connection.create_channel().await?;
     let none = FieldTable::default;
+    let mut consumers = Vec::new();
     for slot in 1..=slots {
         match lock.protocol() {
             Protocol::ExclusiveConsumer => {
                 let exclusive = BasicConsumeOptions { exclusive: true, ..Default::default() };
                 let queue = lock.holder_queue(slot).into();
-                channel.basic_consume(queue, "".into(), exclusive, none()).await?;
+                let consumer = channel.basic_consume(queue, "".into(), exclusive, none());
+                consumers.push(consumer.await?);
             }
             Protocol::Token(_) => {
                 let tokens = lock.token_queue().into();
@@ -172,5 +178,5 @@ async fn hold_all(connection: &Connection, lock: &LockName, slots: u32) -> Resul
             }
         }
     }
-    Ok(channel)
+    Ok((channel, consumers))
 }
