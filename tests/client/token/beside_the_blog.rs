@@ -29,6 +29,8 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     assert!(lock(&vhost).try_acquire(&any()).await.unwrap().token_id().is_some());
     let shrunk = administrator.resize(&classic(), ResizeTo::Shrink(2), desired, &cancel).await;
     assert_eq!(shrunk.unwrap().done.left, 1);
+    // Until the drain consumes as well, the released token would return to them.
+    eventually("it drains", async || consumers(&vhost).await == 2).await;
     // The first released token is drained, here theirs.
     blog::stop_processing(&token).await;
     eventually("one is left", async || {
