@@ -14,7 +14,7 @@ use std::ffi::OsString;
 
 use tracing::{Instrument, debug_span};
 
-pub(super) use asking::{Answer, ask};
+pub(super) use asking::{Answer, SOCKET, ask};
 pub use guardian::Arguments as GuardianArguments;
 pub(super) use guardian::run as guard;
 

@@ -2,7 +2,7 @@
 //! `semaphore verify` and `mutex verify` for locks of others.
 
 use super::common::say;
-use super::exec::{Answer, ask};
+use super::exec::{Answer, SOCKET, ask};
 use super::failure::Failure;
 use super::target::variable;
 
@@ -14,8 +14,8 @@ inside exec; 69 not known, because the broker or exec does not answer; 80 the lo
 pub struct Arguments {}
 
 pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
-    let Some(id) = variable("LOCK_HOLDER_ID") else {
-        let message = "LOCK_HOLDER_ID is not set: run this in a command of lockkeeper exec";
+    let Some(socket) = variable(SOCKET) else {
+        let message = format!("{SOCKET} is not set: run this in a command of lockkeeper exec");
         return Err(Failure::new(Failure::USAGE, message));
     };
     let name = variable("LOCK_NAME").unwrap_or_else(|| "the lock".to_owned());
@@ -25,7 +25,7 @@ pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
             format!("whether {name} is still held is not known: {why}"),
         )
     };
-    match ask(&id) {
+    match ask(&socket) {
         Ok(Answer::Held) => Ok(()),
         Ok(Answer::Draining) => {
             say(format!("{name} is still held, but its slot was removed: release it soon"));

@@ -108,8 +108,8 @@ async fn a_lock_of_another_protocol_is_refused_by_every_verb() {
     succeed(&vhost, &[&["exec", LOCK][..], &consumer, &["--", "true"]].concat()).await;
 }
 
-/// Starts a command that verifies its lock when it is told to on its input, and prints the
-/// exit codes.
+/// Starts a command that verifies its lock for each line of its input, and prints the exit
+/// codes.
 async fn verifying(at: &impl At, scratch: &Scratch, words: &[&str]) -> (Running, ChildStdin) {
     let program = env!("CARGO_BIN_EXE_lockkeeper");
     let line =
@@ -155,9 +155,9 @@ async fn outside_of_a_command_of_exec_nothing_is_known() {
     let vhost = Vhost::create().await;
     let outside = run(&vhost, &["verify"]).await;
     assert_eq!(outside.code, Some(64), "{outside:?}");
-    assert!(outside.stderr.contains("LOCK_HOLDER_ID is not set"), "{outside:?}");
+    assert!(outside.stderr.contains("LOCK_SOCKET is not set"), "{outside:?}");
     let mut ended = lockkeeper(&vhost, &["verify"]);
-    ended.env("LOCK_HOLDER_ID", "of-an-exec-that-ended").env("LOCK_NAME", LOCK);
+    ended.env("LOCK_SOCKET", "of-an-exec-that-ended").env("LOCK_NAME", LOCK);
     let ended = outcome(ended).await;
     assert_eq!(ended.code, Some(69), "{ended:?}");
     assert!(ended.stderr.contains("whether ci.deploy is still held is not known"), "{ended:?}");

@@ -1,6 +1,7 @@
 //! Answers the command's question whether its lock is still held: `exec` listens on an
-//! abstract Unix socket named after the holder's id, and asks the broker for each
-//! question. See `verify` in `cli` for the question.
+//! abstract Unix socket, and asks the broker for each question. The socket's name is
+//! random and passed to the command only, so that no other user can listen in its place.
+//! See `verify` in `cli` for the question.
 
 use std::convert::Infallible;
 use std::io::{self, Read};
@@ -19,6 +20,9 @@ const WRITING: Duration = Duration::from_secs(1);
 
 /// Pause after a failure to accept a question.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The environment variable with the name of the socket.
+pub(in crate::cli) const SOCKET: &str = "LOCK_SOCKET";
 
 /// The first word of each answer. A reason may follow.
 const HELD: &str = "held";
@@ -49,20 +53,29 @@ impl Answer {
 }
 
 /// The socket on which the questions arrive.
-pub(super) struct Questions(Option<UnixListener>);
+pub(super) struct Questions(Option<(String, UnixListener)>);
 
 impl Questions {
     /// Listens. The lock works without that too.
-    pub fn listen(holder_id: &str) -> Self {
-        let listening = bind(holder_id).inspect_err(|error| {
-            tracing::debug!(%error, "lockkeeper verify will not work in this command");
-        });
-        Self(listening.ok())
+    pub fn listen() -> Self {
+        let name = format!("lockkeeper-{:032x}", rand::random::<u128>());
+        match bind(&name) {
+            Ok(listener) => Self(Some((name, listener))),
+            Err(error) => {
+                tracing::debug!(%error, "lockkeeper verify will not work in this command");
+                Self(None)
+            }
+        }
+    }
+
+    /// Returns the name of the socket, for the command's environment.
+    pub fn socket(&self) -> Option<&str> {
+        self.0.as_ref().map(|(name, _)| name.as_str())
     }
 
     /// Answers questions as long as it is polled. Cancel safe.
     pub async fn answer(&self, permit: &Permit) -> Infallible {
-        let Some(listener) = &self.0 else { return std::future::pending().await };
+        let Some((_, listener)) = &self.0 else { return std::future::pending().await };
         loop {
             let Ok((mut asking, _)) = listener.accept().await else {
                 tokio::time::sleep(PAUSE).await;
@@ -79,9 +92,9 @@ impl Questions {
     }
 }
 
-/// Asks the `exec` that holds a lock by this id.
-pub(in crate::cli) fn ask(holder_id: &str) -> io::Result<Answer> {
-    let mut stream = connect(holder_id)?;
+/// Asks the `exec` that listens on this socket.
+pub(in crate::cli) fn ask(socket: &str) -> io::Result<Answer> {
+    let mut stream = connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -89,10 +102,10 @@ pub(in crate::cli) fn ask(holder_id: &str) -> io::Result<Answer> {
 }
 
 #[cfg(target_os = "linux")]
-fn address(holder_id: &str) -> io::Result<std::os::unix::net::SocketAddr> {
+fn address(name: &str) -> io::Result<std::os::unix::net::SocketAddr> {
     use std::os::linux::net::SocketAddrExt;
 
-    std::os::unix::net::SocketAddr::from_abstract_name(format!("lockkeeper-{holder_id}"))
+    std::os::unix::net::SocketAddr::from_abstract_name(name)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -101,14 +114,14 @@ fn address(_: &str) -> io::Result<std::os::unix::net::SocketAddr> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn bind(holder_id: &str) -> io::Result<UnixListener> {
-    let listener = std::os::unix::net::UnixListener::bind_addr(&address(holder_id)?)?;
+fn bind(name: &str) -> io::Result<UnixListener> {
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address(name)?)?;
     listener.set_nonblocking(true)?;
     UnixListener::from_std(listener)
 }
 
-fn connect(holder_id: &str) -> io::Result<std::os::unix::net::UnixStream> {
-    std::os::unix::net::UnixStream::connect_addr(&address(holder_id)?)
+fn connect(name: &str) -> io::Result<std::os::unix::net::UnixStream> {
+    std::os::unix::net::UnixStream::connect_addr(&address(name)?)
 }
 
 #[cfg(test)]

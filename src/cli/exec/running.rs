@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
-use super::asking::Questions;
+use super::asking::{Questions, SOCKET};
 use super::fate::{Fate, OnDrain, say};
 use super::group::{Ending, Group, OnLost};
 use super::guardian::{MARGIN, code, until};
@@ -45,12 +45,13 @@ pub(super) async fn run(
     // A longer time would end the command although the next proof is not overdue.
     let kill_after = fate.kill_after.min(permit.valid_until().left() / 3);
     let holding = held(found, &permit);
-    let questions = Questions::listen(permit.id());
-    let guardian = Guardian::start((command, fate), found, &permit, kill_after, &holding).map_err(
-        |error| {
-            Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}"))
-        },
-    )?;
+    let questions = Questions::listen();
+    let guardian =
+        Guardian::start((command, fate), found, &permit, kill_after, &holding, questions.socket())
+            .map_err(|error| {
+                let message = format!("the command can't be guarded: {error}");
+                Failure::new(Failure::UNAVAILABLE, message)
+            })?;
     let group = guardian.group;
     let mut running = Running {
         terminal: Terminal::of(group),
@@ -307,6 +308,7 @@ impl Guardian {
         permit: &Permit,
         kill_after: Duration,
         holding: &Span,
+        socket: Option<&str>,
     ) -> io::Result<Self> {
         let (orders, from_us) = Outgoing::with_inlet()?;
         let (reports, to_us) = Incoming::with_outlet()?;
@@ -323,14 +325,16 @@ impl Guardian {
             .env("LOCK_NAME", found.name.as_str())
             .env("LOCK_HOLDER_ID", permit.id())
             .process_group(0);
-        let numbers = [
-            ("LOCK_SLOT", permit.slot().map(u64::from)),
-            ("LOCK_TOKEN_ID", permit.token_id()),
-            ("LOCK_TOKEN", permit.fence()),
+        let number = |number: Option<u64>| number.map(|number| number.to_string());
+        let values = [
+            ("LOCK_SLOT", number(permit.slot().map(u64::from))),
+            ("LOCK_TOKEN_ID", number(permit.token_id())),
+            ("LOCK_TOKEN", number(permit.fence())),
+            (SOCKET, socket.map(str::to_owned)),
         ];
-        for (variable, number) in numbers {
-            match number {
-                Some(number) => command.env(variable, number.to_string()),
+        for (variable, value) in values {
+            match value {
+                Some(value) => command.env(variable, value),
                 // The value of an outer lock must not be mistaken for this lock's.
                 None => command.env_remove(variable),
             };
