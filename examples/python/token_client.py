@@ -58,7 +58,8 @@ class Token:
 
     def got(self, channel, method, properties, body):
         self.delivery = method.delivery_tag
-        self.id = body.decode() if body.isdigit() else None  # the blog's tokens may be any text
+        # The blog's tokens may be any text, and those of others are all 1.
+        self.id = body.decode() if body.isdigit() and len(body) >= 16 else None
 
     def gone(self, method):  # the broker cancelled the consumer
         self.lost = "the token queue was deleted"

@@ -18,6 +18,11 @@ use super::rabbitmq::Vhost;
 /// Creates the semaphore if it does not exist: one token is a binary semaphore, several a
 /// counting one.
 pub async fn set_up(vhost: &Vhost, resource: &str, tokens: u32) {
+    set_up_with(vhost, resource, tokens, b"resource").await;
+}
+
+/// The same with tokens of this text.
+pub async fn set_up_with(vhost: &Vhost, resource: &str, tokens: u32, text: &[u8]) {
     let (_connection, channel) = vhost.channel().await;
     let queue: ShortString = format!("{resource}.semaphore").as_str().into();
     let passive = QueueDeclareOptions::default().passive();
@@ -32,7 +37,7 @@ pub async fn set_up(vhost: &Vhost, resource: &str, tokens: u32) {
     for _ in 0..tokens {
         let (exchange, options) = (ShortString::default(), BasicPublishOptions::default());
         let properties = BasicProperties::default();
-        let sent = channel.basic_publish(exchange, queue.clone(), options, b"resource", properties);
+        let sent = channel.basic_publish(exchange, queue.clone(), options, text, properties);
         sent.await.unwrap().await.unwrap();
     }
 }

@@ -140,12 +140,16 @@ impl AdminProtocol for Token {
     }
 }
 
+/// The smallest id: microseconds since 1970 in the year 2001. Other clients publish all
+/// their tokens as `1`, which identifies none of them.
+const LEAST_ID: u64 = 1_000_000_000_000_000;
+
 /// Parses the id from a token's body: microseconds since 1970. `None` if Lockkeeper did
 /// not publish the token.
 fn token_id(body: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(body).ok()?;
     let id: u64 = text.parse().ok()?;
-    (id > 0 && id.to_string() == text).then_some(id)
+    (id >= LEAST_ID && id.to_string() == text).then_some(id)
 }
 
 /// Returns how often a quorum queue delivered this token before. `None` if the queue
@@ -181,7 +185,9 @@ mod tests {
     #[test]
     fn only_a_body_written_by_lockkeeper_is_a_token_id() {
         assert_eq!(token_id(b"1763756400000000"), Some(1_763_756_400_000_000));
-        for body in ["", "0", "007", "+7", "resource", "18446744073709551616", "7\n"] {
+        for body in
+            ["", "1", "999999999999999", "01763756400000000", "resource", "1763756400000000\n"]
+        {
             assert_eq!(token_id(body.as_bytes()), None, "{body:?}");
         }
     }

@@ -42,6 +42,28 @@ async fn a_semaphore_that_the_blog_made_is_used_and_administered_by_us() {
     theirs.next().await;
 }
 
+/// As pythonishvili/rabbit-semaphore publishes them.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_are_all_1_have_no_id_and_each_holder_is_shown() {
+    let vhost = Vhost::create().await;
+    blog::set_up_with(&vhost, "ci.deploy", 2, b"1").await;
+    let one = lock(&vhost).try_acquire(&any().with_identity("one")).await.unwrap();
+    let two = lock(&vhost).try_acquire(&any().with_identity("two")).await.unwrap();
+    assert_eq!((one.token_id(), two.token_id()), (None, None));
+    let administrator = broker(&vhost);
+    eventually("both are shown", async || {
+        let seen = administrator.observe(&classic(), 0, 0).await.unwrap();
+        let holders = administrator.holders(&classic(), &seen, 2, 9).await.list;
+        let mut names: Vec<_> = holders.into_iter().filter_map(|one| one.identity).collect();
+        names.sort();
+        names == ["one", "two"]
+    })
+    .await;
+    one.release().await.unwrap();
+    assert_eq!(two.verify().await, Ok(Verdict::Held));
+    two.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_that_we_made_is_used_by_the_blogs_clients() {
     let vhost = Vhost::create().await;
