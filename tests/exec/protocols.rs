@@ -48,8 +48,8 @@ async fn a_command_runs_under_a_slot_or_a_token_and_finds_which() {
         let show = ["--", "sh", "-c", "env | grep ^LOCK_ | sort"];
         let shown = succeed(&vhost, &[&["exec", LOCK], protocol, &show].concat()).await;
         let found: Vec<&str> = shown.lines().map(|line| line.split('=').next().unwrap()).collect();
-        let both = ["LOCK_HOLDER_ID", "LOCK_NAME"];
-        let mut expected: Vec<&str> = both.iter().chain(variables).copied().collect();
+        let always = ["LOCK_HOLDER_ID", "LOCK_NAME", "LOCK_SOCKET"];
+        let mut expected: Vec<&str> = always.iter().chain(variables).copied().collect();
         expected.sort_unstable();
         assert_eq!(found, expected, "{protocol:?}");
 
