@@ -55,23 +55,23 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     hand_over(place, options, &broker, table, HAND_OVER_MS).await
 }
 
-fn settings(place: &Place) -> Result<RabbitmqSettings> {
+pub fn settings(place: &Place) -> Result<RabbitmqSettings> {
     Ok(RabbitmqSettings::from_urls(&place.amqp_url, None)?)
 }
 
 /// The lock, with a separate client.
-fn client(settings: &RabbitmqSettings, lock: &LockName) -> Lock {
+pub fn client(settings: &RabbitmqSettings, lock: &LockName) -> Lock {
     let options = ClientOptions::default().with_warm(0);
     Client::new(settings.clone(), options).semaphore(lock.clone())
 }
 
-async fn resize(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
+pub async fn resize(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
     let desired = DesiredSlots::new(slots);
     broker.converge(lock, desired, sweep_to(desired, 0), false, &CancellationToken::new()).await?;
     Ok(())
 }
 
-async fn destroy(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
+pub async fn destroy(broker: &Broker, lock: &LockName, slots: u32) -> Result<()> {
     let desired = DesiredSlots::new(0);
     broker.destroy(lock, desired, Some(slots), &CancellationToken::new()).await?;
     Ok(())

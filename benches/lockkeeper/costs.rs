@@ -8,13 +8,11 @@ use futures::future::try_join_all;
 use lapin::options::{BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
-use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, AcquireOptions, Client, ClientOptions, Lock, Permit};
-use tokio_util::sync::CancellationToken;
+use lockkeeper::semaphore::{AcquireError, AcquireOptions, Lock, Permit};
 
 use crate::Result;
+use crate::client::{self, destroy, resize};
 use crate::place::Place;
 use crate::protocols::PROTOCOLS;
 
@@ -33,13 +31,14 @@ const SETTLE: Duration = Duration::from_secs(20);
 
 /// Measures everything once, and prints a table.
 pub async fn run(place: &Place) -> Result<()> {
+    let broker = place.broker()?;
     println!("cost for the broker                       processes   memory");
     for (name, protocol) in PROTOCOLS {
         let lock = LockName::new(format!("{}.free", place.name))?.with_protocol(protocol);
         let before = settled(place).await?;
-        resize(place, &lock, SLOTS).await?;
+        resize(&broker, &lock, SLOTS).await?;
         show(name, "a free slot or token", before, settled(place).await?, SLOTS);
-        destroy(place, &lock).await?;
+        destroy(&broker, &lock, SLOTS).await?;
         clients(place, name, protocol).await?;
     }
     clients(place, "true mutex", Protocol::TrueMutex).await?;
@@ -69,28 +68,14 @@ fn show(name: &str, what: &str, before: (i64, i64), after: (i64, i64), number: u
     println!("{name:<18} {what:<22} {:>7}.{}   {kilobytes:>4} kB", tenths / 10, tenths.abs() % 10);
 }
 
-/// A client of its own, as in a process of its own.
-fn client(place: &Place, lock: &LockName) -> Result<Lock> {
-    let settings = RabbitmqSettings::from_urls(&place.amqp_url, None)?;
-    let options = ClientOptions::default().with_warm(0);
-    Ok(Client::new(settings, options).semaphore(lock.clone()))
-}
-
-async fn resize(place: &Place, lock: &LockName, slots: u32) -> Result<()> {
-    let (desired, stop) = (DesiredSlots::new(slots), CancellationToken::new());
-    place.broker()?.converge(lock, desired, sweep_to(desired, 0), false, &stop).await?;
-    Ok(())
-}
-
-async fn destroy(place: &Place, lock: &LockName) -> Result<()> {
-    let (none, stop) = (DesiredSlots::new(0), CancellationToken::new());
-    place.broker()?.destroy(lock, none, None, &stop).await?;
-    Ok(())
+/// The lock, with a client of its own, as in a process of its own.
+fn lock_of(place: &Place, lock: &LockName) -> Result<Lock> {
+    Ok(client::client(&client::settings(place)?, lock))
 }
 
 /// Measures holders of one slot each, and waiters for one slot.
 async fn clients(place: &Place, name: &str, protocol: Protocol) -> Result<()> {
-    let number = u32::try_from(CLIENTS)?;
+    let (broker, number) = (place.broker()?, u32::try_from(CLIENTS)?);
     let named = |name: &str| -> Result<LockName> {
         Ok(LockName::new(format!("{}.{name}", place.name))?.with_protocol(protocol))
     };
@@ -98,42 +83,43 @@ async fn clients(place: &Place, name: &str, protocol: Protocol) -> Result<()> {
     let is_mutex = protocol == Protocol::TrueMutex;
     let shared = named("held")?;
     if !is_mutex {
-        resize(place, &shared, number).await?;
+        resize(&broker, &shared, number).await?;
     }
     let before = settled(place).await?;
     let mut permits = Vec::new();
     for n in 0..CLIENTS {
         // A mutex has one holder, so each holds another one.
         let lock = if is_mutex { named(&format!("held-{n}"))? } else { shared.clone() };
-        permits.push(client(place, &lock)?.acquire(&options).await?);
+        permits.push(lock_of(place, &lock)?.acquire(&options).await?);
     }
     show(name, "a holder", before, settled(place).await?, number);
     try_join_all(permits.into_iter().map(Permit::release)).await?;
     let awaited = named("awaited")?;
     if !is_mutex {
-        destroy(place, &shared).await?;
-        resize(place, &awaited, 1).await?;
+        destroy(&broker, &shared, number).await?;
+        resize(&broker, &awaited, 1).await?;
     }
-    let permit = client(place, &awaited)?.acquire(&options).await?;
+    let permit = lock_of(place, &awaited)?.acquire(&options).await?;
     let before = settled(place).await?;
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..CLIENTS {
-        let lock = client(place, &awaited)?;
+        let lock = lock_of(place, &awaited)?;
         waiters.spawn(async move { lock.acquire(&AcquireOptions::default()).await });
     }
     show(name, "a waiter", before, settled(place).await?, number);
     waiters.shutdown().await;
     permit.release().await?;
-    if is_mutex { Ok(()) } else { destroy(place, &awaited).await }
+    if is_mutex { Ok(()) } else { destroy(&broker, &awaited, 1).await }
 }
 
 /// Returns the mean time of an attempt on a lock whose slots are all held.
 async fn refused(place: &Place, protocol: Protocol, slots: u32) -> Result<Duration> {
     let lock = LockName::new(format!("{}.full-{slots}", place.name))?.with_protocol(protocol);
-    resize(place, &lock, slots).await?;
+    let broker = place.broker()?;
+    resize(&broker, &lock, slots).await?;
     let connection = place.amqp().await?;
     let _held = hold_all(&connection, &lock, slots).await?;
-    let lock_ = client(place, &lock)?;
+    let lock_ = lock_of(place, &lock)?;
     let attempt = async || match lock_.try_acquire(&AcquireOptions::default()).await {
         Err(AcquireError::Full { .. }) => Ok(()),
         other => Err(format!("not refused: {other:?}")),
@@ -147,7 +133,7 @@ async fn refused(place: &Place, protocol: Protocol, slots: u32) -> Result<Durati
     let took = start.elapsed() / ATTEMPTS;
     connection.close(200, "done".into()).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    destroy(place, &lock).await?;
+    destroy(&broker, &lock, slots).await?;
     Ok(took)
 }
 

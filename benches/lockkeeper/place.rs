@@ -72,15 +72,16 @@ impl Place {
         Ok(())
     }
 
+    /// Asks the broker's management API.
+    async fn ask(&self, path: &str) -> Result<serde_json::Value> {
+        let url = format!("{}/api/{path}", self.management_url);
+        Ok(reqwest::Client::new().get(url).send().await?.json().await?)
+    }
+
     /// Returns the versions of the servers.
     pub async fn versions(&self) -> Result<String> {
         let kubernetes = self.client.apiserver_version().await?.git_version;
-        let overview: serde_json::Value = reqwest::Client::new()
-            .get(format!("{}/api/overview", self.management_url))
-            .send()
-            .await?
-            .json()
-            .await?;
+        let overview = self.ask("overview").await?;
         let text = |key: &str| overview[key].as_str().unwrap_or("?").to_owned();
         Ok(format!(
             "Kubernetes {kubernetes}, RabbitMQ {} on Erlang {}",
@@ -91,12 +92,7 @@ impl Place {
 
     /// Returns the broker's number of Erlang processes and its memory in bytes.
     pub async fn processes_and_memory(&self) -> Result<(i64, i64)> {
-        let nodes: serde_json::Value = reqwest::Client::new()
-            .get(format!("{}/api/nodes", self.management_url))
-            .send()
-            .await?
-            .json()
-            .await?;
+        let nodes = self.ask("nodes").await?;
         let number = |key: &str| nodes[0][key].as_i64().ok_or("the broker shows no such figure");
         Ok((number("proc_used")?, number("mem_used")?))
     }

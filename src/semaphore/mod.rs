@@ -22,9 +22,9 @@ mod session;
 
 pub use self::admin::broker::Broker;
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
-pub use self::amqp::identity::BrokerIdentity;
 #[cfg(feature = "cli")]
-pub(crate) use self::client::until_ended;
+pub(crate) use self::amqp::connect::until_ended;
+pub use self::amqp::identity::BrokerIdentity;
 pub use self::client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,
     Verdict,

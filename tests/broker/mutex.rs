@@ -8,6 +8,7 @@ use lockkeeper::plan::ErrorClass;
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 
+use crate::broker::support::proxy::{Method, Proxy, Sender, When};
 use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, existing, lock, resize};
 
@@ -90,4 +91,26 @@ async fn losing_the_mutexs_connection_is_an_error_and_the_next_change_heals() {
     assert!(done.seen.has_exactly(40));
     assert_eq!(existing(&vhost).await, (1..=40).collect());
     assert_eq!(vhost.queues().await.len(), 41, "with the wait queue; the mutex is gone too");
+}
+
+/// Nothing but the end of its connection frees a mutex whose declare was answered too late.
+/// The administrator does not ask again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutex_that_is_taken_too_late_is_not_kept() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let options = BrokerOptions::default().with_operation_timeout(Duration::from_secs(3));
+    let slow = Broker::new(proxy.settings(vhost.settings()), options);
+    let taking = |method: &Method| {
+        method.sender == Sender::Client
+            && method.name == "queue.declare"
+            && method.queue == "ci.deploy"
+    };
+    let declared = proxy.hold_at(When::After, taking);
+    let error = resize(&slow, 1, 0).await.unwrap_err();
+    declared.wait().await;
+    assert!(matches!(error, BrokerError::Timeout { .. }), "{error}");
+    proxy.resume();
+    eventually("the mutex is free", async || vhost.queues().await.is_empty()).await;
+    drop(slow);
 }

@@ -123,7 +123,7 @@ impl FoundLock {
 
     /// Whether waiting clients are served by priority, and otherwise in order.
     pub fn has_order(&self) -> bool {
-        // Without slots, the broker itself queues the waiters.
+        // The broker itself queues those who wait for tokens.
         !self.name.has_slots() || self.name.wait_queue().is_some()
     }
 

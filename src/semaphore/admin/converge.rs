@@ -55,11 +55,10 @@ impl Broker {
         thorough: bool,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let mut change = self.change(lock, desired, cancel);
+        let mut change = self.change(lock, desired, cancel)?;
         change.thorough = thorough;
         let sweep_to = sweep_to.max(desired.slots);
         let handle = Arc::clone(self.handle());
-        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
                 .boxed()
@@ -89,10 +88,9 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
         let none = DesiredSlots { slots: 0, records: None, ..desired };
-        let mut change = self.change(lock, none, cancel);
+        let mut change = self.change(lock, none, cancel)?;
         change.destroy = true;
         let handle = Arc::clone(self.handle());
-        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move {
                 let protocol = handle.administered(&change.lock)?;
@@ -122,9 +120,8 @@ impl Broker {
         expected: Expected,
         cancel: &CancellationToken,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel);
+        let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel)?;
         let handle = Arc::clone(self.handle());
-        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move { handle.administered(&change.lock)?.check(change, lane, expected).await }
                 .boxed()
@@ -132,13 +129,15 @@ impl Broker {
         work.await
     }
 
+    /// Prepares a change to a lock that an administrator may change.
     pub(super) fn change(
         &self,
         lock: &LockName,
         desired: DesiredSlots,
         cancel: &CancellationToken,
-    ) -> Change {
-        Change::new(Arc::clone(&self.handle().access), lock.clone(), desired, cancel)
+    ) -> Result<Change, BrokerError> {
+        self.handle().administered(lock)?;
+        Ok(Change::new(Arc::clone(&self.handle().access), lock.clone(), desired, cancel))
     }
 
     /// Wakes one waiter for each added slot.

@@ -98,9 +98,8 @@ impl Broker {
         desired: DesiredSlots,
         cancel: &CancellationToken,
     ) -> Result<Resized, ResizeError> {
-        let change = self.change(lock, desired, cancel);
+        let change = self.change(lock, desired, cancel)?;
         let handle = Arc::clone(self.handle());
-        handle.administered(lock)?;
         let work = change.run(move |change, lane| {
             async move { resize(&handle, change, lane, to).await }.boxed()
         });

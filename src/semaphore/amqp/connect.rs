@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
@@ -13,6 +13,7 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use rustls::ClientConfig;
 use secrecy::ExposeSecret;
+use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::lane::IdleLanes;
@@ -24,6 +25,9 @@ use crate::tls::client_config;
 /// connection. With the broker's 128 KiB that is 8 MiB, and Lockkeeper's largest frame
 /// has only a queue name and a few facts of a holder.
 const FRAME_MAX: u32 = 16 * 1024;
+
+/// The tasks that end connections on which a claim was given up, of all clients.
+static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
 
 /// The address of a broker, and how to connect to it.
 pub struct Endpoint {
@@ -209,12 +213,22 @@ impl Conn {
         shut_down(&self.socket);
     }
 
-    /// Like [`Conn::kill`], but only after the broker has answered the abandoned operations
-    /// (hazard A49). Not cancel safe: the connection may stay open.
-    pub async fn kill_when_answered(&self) {
-        self.abandoned.close();
-        self.abandoned.wait().await;
-        self.kill();
+    /// Like [`Conn::kill`], but if operations were abandoned, in the background after the
+    /// broker has answered them (hazard A49). Without a runtime, immediately.
+    pub fn kill_when_answered(self: &Arc<Self>) {
+        self.retired.store(true, Ordering::Release);
+        match Handle::try_current() {
+            Ok(runtime) if !self.abandoned.is_empty() => {
+                let conn = Arc::clone(self);
+                let ending = async move {
+                    conn.abandoned.close();
+                    conn.abandoned.wait().await;
+                    conn.kill();
+                };
+                ENDING.spawn_on(ending, &runtime);
+            }
+            _ => self.kill(),
+        }
     }
 
     /// Returns the first error found on the connection.
@@ -233,15 +247,21 @@ impl Conn {
     /// if several operations fail together, the first error is the cause, and the lost
     /// connection is its consequence.
     pub fn fail(&self, error: BrokerError) -> BrokerError {
-        let error = self.retire(error);
+        let error = self.blame(error);
         self.kill();
         error
     }
 
-    /// Like [`Conn::fail`], but leaves the socket open. The connection is used no longer.
-    pub fn retire(&self, error: BrokerError) -> BrokerError {
+    /// Like [`Conn::fail`], but ends the connection as [`Conn::kill_when_answered`] does.
+    pub fn fail_when_answered(self: &Arc<Self>, error: BrokerError) -> BrokerError {
+        let error = self.blame(error);
+        self.kill_when_answered();
+        error
+    }
+
+    /// Records the first error, and returns the one to report.
+    fn blame(&self, error: BrokerError) -> BrokerError {
         let cause = self.failure.get_or_init(|| error.clone()).clone();
-        self.retired.store(true, Ordering::Release);
         if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
     }
 
@@ -287,6 +307,13 @@ impl Drop for Attempt {
             shut_down(&self.socket);
         }
     }
+}
+
+/// Waits for the end of connections on which a claim was given up. A process that ends
+/// should wait for that, at most for `limit`. Cancel safe.
+pub async fn until_ended(limit: Duration) {
+    ENDING.close();
+    let _ = tokio::time::timeout(limit, ENDING.wait()).await;
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -192,8 +192,8 @@ impl Lane {
     }
 
     /// Waits for the answer to a declare of an exclusive queue, like [`Lane::answer`].
-    /// Without an answer in time, the connection is used no longer, but its end is left to
-    /// its owner: the broker may still be about to answer (hazard A49).
+    /// Without an answer in time, the connection ends, but only once the broker has
+    /// answered, or the same time has passed again (hazard A49).
     pub async fn answer_to_claim<T>(
         &mut self,
         queue: &str,
@@ -206,7 +206,7 @@ impl Lane {
                     close_when_answered(&self.conn.abandoned, channel, self.limit);
                 }
                 let what = "to queue.declare";
-                Err(self.conn.retire(BrokerError::Timeout { what, after: self.limit }))
+                Err(self.conn.fail_when_answered(BrokerError::Timeout { what, after: self.limit }))
             }
         }
     }

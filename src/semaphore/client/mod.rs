@@ -31,11 +31,10 @@ pub use self::keeper::LostReason;
 pub use self::lock::Lock;
 pub use self::options::{AcquireOptions, ClientOptions, Start};
 pub use self::permit::{Permit, Verdict};
-#[cfg(feature = "cli")]
-pub(crate) use self::pool::until_ended;
 use self::shared::Shared;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Protocol};
+use crate::semaphore::amqp::connect::until_ended;
 
 /// A client of one virtual host of one broker, as one user. Cheap to clone. All clones
 /// share one connection that probes, waits and publishes, and a pool of connections that
@@ -95,7 +94,7 @@ impl Client {
     /// the broker handles a claim can take a slot from another client (hazard A49). Later
     /// use connects again. Cancel safe.
     pub async fn close(&self) {
-        let given_up = pool::until_ended(self.0.options.operation_timeout);
+        let given_up = until_ended(self.0.options.operation_timeout);
         futures::join!(self.0.pool.close(), self.0.side.close(), given_up);
     }
 }

@@ -3,11 +3,7 @@
 //! declared on them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::runtime::Handle;
-use tokio_util::task::TaskTracker;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::semaphore::amqp::connect::{Conn, Endpoint};
 use crate::semaphore::amqp::lane::Lane;
@@ -16,9 +12,6 @@ use crate::semaphore::error::BrokerError;
 /// Maximum number of idle connections beyond the configured ones. Further ones are
 /// closed.
 const MAX_IDLE: usize = 16;
-
-/// The tasks that end connections on which a claim was given up, of all clients.
-static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
 
 /// Connections without any declared object.
 pub struct Pool {
@@ -137,20 +130,6 @@ impl Drop for HoldConn {
             self.pool.put(Arc::clone(&self.conn));
             return;
         }
-        match Handle::try_current() {
-            Ok(runtime) if !self.conn.abandoned.is_empty() => {
-                let conn = Arc::clone(&self.conn);
-                let ending = async move { conn.kill_when_answered().await };
-                ENDING.spawn_on(ending, &runtime);
-            }
-            _ => self.conn.kill(),
-        }
+        self.conn.kill_when_answered();
     }
-}
-
-/// Waits for the end of connections on which a claim was given up. A process that ends
-/// should wait for that, at most for `limit`. Cancel safe.
-pub async fn until_ended(limit: Duration) {
-    ENDING.close();
-    let _ = tokio::time::timeout(limit, ENDING.wait()).await;
 }

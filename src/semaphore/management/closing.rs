@@ -14,8 +14,8 @@ use crate::plan::semaphore::HolderFacts;
 
 /// A queue that belongs to a connection, and the facts in its arguments.
 pub struct Owned {
-    /// The management API's name of the connection.
-    pub connection: String,
+    /// The management API's name of the connection. `None` until the API lists it.
+    pub connection: Option<String>,
     /// The facts, as shown in status.
     pub facts: HolderFacts,
 }
@@ -71,18 +71,19 @@ pub enum Closed {
 }
 
 impl Management {
-    /// Returns an exclusive queue and its owner. The outer `None`: there is no such
-    /// queue. The inner `None`: the API doesn't list its owner yet.
-    pub async fn owned(&self, queue: &str) -> Result<Option<Option<Owned>>, ManagementError> {
+    /// Returns an exclusive queue and its owner. `None`: there is no such queue.
+    pub async fn owned(&self, queue: &str) -> Result<Option<Owned>, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let columns = "name,arguments,owner_pid_details";
         let path = format!("queues/{}/{queue}?columns={columns}", self.vhost);
         let Some(found) = self.get::<OwnedQueue>(&path).await? else { return Ok(None) };
-        let Some(connection) = found.owner().map(str::to_owned) else { return Ok(Some(None)) };
-        let owner = self.owner(connection.clone()).await;
-        let (shown, user) = (Some(owner.connection), owner.user);
-        let facts = HolderFacts { connection: shown, user, ..read(&found.queue.arguments) };
-        Ok(Some(Some(Owned { connection, facts })))
+        let mut facts = read(&found.queue.arguments);
+        let connection = found.owner().map(str::to_owned);
+        if let Some(name) = &connection {
+            let owner = self.owner(name.clone()).await;
+            (facts.connection, facts.user) = (Some(owner.connection), owner.user);
+        }
+        Ok(Some(Owned { connection, facts }))
     }
 
     /// Describes objects of a connection other than the queues `holding` and that number

@@ -19,7 +19,6 @@ use crate::plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_hol
 use crate::semaphore::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
 use crate::semaphore::amqp::probe::Eyes;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::management::{Management, ManagementError, read};
 use crate::semaphore::session::access::Access;
 
 /// How long a waiter relies on being woken, before jitter. There is no operator to notice a
@@ -117,12 +116,11 @@ impl LockProtocol for TrueMutex {
         let mut found = Holders::default();
         let mut known = HolderFacts::default();
         if let Some(management) = &access.management {
-            let asking =
-                tokio::time::timeout(PATIENCE, facts(management, lock.holder_queue(MUTEX_SLOT)));
-            match asking.await {
-                Ok(Ok(facts)) => known = facts,
+            let queue = lock.holder_queue(MUTEX_SLOT);
+            match tokio::time::timeout(PATIENCE, management.owned(&queue)).await {
+                Ok(Ok(Some(owned))) => known = owned.facts,
                 Ok(Err(error)) => found.management_error = Some(error),
-                Err(_) => {}
+                Ok(Ok(None)) | Err(_) => {}
             }
             found.incomplete = found.management_error.is_none() && known.connection.is_none();
         }
@@ -136,17 +134,4 @@ impl LockProtocol for TrueMutex {
     async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
         revoke.by_closing(HeldBy::Mutex).await
     }
-}
-
-/// Returns the facts that the holder wrote, and its connection if the API lists it yet.
-async fn facts(management: &Management, queue: String) -> Result<HolderFacts, ManagementError> {
-    let (arguments, owner) =
-        futures::try_join!(management.arguments_of(&queue), management.owner_of(&queue))?;
-    let facts = arguments.map(|arguments| read(&arguments)).unwrap_or_default();
-    Ok(match owner {
-        Some(owner) => {
-            HolderFacts { connection: Some(owner.connection), user: owner.user, ..facts }
-        }
-        None => facts,
-    })
 }

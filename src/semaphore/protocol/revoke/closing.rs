@@ -105,13 +105,15 @@ impl Revoke<'_> {
     ) -> Result<Target, RevokeError> {
         let unsure = |why: &str| Err(RevokeError::Unsure { why: why.to_owned() });
         let owned = match administrator.owned(&queue).await? {
-            Some(Some(owned)) => owned,
-            Some(None) => return unsure("the management API does not know its connection yet"),
+            Some(owned) => owned,
             // The management API may belong to another broker.
             None if self.access.any_exists(std::slice::from_ref(&queue)).await? => {
                 return unsure("the management API does not know its queue, which is there");
             }
             None => return Err(RevokeError::NotHeld),
+        };
+        let Some(connection) = owned.connection else {
+            return unsure("the management API does not know its connection yet");
         };
         if self.what.holder == format!("slot-{slot}") && owned.facts.id.is_none() {
             return unsure(
@@ -121,7 +123,7 @@ impl Revoke<'_> {
         if !self.is_meant(&owned.facts, slot) {
             return Err(RevokeError::NotHeld);
         }
-        Ok(Target { connection: owned.connection, holding: vec![queue], unacknowledged: 0 })
+        Ok(Target { connection, holding: vec![queue], unacknowledged: 0 })
     }
 
     /// Finds the holder of a token, by the exclusive queue that announces it or by its
