@@ -11,6 +11,9 @@ use lapin::{Error as LapinError, ErrorKind};
 use crate::plan::{ErrorClass, clean_text};
 use crate::semaphore::refusal::{is_limit, is_node_down};
 
+/// The reason of an operation that found its connection closed.
+const CLOSED_BEFORE: &str = "the connection was closed before";
+
 /// Maximum length of a text taken from the broker, in bytes.
 const MAX_TEXT: usize = 512;
 
@@ -282,6 +285,9 @@ impl BrokerError {
                 ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
                     Self::Protocol { why: words(error) }
                 }
+                ErrorKind::InvalidConnectionState(_) => {
+                    Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
+                }
                 _ => Self::ConnectionLost { why: words(error) },
             };
         };
@@ -307,6 +313,12 @@ impl BrokerError {
         ["reset by peer", "broken pipe", "connection aborted", "close_notify", "eof"]
             .iter()
             .any(|part| why.contains(part))
+    }
+
+    /// Whether an operation found the connection closed. Why it was closed, another
+    /// operation or the connection's events tell.
+    pub(in crate::semaphore) fn is_closed_before(&self) -> bool {
+        matches!(self, Self::ConnectionLost { why } if why == CLOSED_BEFORE)
     }
 
     /// Whether the broker failed to declare an exclusive queue because it was still

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt;
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
 use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 use tokio::runtime::Handle;
+use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
 use super::lane::IdleLanes;
@@ -25,6 +27,10 @@ use crate::tls::client_config;
 /// connection. With the broker's 128 KiB that is 8 MiB, and Lockkeeper's largest frame
 /// has only a queue name and a few facts of a holder.
 const FRAME_MAX: u32 = 16 * 1024;
+
+/// How long to wait for the reason with which a closed connection was closed. lapin tells
+/// it right after the operations fail.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The tasks that end connections on which a claim was given up, of all clients.
 static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
@@ -96,7 +102,7 @@ pub struct Conn {
     socket: Arc<Mutex<Option<TcpStream>>>,
     retired: AtomicBool,
     /// The first error of the connection.
-    failure: OnceLock<BrokerError>,
+    failure: Arc<SetOnce<BrokerError>>,
     pub operation_timeout: Duration,
     pub idle: IdleLanes,
     /// The tasks that wait for the answers to abandoned operations.
@@ -183,7 +189,7 @@ impl Conn {
             lapin,
             socket: attempt.keep(),
             retired: AtomicBool::new(false),
-            failure: OnceLock::new(),
+            failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
             idle: IdleLanes::default(),
             abandoned: TaskTracker::new(),
@@ -236,6 +242,30 @@ impl Conn {
         self.failure.get().cloned()
     }
 
+    /// Records why the broker closes the connection, also if each operation fails only
+    /// because it is closed already. Must be called once at most: lapin gives each event to
+    /// one of the listeners.
+    pub fn record_close_reason(&self) {
+        let mut events = Box::pin(self.lapin.events_listener());
+        let failure = Arc::clone(&self.failure);
+        tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                if let Event::Error(error) = event
+                    && !error.is_amqp_soft_error()
+                {
+                    let _ = failure.set(BrokerError::operating(&error, ""));
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Returns why the closed connection was closed, if [`Conn::record_close_reason`] or an
+    /// operation finds it in time. Cancel safe.
+    pub async fn close_reason(&self) -> Option<BrokerError> {
+        tokio::time::timeout(LAST_WORDS, self.failure.wait()).await.ok().cloned()
+    }
+
     /// Returns the error for a channel that was found closed. The listener of the
     /// connection's events receives the reason.
     pub fn closed(&self) -> BrokerError {
@@ -259,9 +289,12 @@ impl Conn {
         error
     }
 
-    /// Records the first error, and returns the one to report.
+    /// Records the first error that is a cause, and returns the one to report.
     fn blame(&self, error: BrokerError) -> BrokerError {
-        let cause = self.failure.get_or_init(|| error.clone()).clone();
+        if !error.is_closed_before() {
+            let _ = self.failure.set(error.clone());
+        }
+        let cause = self.failure().unwrap_or_else(|| error.clone());
         if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
     }
 

@@ -67,6 +67,7 @@ impl Link {
         match Conn::open(&self.endpoint, self.role).await {
             Ok(conn) => {
                 let conn = Arc::new(conn);
+                conn.record_close_reason();
                 attempts.last_failure = None;
                 let before = self
                     .current

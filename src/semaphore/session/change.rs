@@ -123,7 +123,7 @@ impl Change {
                     // Of several operations that failed together, some only found the
                     // connection closed. Another one received the reason.
                     Err(BrokerError::MutexLost {
-                        why: match conn.failure() {
+                        why: match conn.close_reason().await {
                             Some(BrokerError::ConnectionLost { why }) => why,
                             _ => why,
                         },
