@@ -135,7 +135,13 @@ async fn roles_are_shared_with(client: Client) {
         queue.close(Wait::Forever).await.unwrap();
     };
     let reader = client.start(&place, &["get"]);
-    let ((), got, output) = tokio::join!(putting, read_all(&place), reader.wait_with_output());
+    let reading = async {
+        // Ours would have got everything before theirs has started.
+        let got = async || queue.stat().await.unwrap().consumed_messages;
+        eventually("theirs has got something", async || got().await > 0).await;
+        read_all(&place).await
+    };
+    let ((), got, output) = tokio::join!(putting, reading, reader.wait_with_output());
     let theirs = String::from_utf8(output.unwrap().stdout).unwrap();
     let theirs: Vec<String> = theirs.lines().map(ToOwned::to_owned).collect();
     assert!(!got.is_empty() && !theirs.is_empty(), "{} and {}", got.len(), theirs.len());

@@ -47,10 +47,15 @@ pub fn unique() -> String {
 
 /// Waits until `condition` holds, with frequent checks. Panics with `what` after a
 /// minute.
-pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    within(Duration::from_mins(1), what, condition).await;
+}
+
+/// Like [`eventually`], with this limit.
+pub async fn within(limit: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < Duration::from_mins(1), "never happened: {what}");
+        assert!(start.elapsed() < limit, "never happened: {what}");
         tokio::time::sleep(pause(start, Duration::from_millis(20), Duration::from_millis(200)))
             .await;
     }
