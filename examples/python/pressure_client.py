@@ -19,7 +19,8 @@ from redis.retry import Retry
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPTS = pathlib.Path(os.environ.get("PRESSURE_SCRIPTS", HERE / "../../src/pressure/scripts"))
 SUFFIXES = ("bound producer consumer producer_free consumer_free stats:produced_messages "
-            "stats:produced_bytes stats:consumed_messages stats:consumed_bytes not_full closed").split()
+            "stats:produced_bytes stats:consumed_messages stats:consumed_bytes not_full closed "
+            "in_flight leases").split()
 BATCH, BATCH_BYTES = 500, 1_000_000  # a get may not end in time on a slow network otherwise
 EXIT_CODES = {"closed": 83, "absent": 81, "already": 82, "residue": 82}
 

@@ -89,7 +89,7 @@ use crate::plan::naming::DEFAULT_PREFIX;
     validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName can't be changed, added or removed after creation: create another PressureQueue with the new queueName and delete this one").field_path(".queueName"),
     validation = Rule::new("has(self.redisReference) == has(oldSelf.redisReference) && (!has(self.redisReference) || self.redisReference == oldSelf.redisReference)").message("redisReference can't be changed, added or removed after creation: create another PressureQueue for the other server and delete this one").field_path(".redisReference"),
     validation = Rule::new("!(oldSelf.state == 'Closed' && self.state == 'Open')").message("state can't go from Closed back to Open: a queue is closed at most once; delete this PressureQueue and create another").field_path(".state"),
-    validation = Rule::new("!has(self.queueName) || !((has(self.redisReference) ? self.redisReference.prefix : '__pressure__') + ':' + self.queueName).matches(':.*:(bound|producer|consumer|producer_free|consumer_free|not_full|closed|stats:(produced|consumed)_(messages|bytes))$')").message("queueName, also with its prefix, must not end in a key suffix of the protocol (:bound, :producer, :consumer, :producer_free, :consumer_free, :not_full, :closed, :stats:…): such names are keys of another queue").field_path(".queueName"),
+    validation = Rule::new("!has(self.queueName) || !((has(self.redisReference) ? self.redisReference.prefix : '__pressure__') + ':' + self.queueName).matches(':.*:(bound|producer|consumer|producer_free|consumer_free|not_full|closed|in_flight|leases|stats:(produced|consumed)_(messages|bytes))$')").message("queueName, also with its prefix, must not end in a key suffix of the protocol (:bound, :producer, :consumer, :producer_free, :consumer_free, :not_full, :closed, :in_flight, :leases, :stats:…): such names are keys of another queue").field_path(".queueName"),
     validation = Rule::new("!has(self.queueName) || size(bytes(self.queueName)) <= 200").message("queueName must be at most 200 bytes long").field_path(".queueName"),
     validation = Rule::new("!has(self.redisReference) || size(bytes(self.redisReference.prefix)) <= 200").message("redisReference.prefix must be at most 200 bytes long").field_path(".redisReference.prefix"),
 )]
@@ -242,6 +242,10 @@ pub struct PressureQueueStatus {
     /// Number of elements in the queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<i64>,
+    /// Number of elements that consumers got with a lease and have not acknowledged. They
+    /// do not count as elements in the queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<i64>,
     /// Maximum number of elements that the queue may hold. `0`: unbounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<i64>,

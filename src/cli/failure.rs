@@ -1,5 +1,8 @@
 //! The failure of a command: its exit code and its message.
 
+use std::ffi::OsStr;
+use std::io;
+
 /// Failure of a command: an exit code, from sysexits unless a child process or a signal
 /// determined it, and a message with the next step.
 #[derive(Debug)]
@@ -53,6 +56,17 @@ impl Failure {
     #[must_use]
     pub fn silent(code: u8) -> Self {
         Self { code, message: None }
+    }
+
+    /// The failure to start this program, as in shells.
+    pub(super) fn not_started(program: &OsStr, error: &io::Error) -> Self {
+        let program = program.to_string_lossy();
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                Self::new(Self::NOT_FOUND, format!("{program}: command not found"))
+            }
+            _ => Self::new(Self::NOT_EXECUTABLE, format!("{program}: {error}")),
+        }
     }
 
     /// Exit code of a process that was ended by this signal, as in shells.

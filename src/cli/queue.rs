@@ -5,12 +5,14 @@
 mod common;
 mod doctor;
 mod get;
+mod job;
 mod outlet;
 mod progress;
 mod put;
 mod reading;
 mod rescue;
 mod returning;
+mod run;
 mod stat;
 mod verbs;
 
@@ -33,7 +35,8 @@ Exit codes: 0 success; 1 the answer of exists or closed is false; 64 invalid usa
 exceeds the maximum length of Redis; 69 the server is unreachable or rejects the request; 73 the \
 output can't be written; 74 the input can't be read; 75 full, empty or in use with --no-wait, or \
 --timeout expired: try again later; 81 the queue does not exist; 82 it already exists; 83 it is \
-closed; 84 doctor found damage; 141 the reader closed the output; 128+n ended by signal n.";
+closed; 84 doctor found damage; 126 and 127 the \
+command of run can't be started; 141 the reader closed the output; 128+n ended by signal n.";
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
@@ -45,6 +48,8 @@ enum Verb {
     Put(put::Arguments),
     /// Write elements to standard output until the queue is closed and empty
     Get(get::Arguments),
+    /// Run a command for each element, with the element on its standard input
+    Run(run::Arguments),
     /// Print the number of elements
     Length(QueueTarget),
     /// Check whether the queue exists: print true or false, and exit with 0 or 1
@@ -70,6 +75,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::SetBound(arguments) => in_runtime(verbs::set_bound(arguments)),
         Verb::Put(arguments) => in_runtime(put::run(arguments, Signals::listen(&ENDING)?)),
         Verb::Get(arguments) => in_runtime(get::run(arguments, Signals::listen(&ENDING)?)),
+        Verb::Run(arguments) => in_runtime(run::run(arguments, Signals::listen(&ENDING)?)),
         Verb::Length(which) => in_runtime(verbs::length(which)),
         Verb::Exists(which) => in_runtime(verbs::exists(which)),
         Verb::Closed(which) => in_runtime(verbs::closed(which)),

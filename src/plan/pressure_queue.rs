@@ -60,7 +60,7 @@ impl fmt::Display for QueueRole {
     }
 }
 
-/// The content of a queue's twelve keys at one moment.
+/// The content of a queue's keys at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedQueue {
     /// The bound. 0 means no limit. `None` means that the queue does not exist (the
@@ -91,6 +91,12 @@ pub struct ObservedQueue {
     pub consumed_messages: u64,
     /// Number of bytes ever read. Clients may omit this.
     pub consumed_bytes: u64,
+    /// Number of elements that were got with a lease and not acknowledged. They no longer
+    /// count as elements in the queue.
+    pub in_flight: u64,
+    /// Number of those whose lease has ended: the next get of a Lockkeeper client returns
+    /// them first.
+    pub leases_ended: u64,
     /// Suffixes of existing keys if `:bound` is missing ([`DATA_LABEL`] for the data
     /// list). Empty if the queue exists.
     pub leftovers: Vec<String>,

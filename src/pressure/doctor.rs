@@ -195,7 +195,7 @@ const CONSUMER: usize = 4;
 const PRODUCER_FREE: usize = 5;
 const CONSUMER_FREE: usize = 6;
 const NOT_FULL: usize = 11;
-const KEYS: usize = 12;
+const KEYS: usize = 14;
 
 /// Converts an observation to the arguments of `repair.lua`: the content of each key, or
 /// `*` if the subject does not depend on it.
@@ -218,6 +218,9 @@ fn expected((_, _, numbers, ids, lengths): &Observation, subject: Subject) -> Ve
         string(numbers.get(4)),
         length(3),
         length(4),
+        // Where a repair depends on them, its guard watches them.
+        b"*".to_vec(),
+        b"*".to_vec(),
     ];
     let ignored: &[usize] = match subject {
         Subject::Role(QueueRole::Producer) => &[CONSUMER, CONSUMER_FREE, NOT_FULL],

@@ -1,7 +1,7 @@
 //! Access to Redis: the queues of the source document "pressure 0.15". A [`Store`] is one
 //! database of one server, for administration. It observes queues and applies changes.
 //! See [`crate::plan::pressure_queue`] for the decisions. A [`Queue`] is one queue for
-//! programs: put, get, close, delete.
+//! programs: put, get, get with acknowledgement, close, delete.
 //!
 //! Every change is one Lua script (`scripts/*.lua`). No crash and no foreign client can
 //! interrupt it halfway, and every script may be sent again if its answer was lost.
@@ -9,7 +9,8 @@
 //! # Permissions
 //!
 //! The ACL user requires the key pattern `<prefix>:*` and the commands `EVALSHA
-//! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`. `SELECT` is
+//! SCRIPT|LOAD TYPE EXISTS GET GETRANGE LLEN SET LPUSH RPOP LTRIM DEL`, and for queues with
+//! elements in flight `ZCARD ZCOUNT TIME`. `SELECT` is
 //! required for a database other than 0, and `ROLE` with sentinels. `INFO` and
 //! `CLIENT|SETNAME` are used if allowed. A [`QueueDoctor`] requires `CLIENT|LIST
 //! CLIENT|SETNAME WATCH MULTI EXEC` to distinguish a dead client's role from one that is
@@ -26,8 +27,8 @@ mod scripts;
 mod store;
 
 pub use client::{
-    Awaited, EnvironmentError, GiveBackError, Limit, MAX_ELEMENT_BYTES, PutBatchError, Queue,
-    QueueError, QueueOptions, QueueRole, QueueSink, Taken, Wait,
+    Awaited, Delivery, EnvironmentError, GiveBackError, Limit, MAX_ELEMENT_BYTES, PutBatchError,
+    Queue, QueueError, QueueOptions, QueueRole, QueueSink, Taken, Wait,
 };
 pub use connection::StoreOptions;
 pub use doctor::{Deed, QueueDoctor, Repaired};

@@ -58,7 +58,7 @@ pub(super) type Observation =
 pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError> {
     let (present, wrong, numbers, ids, lengths) = reply;
     let (Ok(numbers), Ok(ids), Ok(lengths)) =
-        (<[_; 5]>::try_from(numbers), <[_; 2]>::try_from(ids), <[u64; 5]>::try_from(lengths))
+        (<[_; 5]>::try_from(numbers), <[_; 2]>::try_from(ids), <[u64; 7]>::try_from(lengths))
     else {
         return Err(StoreError::unexpected("an observation of another shape"));
     };
@@ -85,7 +85,8 @@ pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError
         present.iter().map(|number| label(*number)).collect()
     };
     let [producer, consumer] = ids;
-    let [length, producer_free, consumer_free, not_full, closed_tokens] = lengths;
+    let [length, producer_free, consumer_free, not_full, closed_tokens, in_flight, leases_ended] =
+        lengths;
     let role = |id: Option<Vec<u8>>, free: u64| Role {
         id: id.map(|id| clean_id(&id)),
         busy: bound_is_there && free == 0,
@@ -104,6 +105,8 @@ pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError
         produced_bytes,
         consumed_messages,
         consumed_bytes,
+        in_flight,
+        leases_ended,
         leftovers,
         wrong_types,
     })

@@ -39,9 +39,10 @@ pub(super) static PUT_TEXT: LazyLock<String> = LazyLock::new(|| {
 });
 pub(super) static GET: LazyLock<Script> = script!("get.lua");
 pub(super) static GIVE_BACK: LazyLock<Script> = script!("giveback.lua");
+pub(super) static SETTLE: LazyLock<Script> = script!("settle.lua");
 
-/// Returns the twelve keys in the order that every script expects: the data list, then
-/// the others in the order of the source document.
+/// Returns the fourteen keys in the order that every script expects: the data list, then
+/// those of [`KEY_SUFFIXES`].
 pub(super) fn keys(queue: &QueueName) -> Vec<String> {
     let data = queue.data();
     let others = KEY_SUFFIXES.iter().map(|suffix| format!("{data}{suffix}"));

@@ -155,6 +155,7 @@ async fn each_object_has_metrics_from_its_status_until_it_is_gone() {
         until_exported(&operator, &lines(&world, "deploy", &expected)).await;
         let expected = [
             ("queue_length", "", "0"),
+            ("queue_in_flight", "", "0"),
             ("queue_bound", "", "7"),
             ("queue_producer_busy", "", "0"),
             ("queue_consumer_busy", "", "0"),

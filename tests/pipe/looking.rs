@@ -65,7 +65,8 @@ async fn stat_shows_the_clients_the_counters_and_their_drift() {
     succeed(&place, "get", &["-c", "1", "--client-id", "eater"]).await;
     let stat = succeed(&place, "stat", &["-o", "json"]).await;
     let mut expected = json!({
-        "name": "jobs", "prefix": place.queue.prefix(), "length": 2, "bound": 9, "closed": false,
+        "name": "jobs", "prefix": place.queue.prefix(), "length": 2, "inFlight": 0, "bound": 9,
+        "closed": false,
         "producer": {"id": "feeder", "busy": false}, "consumer": {"id": "eater", "busy": false},
         "producedMessages": 3, "producedBytes": 6, "consumedMessages": 1, "consumedBytes": 1,
         "drift": 0,
@@ -86,7 +87,10 @@ async fn stat_shows_the_clients_the_counters_and_their_drift() {
         jobs   1        9       false    3          1          feeder     eater (busy)\n";
     assert_eq!(table, expected);
     let wide = String::from_utf8(succeed(&place, "stat", &["-o", "wide"]).await).unwrap();
-    assert!(wide.contains("PRODUCED-BYTES   CONSUMED-BYTES   DRIFT   PREFIX\n"), "{wide}");
+    assert!(
+        wide.contains("PRODUCED-BYTES   CONSUMED-BYTES   DRIFT   IN-FLIGHT   PREFIX\n"),
+        "{wide}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,7 @@
 
 use crate::{authority, environment, redis_support, redis_tls};
 
+mod acks;
 mod doctor;
 mod encrypted;
 mod ends;

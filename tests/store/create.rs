@@ -77,8 +77,13 @@ async fn nothing_is_created_over_any_leftover_key() {
     for suffix in std::iter::once("").chain(KEY_SUFFIXES).filter(|suffix| *suffix != ":bound") {
         let place = Place::new().await;
         let is_list = ["", ":producer_free", ":consumer_free", ":not_full", ":closed"];
-        let command = if is_list.contains(&suffix) { "LPUSH" } else { "SET" };
-        let () = place.run(&[command, &place.key(suffix), "1"]).await;
+        let key = place.key(suffix);
+        let () = match suffix {
+            ":in_flight" => place.run(&["HSET", &key, "1", "1"]).await,
+            ":leases" => place.run(&["ZADD", &key, "1", "1"]).await,
+            suffix if is_list.contains(&suffix) => place.run(&["LPUSH", &key, "1"]).await,
+            _ => place.run(&["SET", &key, "1"]).await,
+        };
         let label = if suffix.is_empty() { DATA_LABEL } else { suffix }.to_owned();
 
         let seen = store.observe(&place.queue).await.unwrap();

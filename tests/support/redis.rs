@@ -141,6 +141,8 @@ impl Place {
                 "none" => continue,
                 "list" => self.run(&["LRANGE", &key, "0", "-1"]).await,
                 "string" => vec![self.run(&["GET", &key]).await],
+                "hash" => self.run(&["HGETALL", &key]).await,
+                "zset" => self.run(&["ZRANGE", &key, "0", "-1"]).await,
                 other => vec![other.to_owned()],
             };
             found.push((suffix.to_owned(), content));

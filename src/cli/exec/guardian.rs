@@ -226,15 +226,8 @@ fn start(command: &[OsString]) -> Result<Child, Failure> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Failure::new(Failure::USAGE, "there is no command"));
     };
-    Command::new(program).args(arguments).spawn().map_err(|error| {
-        let program = program.to_string_lossy();
-        match error.kind() {
-            io::ErrorKind::NotFound => {
-                Failure::new(Failure::NOT_FOUND, format!("{program}: command not found"))
-            }
-            _ => Failure::new(Failure::NOT_EXECUTABLE, format!("{program}: {error}")),
-        }
-    })
+    let started = Command::new(program).args(arguments).spawn();
+    started.map_err(|error| Failure::not_started(program, &error))
 }
 
 /// Returns the exit code for a process status, as in shells.

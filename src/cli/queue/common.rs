@@ -33,6 +33,12 @@ impl Patience {
     }
 }
 
+/// Parses a lease. A shorter one would end while a machine is busy.
+pub(super) fn lease(text: &str) -> Result<Duration, String> {
+    let lease = duration(text)?;
+    if lease >= Duration::from_secs(1) { Ok(lease) } else { Err("at least 1s".to_owned()) }
+}
+
 /// Exit code of an error.
 pub(super) fn code(error: &QueueError) -> u8 {
     match error {
@@ -43,6 +49,7 @@ pub(super) fn code(error: &QueueError) -> u8 {
         | QueueError::Empty
         | QueueError::InUse { .. }
         | QueueError::TimedOut { .. }
+        | QueueError::LeaseEnded
         | QueueError::Overtaken => Failure::NOT_ACQUIRED,
         QueueError::TooLarge { .. } => Failure::DATA,
         // The server works; the request is invalid.

@@ -10,6 +10,7 @@ use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::cli::target::QueueTarget;
+use crate::plan::pressure_queue::Remark;
 use crate::plan::pressure_queue::doctor::{
     Against, Connection, Diagnosis, Effort, Finding, Remedy,
 };
@@ -126,7 +127,8 @@ impl ShownFinding {
         };
         let (reason, message) = (finding.remark.reason(), finding.remark.to_string());
         // A role that is in use needs no repair.
-        let remedy = (state == State::Damaged).then_some(remedy);
+        let has_remedy = matches!(finding.remark, Remark::LeasesEnded { .. });
+        let remedy = (state == State::Damaged || has_remedy).then_some(remedy);
         Self { reason, state, message, remedy, connections, did: Vec::new() }
     }
 

@@ -10,15 +10,16 @@ use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::common::{Patience, code, failed, stopped_by};
+use super::common::{Patience, code, failed, lease, stopped_by};
 use super::outlet::{Ended, Outlet};
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
-use super::returning::Unwritten;
+use super::returning::{Batch, Unwritten};
+use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
 use crate::cli::target::QueueTarget;
-use crate::pressure::{Limit, Queue, QueueError, Taken};
+use crate::pressure::{Limit, Queue, QueueError};
 
 /// Arguments of `lockkeeper queue get`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +34,12 @@ wait. Elements that were taken but not written are lost if get is killed with SI
 The first 1000 elements are written to a pipe one by one, each after the previous one was read: \
 `get QUEUE | head -n 3` takes three elements and leaves the rest in the queue. After that, \
 elements that the reader leaves in the pipe are returned too, but elements that it has read and \
-not used are lost. --count is exact for every number.")]
+not used are lost. --count is exact for every number.
+
+With --ack, each batch is acknowledged once the reader has taken all of it out of the pipe, and only \
+then the next one is taken. Nothing is lost if get is killed: its elements are returned by the next \
+get of Lockkeeper after --lease, before younger ones. Those that were read but not yet acknowledged \
+are then delivered twice.")]
 pub struct Arguments {
     #[command(flatten)]
     which: QueueTarget,
@@ -49,6 +55,16 @@ pub struct Arguments {
     /// Delete the queue once it is closed and empty
     #[arg(long, help_heading = None)]
     delete: bool,
+
+    /// Keep elements in flight until the reader of the output has taken them out of the
+    /// pipe. If get dies before, another get of Lockkeeper returns them again
+    #[arg(long, help_heading = None)]
+    ack: bool,
+
+    /// With --ack: time after which another get returns the elements of a get that died;
+    /// renewed while it lives. At least 1s [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = lease, requires = "ack", help_heading = None)]
+    lease: Option<Duration>,
 
     #[command(flatten)]
     patience: Patience,
@@ -120,7 +136,7 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
         queue = prepare(&arguments) => queue?,
         signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
     };
-    let outlet = Outlet::new().map_err(|error| unwritable(&error, ""))?;
+    let outlet = Outlet::new(arguments.ack).map_err(|error| unwritable(&error, ""))?;
     let mut getting = Getting {
         progress: Progress::new(arguments.quiet, &stdout()),
         unwritten: Unwritten::new(arguments.separated.by().len(), outlet.capacity()),
@@ -141,7 +157,7 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
 
 /// Finds the queue and checks that it exists.
 async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
-    let queue = arguments.which.find().await?;
+    let queue = arguments.which.find_with(arguments.lease).await?;
     queue.closed().await.map_err(|error| failed(&queue, &error))?;
     Ok(queue)
 }
@@ -160,7 +176,7 @@ impl Getting<'_> {
                 Ok(taken) => taken,
                 Err(end) => return end,
             };
-            wanted -= taken.len() as u64;
+            wanted -= taken.taken.len() as u64;
             self.most = (self.most * 2).min(BATCH_ELEMENTS);
             if let Err(end) = self.write(taken, signals).await {
                 return end;
@@ -170,9 +186,16 @@ impl Getting<'_> {
     }
 
     /// Takes elements. If the process has to end, taken elements are in `unwritten`.
-    async fn take(&mut self, limit: Limit, signals: &mut Signals) -> Result<Taken, End> {
+    async fn take(&mut self, limit: Limit, signals: &mut Signals) -> Result<Batch, End> {
         let queue = self.queue.clone();
-        let get = queue.get_batch(limit, self.arguments.patience.wait());
+        let (wait, ack) = (self.arguments.patience.wait(), self.arguments.ack);
+        let get = async {
+            if ack {
+                queue.get_acked_batch(limit, wait).await.map(Batch::in_flight)
+            } else {
+                queue.get_batch(limit, wait).await.map(Batch::from)
+            }
+        };
         tokio::pin!(get);
         let end = tokio::select! {
             taken = &mut get => {
@@ -191,22 +214,37 @@ impl Getting<'_> {
             _ = signals.next_to_end() => None,
         };
         match last {
-            Some(Ok(taken)) => self.unwritten.add(Arc::new(taken)),
-            Some(Err(error)) if !error.ends_unknown() => {}
+            Some(Ok(batch)) => self.unwritten.add(batch),
+            Some(Err(error)) if ack || !error.ends_unknown() => {}
+            // The end of their leases returns them.
+            None if ack => {}
             Some(Err(_)) | None => self.unwritten.may_have_lost(limit.elements),
         }
         Err(end)
     }
 
-    async fn write(&mut self, taken: Taken, signals: &mut Signals) -> Result<(), End> {
-        let taken = Arc::new(taken);
-        self.unwritten.add(Arc::clone(&taken));
+    async fn write(&mut self, batch: Batch, signals: &mut Signals) -> Result<(), End> {
+        let taken = Arc::clone(&batch.taken);
+        self.unwritten.add(batch);
         let (count, bytes) = (taken.len(), taken.iter().map(<[u8]>::len).sum::<usize>());
         let separator = self.arguments.separated.by();
         let written =
             self.in_thread(move |outlet, stop| outlet.write(taken.iter(), separator, stop));
         self.await_thread(written, signals).await?;
         self.progress.add(count as u64, bytes as u64);
+        if self.arguments.ack {
+            self.last_read(signals).await?;
+            let acked = self.queue.ack_all(self.unwritten.forget_all()).await;
+            return match acked {
+                Err(QueueError::LeaseEnded) => {
+                    say(
+                        "the lease of an element has ended before it was read: it may be delivered again",
+                    );
+                    Ok(())
+                }
+                acked => acked.map_err(End::Queue),
+            };
+        }
         let written = lock(&self.outlet).written();
         self.unwritten.forget_what_was_read(written);
         Ok(())
@@ -261,13 +299,18 @@ impl Getting<'_> {
         Err(end)
     }
 
-    /// Returns how many bytes were written, and how many of these will never be read. The
-    /// first is unknown if a write can't be stopped.
+    /// Returns how many bytes were written, and how many of these will never be read, or
+    /// with --ack perhaps not. The first is unknown if a write can't be stopped.
     async fn arrived(&self, nobody_reads: bool) -> (Option<u64>, u64) {
-        let outlet = Arc::clone(&self.outlet);
+        let (outlet, ack) = (Arc::clone(&self.outlet), self.arguments.ack);
         let ask = tokio::task::spawn_blocking(move || {
             let outlet = lock(&outlet);
-            (outlet.written(), if nobody_reads { outlet.unread() } else { 0 })
+            let unread = match (nobody_reads, ack) {
+                (true, _) => outlet.unread(),
+                (false, true) => outlet.perhaps_unread(),
+                (false, false) => 0,
+            };
+            (outlet.written(), unread)
         });
         match timeout(LAST, ask).await {
             Ok(Ok((written, unread))) => (Some(written), unread),
@@ -278,6 +321,7 @@ impl Getting<'_> {
     async fn finish(mut self, end: End, signals: &mut Signals) -> Result<(), Failure> {
         if let End::Queue(error) = &end
             && error.ends_unknown()
+            && !self.arguments.ack
         {
             self.unwritten.may_have_lost(self.most);
         }

@@ -65,11 +65,15 @@ pub(super) struct Outlet {
     kind: Kind,
     written: u64,
     elements: u64,
+    /// Number of bytes of the last write.
+    last: u64,
+    /// Whether a pipe stays at its minimum size, so that it shows when all was read.
+    stays_small: bool,
 }
 
 impl Outlet {
     /// Takes over standard output. No other code of this process may write to it.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(stays_small: bool) -> io::Result<Self> {
         let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let metadata = file.metadata()?;
         let kind = if metadata.file_type().is_fifo() {
@@ -80,7 +84,7 @@ impl Outlet {
         } else {
             Kind::Other
         };
-        Ok(Self { file, kind, written: 0, elements: 0 })
+        Ok(Self { file, kind, written: 0, elements: 0, last: 0, stays_small })
     }
 
     /// Number of written bytes that may be unread.
@@ -128,7 +132,7 @@ impl Outlet {
     fn goes_one_by_one(&mut self) -> bool {
         let Kind::Pipe { small: true, size } = self.kind else { return false };
         let goes_on = self.elements < ONE_BY_ONE && self.written < ONE_BY_ONE_BYTES;
-        if !goes_on {
+        if !goes_on && !self.stays_small {
             pipe_size(&self.file, to_size(size));
             self.kind = Kind::Pipe { small: false, size };
         }
@@ -141,7 +145,8 @@ impl Outlet {
             self.wait(PollFlags::POLLOUT, stop)?;
             match self.file.write(&text[..text.len().min(most)]) {
                 Ok(count) => {
-                    self.written += count as u64;
+                    self.last = count as u64;
+                    self.written += self.last;
                     text = &text[count..];
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -194,6 +199,22 @@ impl Outlet {
             if !seen.is_empty() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Returns the maximum number of unread bytes. A pipe of minimum size accepts a write
+    /// only after all bytes before it were read.
+    pub fn perhaps_unread(&self) -> u64 {
+        match self.kind {
+            Kind::Pipe { size, small: false } => self.written.min(size as u64),
+            Kind::Pipe { small: true, .. } => {
+                let mut one = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
+                let ready = poll(&mut one, PollTimeout::ZERO);
+                // Not if the reader is gone.
+                let is_drained = ready.is_ok() && one[0].revents() == Some(PollFlags::POLLOUT);
+                if is_drained { 0 } else { self.last }
+            }
+            Kind::File | Kind::Other => 0,
         }
     }
 

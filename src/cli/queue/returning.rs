@@ -8,10 +8,30 @@ use std::time::Duration;
 
 use super::common::{Tally, count};
 use super::rescue;
-use crate::pressure::{Queue, Taken, Wait};
+use crate::pressure::{Delivery, Queue, QueueError, Taken, Wait};
 
 /// Time to wait for another consumer of the queue.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Elements of one get.
+pub(super) struct Batch {
+    pub taken: Arc<Taken>,
+    /// Their deliveries, if they are in flight. Otherwise none.
+    pub deliveries: Vec<Delivery>,
+}
+
+impl Batch {
+    pub fn in_flight(mut deliveries: Vec<Delivery>) -> Self {
+        let elements = deliveries.iter_mut().map(Delivery::take_element).collect();
+        Self { taken: Arc::new(Taken::new(elements, None)), deliveries }
+    }
+}
+
+impl From<Taken> for Batch {
+    fn from(taken: Taken) -> Self {
+        Self { taken: Arc::new(taken), deliveries: Vec::new() }
+    }
+}
 
 /// Elements that were taken and may not have been read yet.
 pub(super) struct Unwritten {
@@ -19,7 +39,7 @@ pub(super) struct Unwritten {
     /// Number of last written bytes that may be unread.
     capacity: u64,
     /// The elements, oldest first, each with the number of bytes written before it.
-    taken: VecDeque<(u64, Arc<Taken>)>,
+    taken: VecDeque<(u64, Batch)>,
     /// Total number of bytes after all of these are written.
     end: u64,
     done: Tally,
@@ -34,6 +54,8 @@ pub(super) struct Fate {
     lost_at_most: usize,
     /// Outcome for elements that could not be returned.
     rescued: Option<String>,
+    /// Why elements that were read could not be acknowledged.
+    unacknowledged: Option<QueueError>,
 }
 
 impl Unwritten {
@@ -51,10 +73,10 @@ impl Unwritten {
     }
 
     /// Adds elements that are written next.
-    pub fn add(&mut self, taken: Arc<Taken>) {
+    pub fn add(&mut self, batch: Batch) {
         let start = self.end;
-        self.end += self.size(&taken);
-        self.taken.push_back((start, taken));
+        self.end += self.size(&batch.taken);
+        self.taken.push_back((start, batch));
     }
 
     /// Records that a response with at most `elements` elements was lost.
@@ -64,13 +86,24 @@ impl Unwritten {
 
     /// Drops elements that must have been read after `written` bytes.
     pub fn forget_what_was_read(&mut self, written: u64) {
-        while let Some((start, taken)) = self.taken.front() {
+        while let Some((start, Batch { taken, .. })) = self.taken.front() {
             if start + self.size(taken) + self.capacity > written {
                 break;
             }
             self.done.add(taken.len(), taken.iter().map(<[u8]>::len).sum());
             self.taken.pop_front();
         }
+    }
+
+    /// Drops all elements, because all were read, and returns their deliveries.
+    pub fn forget_all(&mut self) -> Vec<Delivery> {
+        self.capacity = 0;
+        let mut deliveries = Vec::new();
+        for (_, batch) in &mut self.taken {
+            deliveries.append(&mut batch.deliveries);
+        }
+        self.forget_what_was_read(self.end);
+        deliveries
     }
 
     fn size(&self, taken: &Taken) -> u64 {
@@ -84,8 +117,9 @@ impl Unwritten {
         let start = self.taken.back().map_or(0, |(start, _)| *start);
         let read = written.unwrap_or(start).saturating_sub(unread);
         let mut half_written = false;
-        let mut left = Vec::new();
-        for (mut at, taken) in std::mem::take(&mut self.taken) {
+        let (mut left, mut done, mut in_flight) = (Vec::new(), Vec::new(), Vec::new());
+        for (mut at, Batch { taken, mut deliveries }) in std::mem::take(&mut self.taken) {
+            let before = taken.len();
             let mut taken = Arc::unwrap_or_clone(taken);
             while let Some(element) = taken.first() {
                 let end = at + (element.len() + self.separator) as u64;
@@ -97,7 +131,12 @@ impl Unwritten {
                 taken.pop();
                 at = end;
             }
-            left.push(taken);
+            if deliveries.is_empty() {
+                left.push(taken);
+            } else {
+                in_flight.extend(deliveries.split_off(before - taken.len()));
+                done.extend(deliveries);
+            }
         }
         let mut fate = Fate {
             written: self.done,
@@ -105,7 +144,9 @@ impl Unwritten {
             half_written,
             lost_at_most: self.lost_at_most,
             rescued: None,
+            unacknowledged: None,
         };
+        fate.settle(queue, done, in_flight).await;
         // Newest first, so that each is the last one taken.
         while let Some(taken) = left.pop() {
             let elements = taken.len() as u64;
@@ -139,7 +180,20 @@ fn rescued(queue: &Queue, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
 impl Fate {
     /// Returns whether there is nothing to report.
     pub fn is_good(&self) -> bool {
-        self.rescued.is_none() && self.lost_at_most == 0
+        self.rescued.is_none() && self.lost_at_most == 0 && self.unacknowledged.is_none()
+    }
+
+    /// Acknowledges the deliveries of elements that were read, and gives back the others.
+    async fn settle(&mut self, queue: &Queue, read: Vec<Delivery>, unread: Vec<Delivery>) {
+        if let Err(error) = queue.ack_all(read).await {
+            self.unacknowledged = Some(error);
+        }
+        for delivery in unread {
+            // Otherwise the end of its lease gives it back.
+            if delivery.give_back(Duration::ZERO).await.is_ok() {
+                self.given_back += 1;
+            }
+        }
     }
 }
 
@@ -155,6 +209,9 @@ impl fmt::Display for Fate {
         if self.lost_at_most > 0 {
             let most = count(self.lost_at_most as u64, "element");
             write!(f, "; the server's last answer never came, so at most {most} may be lost")?;
+        }
+        if let Some(error) = &self.unacknowledged {
+            write!(f, "; some could not be acknowledged and may be delivered again ({error})")?;
         }
         match &self.rescued {
             Some(rescued) => write!(f, "; {rescued}"),

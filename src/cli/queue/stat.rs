@@ -29,6 +29,7 @@ struct Shown<'a> {
     name: &'a str,
     prefix: &'a str,
     length: u64,
+    in_flight: u64,
     bound: u64,
     closed: bool,
     producer: ShownRole<'a>,
@@ -77,6 +78,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         name: queue.name().as_str(),
         prefix: queue.name().prefix(),
         length: seen.length,
+        in_flight: seen.in_flight,
         bound,
         closed: seen.closed,
         producer: (&seen.producer).into(),
@@ -99,6 +101,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         ("PRODUCED-BYTES", true),
         ("CONSUMED-BYTES", true),
         ("DRIFT", true),
+        ("IN-FLIGHT", true),
         ("PREFIX", true),
     ];
     let row = vec![
@@ -113,6 +116,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         shown.produced_bytes.to_string(),
         shown.consumed_bytes.to_string(),
         shown.drift.to_string(),
+        shown.in_flight.to_string(),
         shown.prefix.to_owned(),
     ];
     output::print(arguments.output, &shown, &columns, &[row], "NAME")

@@ -2,6 +2,8 @@
 //! from a PressureQueue of a Kubernetes context. See the commands for how the queue is
 //! used.
 
+use std::time::Duration;
+
 use kube::ResourceExt;
 
 use super::{on_default_connection, resource, usage, variable};
@@ -64,6 +66,11 @@ pub(in crate::cli) struct QueueTarget {
 impl QueueTarget {
     /// Finds the queue. Contacts Kubernetes only for a resource, and never Redis.
     pub async fn find(&self) -> Result<Queue, Failure> {
+        self.find_with(None).await
+    }
+
+    /// Like [`Self::find`], with this lease for elements in flight.
+    pub async fn find_with(&self, lease: Option<Duration>) -> Result<Queue, Failure> {
         let (settings, name) = match resource::<PressureQueue>(&self.name) {
             Some(name) => self.place.resource(name).await?,
             None => self.place.named(&self.name)?,
@@ -72,7 +79,15 @@ impl QueueTarget {
         if let Some(id) = &self.place.client_id {
             options.client_id.clone_from(id);
         }
+        if let Some(lease) = lease {
+            options.lease = lease;
+        }
         Ok(Queue::new(settings, name, options))
+    }
+
+    /// Returns the queue of this name at the same location.
+    pub fn sibling(&self, name: &str) -> Self {
+        Self { name: name.to_owned(), place: self.place.clone() }
     }
 
     /// Rejects the creation of a queue that the operator creates.

@@ -11,8 +11,9 @@ use crate::api::pressure_queue::RoleStatus;
 use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::operator::watched::{Told, tell};
 
-const GAUGES: [Told<PressureQueueStatus>; 5] = [
+const GAUGES: [Told<PressureQueueStatus>; 6] = [
     ("queue_length", "Elements in the queue", |q| q.length),
+    ("queue_in_flight", "Elements got and not acknowledged", |q| q.in_flight),
     ("queue_bound", "Elements it may hold; 0 means no bound", |q| q.bound),
     ("queue_producer_busy", "1 while a producer has the role", |q| busy(q.producer.as_ref())),
     ("queue_consumer_busy", "1 while a consumer has the role", |q| busy(q.consumer.as_ref())),

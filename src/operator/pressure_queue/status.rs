@@ -73,6 +73,7 @@ pub(super) fn outcome(found: &Observation) -> Outcome {
             | Remark::Reopened
             | Remark::RoleStuck { .. }
             | Remark::LostToken
+            | Remark::LeasesEnded { .. }
             | Remark::SurplusToken { .. }
             | Remark::CounterDrift { .. } => {}
         }
@@ -120,6 +121,7 @@ pub(super) fn describe(
     let mut said = Vec::new();
     if seen.bound.is_some() {
         status.length = Some(to_i64(seen.length));
+        status.in_flight = Some(to_i64(seen.in_flight));
         status.bound = seen.bound.map(to_i64);
         status.closed = Some(seen.closed);
         status.producer = Some(role(&seen.producer));

@@ -4,9 +4,10 @@ use std::fmt;
 
 use super::rules::{NameError, check_common};
 
-/// The suffixes of a pressure queue's keys, in the order of the source document "pressure
-/// 0.15". The data list itself has none.
-pub const KEY_SUFFIXES: [&str; 11] = [
+/// The suffixes of a pressure queue's keys: those of the source document "pressure 0.15" in
+/// its order, then the two of elements in flight, which are Lockkeeper's. The data list
+/// itself has none.
+pub const KEY_SUFFIXES: [&str; 13] = [
     ":bound",
     ":producer",
     ":consumer",
@@ -18,12 +19,14 @@ pub const KEY_SUFFIXES: [&str; 11] = [
     ":stats:consumed_bytes",
     ":not_full",
     ":closed",
+    ":in_flight",
+    ":leases",
 ];
 
 /// Default key prefix of pressure 0.15.
 pub const DEFAULT_PREFIX: &str = "__pressure__";
 
-/// A pressure queue's name and prefix, with which its twelve Redis keys start.
+/// A pressure queue's name and prefix, with which its Redis keys start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName {
     prefix: String,

@@ -12,6 +12,7 @@
 mod values;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ pub use self::values::{
 };
 use super::{ObservedQueue, QueueRole, Remark};
 
+/// What happens to elements whose leases have ended.
+const LEASES_ENDED: &str =
+    "the next get of Lockkeeper returns them; clients of other origin do not";
+
 /// The result of the observations so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
@@ -31,7 +36,8 @@ pub struct Diagnosis {
     /// Taken roles, partial creations and partial deletions that are not proven to be
     /// damage yet. Their clients may be active.
     pub at_work: Vec<Finding>,
-    /// Roles whose holders have a reason to be inactive: they wait for room or data.
+    /// Roles whose holders have a reason to be inactive: they wait for room or data. And
+    /// elements whose leases have ended, which wait for the next get.
     pub waiting: Vec<Finding>,
     /// Whether a finding must be confirmed by a second observation.
     pub unsure: bool,
@@ -139,6 +145,12 @@ impl Doctor {
                 diagnosis.unsure = true;
             }
         }
+        if let Some(count) = NonZeroU64::new(look.seen.leases_ended)
+            && look.seen.bound.is_some()
+        {
+            let remark = Remark::LeasesEnded { count: count.get() };
+            diagnosis.waiting.push(Finding { remark, remedy: Remedy::Leave(LEASES_ENDED) });
+        }
         self.last = look.seen;
         diagnosis
     }
@@ -175,7 +187,7 @@ impl Doctor {
     /// also after a close. Only the deletion of a closed queue leaves more. Missing keys
     /// prove nothing: a server at its memory limit may have evicted them.
     fn has_deletion_begun(&self, seen: &ObservedQueue) -> bool {
-        self.is_deletion_wanted || seen.closed_tokens > 2 || seen.length == 0
+        self.is_deletion_wanted || seen.closed_tokens > 2 || seen.length == 0 && seen.in_flight == 0
     }
 
     fn judge(&self, watch: &Watch, look: &Look, diagnosis: &mut Diagnosis) {
@@ -330,6 +342,7 @@ pub fn needs_second_look(remark: &Remark) -> bool {
         | Remark::WaitingForProducer { .. }
         | Remark::ClosedByClient
         | Remark::Reopened
+        | Remark::LeasesEnded { .. }
         | Remark::WrongType { .. } => false,
     }
 }

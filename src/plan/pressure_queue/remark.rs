@@ -75,6 +75,12 @@ pub enum Remark {
         /// The difference of the counters less the length.
         by: i64,
     },
+    /// Elements were got with a lease and not acknowledged, and their leases have ended.
+    /// No damage: the next get of a Lockkeeper client returns them.
+    LeasesEnded {
+        /// Number of these elements.
+        count: u64,
+    },
     /// A key has a value that pressure never writes there. Nothing is changed until that
     /// is resolved.
     WrongType {
@@ -100,6 +106,7 @@ impl Remark {
             Self::LostToken => "LostToken",
             Self::SurplusToken { .. } => "SurplusToken",
             Self::CounterDrift { .. } => "CounterDrift",
+            Self::LeasesEnded { .. } => "LeasesEnded",
             Self::WrongType { .. } => "WrongType",
         }
     }
@@ -159,6 +166,10 @@ impl fmt::Display for Remark {
             Self::SurplusToken { key, count } => {
                 write!(f, "{key} has {count} elements, and one is allowed: a client breaks the protocol")
             }
+            Self::LeasesEnded { count } => write!(
+                f,
+                "elements got and not acknowledged, whose leases have ended: {count}"
+            ),
             Self::WrongType { key } => write!(
                 f,
                 "the key {key} holds something that is not pressure's: choose another queueName or prefix, or remove the key"

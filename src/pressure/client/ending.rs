@@ -30,7 +30,7 @@ impl Queue {
             Applied::Absent | Applied::Residue { .. } => Err(QueueError::DoesNotExist),
             Applied::ProducerBusy { who } => {
                 let awaited = Awaited::Role { role: QueueRole::Producer, who };
-                Ok(Attempt::NotYet { awaited, is_closed: false })
+                Ok(Attempt::NotYet { awaited, polls: false })
             }
         }
     }
@@ -66,9 +66,9 @@ impl Queue {
                 return Ok(Attempt::Done(()));
             }
         };
-        // A queue whose deletion has started is closed. Polling once a second also finds
+        // A queue whose deletion has started is closed already. Polling once a second also finds
         // a role that was never taken, which counts as gone after a grace period.
         let awaited = Awaited::Role { role, who: holder.id };
-        Ok(Attempt::NotYet { awaited, is_closed: true })
+        Ok(Attempt::NotYet { awaited, polls: true })
     }
 }

@@ -89,6 +89,10 @@ pub enum QueueError {
     /// front of the queue they would be out of order.
     #[error("another client has got elements since: these can't go back to their place")]
     Overtaken,
+    /// The lease of an element in flight has ended: it was settled already, or another get
+    /// returned it. The element may be processed twice.
+    #[error("the lease of the element has ended: another client may process it again")]
+    LeaseEnded,
     /// The server was not reachable, or refused.
     #[error(transparent)]
     Store(#[from] StoreError),

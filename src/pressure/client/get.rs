@@ -22,6 +22,10 @@ use crate::pressure::{StoreError, scripts};
 /// an answer. The elements of a later answer are kept.
 const SILENCE: Duration = Duration::from_mins(1);
 
+/// Maximum length of a lease, in milliseconds: a year. The scripts calculate in floating
+/// point.
+const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
+
 /// How long giving back waits for another consumer when the last clone of a queue is
 /// dropped.
 const LAST_WAIT: Duration = Duration::from_secs(5);
@@ -81,20 +85,25 @@ impl Queue {
         let mut pace = self.0.waiting.pace(wait, first);
         loop {
             pace.before().await?;
-            let tried = match wait {
-                Wait::Forever => self.try_take(limit).await,
-                Wait::No | Wait::For(_) => self.try_take_or_silence(limit).await,
-            };
+            let tried = self.or_silence(wait, self.try_take(limit)).await;
             if let Some(taken) = pace.after(tried).await? {
                 return Ok(taken);
             }
         }
     }
 
-    async fn try_take_or_silence(&self, limit: Limit) -> Result<Attempt<Taken>, QueueError> {
+    /// Awaits an attempt, or unless it waits without a limit, a minute of silence.
+    pub(super) async fn or_silence<T>(
+        &self,
+        wait: Wait,
+        attempt: impl Future<Output = Result<Attempt<T>, QueueError>>,
+    ) -> Result<Attempt<T>, QueueError> {
+        if wait == Wait::Forever {
+            return attempt.await;
+        }
         tokio::select! {
             biased;
-            tried = self.try_take(limit) => tried,
+            tried = attempt => tried,
             () = self.silence(SILENCE) => {
                 Err(StoreError::Unanswered { why: Box::new(StoreError::Timeout) }.into())
             }
@@ -107,7 +116,7 @@ impl Queue {
             return Ok(Attempt::Done(kept.take(limit)));
         }
         self.check(Work::Get).await?;
-        let script = self.clone().take(limit).boxed();
+        let script = self.clone().take(limit, None).boxed();
         let taking = TakingScript {
             script: Some(script),
             kept: Some(kept),
@@ -129,8 +138,9 @@ impl Queue {
                 Ok(Attempt::Done(taken))
             }
             "empty" => {
-                is_empty(true);
-                Ok(Attempt::NotYet { awaited: Awaited::Element, is_closed: false })
+                let empty = empty(&verdict);
+                is_empty(!matches!(empty, Attempt::NotYet { polls: true, .. }));
+                Ok(empty)
             }
             "busy" => Ok(busy(&verdict)),
             "closed" => Err(QueueError::Closed),
@@ -139,10 +149,18 @@ impl Queue {
         }
     }
 
-    async fn take(self, limit: Limit) -> Result<Verdict, StoreError> {
+    /// Runs the script of a get, with a lease of this length if there is one.
+    pub(super) async fn take(
+        self,
+        limit: Limit,
+        lease: Option<Duration>,
+    ) -> Result<Verdict, StoreError> {
         let bytes = limit.bytes.min(self.0.taking.batch.bytes());
         let mut call = self.call(&scripts::GET);
         call.arg(&self.0.options.client_id).arg(limit.elements.max(1)).arg(bytes);
+        if let Some(lease) = lease {
+            call.arg(millis(lease));
+        }
         self.0.store.take(&self.0.name, &call).await
     }
 
@@ -191,10 +209,21 @@ impl Queue {
     }
 }
 
-fn busy<T>(verdict: &Verdict) -> Attempt<T> {
+/// Returns a duration in the unit of the scripts.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).clamp(1, LONGEST)
+}
+
+/// Converts the reply `empty`. No key signals the end of another client's lease.
+pub(super) fn empty<T>(verdict: &Verdict) -> Attempt<T> {
+    let polls = verdict.number(0).is_some_and(|in_flight| in_flight > 0);
+    Attempt::NotYet { awaited: Awaited::Element, polls }
+}
+
+pub(super) fn busy<T>(verdict: &Verdict) -> Attempt<T> {
     Attempt::NotYet {
         awaited: Awaited::Role { role: QueueRole::Consumer, who: verdict.text(0) },
-        is_closed: verdict.number(1).is_some_and(|elements| elements > 0),
+        polls: verdict.number(1).is_some_and(|elements| elements > 0),
     }
 }
 

@@ -6,6 +6,7 @@
 //! `waiting.rs`.
 
 mod batch;
+mod delivery;
 mod ending;
 mod environment;
 mod error;
@@ -18,6 +19,7 @@ mod queue;
 mod taken;
 mod waiting;
 
+pub use self::delivery::Delivery;
 pub use self::environment::EnvironmentError;
 pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, Wait};
 pub use self::flow::QueueSink;

@@ -24,6 +24,11 @@ pub struct QueueOptions {
     /// Interval at which a waiting operation checks the queue again. This detects keys
     /// that were removed outside of the protocol, which wakes no client. Default 60 s.
     pub look_interval: Duration,
+    /// How long an element got with [`Queue::get_acked`](super::Queue::get_acked) stays in
+    /// flight without a renewal. Other clients get the elements of a dead client after that
+    /// time. A lease is renewed at a third of it, and must be longer than the transfer of an
+    /// element. Default 30 s; at least 1 ms.
+    pub lease: Duration,
 }
 
 impl Default for QueueOptions {
@@ -34,6 +39,7 @@ impl Default for QueueOptions {
             connect_timeout: store.connect_timeout,
             response_timeout: store.response_timeout,
             look_interval: Duration::from_mins(1),
+            lease: Duration::from_secs(30),
         }
     }
 }

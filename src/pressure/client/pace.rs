@@ -24,8 +24,8 @@ pub(super) enum Attempt<T> {
     /// The operation must wait.
     NotYet {
         awaited: Awaited,
-        /// Whether the queue is already closed.
-        is_closed: bool,
+        /// Whether to check again once a second: no key signals the awaited change.
+        polls: bool,
     },
 }
 
@@ -80,7 +80,7 @@ impl<'a> Pace<'a> {
     ) -> Result<Option<T>, QueueError> {
         match tried {
             Ok(Attempt::Done(done)) => return Ok(Some(done)),
-            Ok(Attempt::NotYet { awaited, is_closed }) => self.until(awaited, is_closed).await?,
+            Ok(Attempt::NotYet { awaited, polls }) => self.until(awaited, polls).await?,
             Err(QueueError::Store(error)) => self.outlast(error).await?,
             Err(error) => return Err(error),
         }
@@ -88,13 +88,13 @@ impl<'a> Pace<'a> {
     }
 
     /// Runs after an attempt that has to wait: waits, or returns why it must not.
-    async fn until(&mut self, awaited: Awaited, is_closed: bool) -> Result<(), QueueError> {
+    async fn until(&mut self, awaited: Awaited, polls: bool) -> Result<(), QueueError> {
         if self.wait == Wait::No || self.waiting.is_over() {
             return Err(at_once(awaited));
         }
         self.is_waiting = true;
         let waiting = self.waiting;
-        match self.in_time(waiting.change(&awaited, is_closed)).await {
+        match self.in_time(waiting.change(&awaited, polls)).await {
             None => Err(QueueError::TimedOut { awaited }),
             Some(Ok(())) => {
                 self.failures = 0;
@@ -148,7 +148,7 @@ impl<'a> Pace<'a> {
 
 /// Returns a random time between half of the pause after this number of failures and the
 /// whole pause, so that the clients of a restarted server do not reconnect in step.
-fn away_pause(failures: u32) -> Duration {
+pub(super) fn away_pause(failures: u32) -> Duration {
     let (first, longest) = AWAY_PAUSE;
     let pause = first.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(longest);
     pause.mul_f64(rand::rng().random_range(0.5..=1.0))

@@ -172,11 +172,11 @@ impl Queue {
             }
             "full" => {
                 is_full(true);
-                Ok(Attempt::NotYet { awaited: Awaited::Room, is_closed: false })
+                Ok(Attempt::NotYet { awaited: Awaited::Room, polls: false })
             }
             "busy" => Ok(Attempt::NotYet {
                 awaited: Awaited::Role { role: QueueRole::Producer, who: verdict.text(0) },
-                is_closed: false,
+                polls: false,
             }),
             "closed" => Err(QueueError::Closed),
             "absent" => Err(QueueError::DoesNotExist),

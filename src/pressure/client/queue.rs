@@ -96,6 +96,8 @@ pub(super) struct Inner {
     /// the one for getting.
     pub(super) may_put: AtomicU64,
     pub(super) may_get: AtomicU64,
+    /// And for getting with a lease.
+    pub(super) may_lease: AtomicU64,
 }
 
 impl fmt::Debug for Queue {
@@ -109,6 +111,8 @@ impl fmt::Debug for Queue {
 pub(super) enum Work {
     Put,
     Get,
+    /// Get with a lease.
+    Lease,
 }
 
 impl Queue {
@@ -137,6 +141,7 @@ impl Queue {
             taking: Taking::default(),
             may_put: AtomicU64::new(0),
             may_get: AtomicU64::new(0),
+            may_lease: AtomicU64::new(0),
         }))
     }
 
@@ -284,6 +289,7 @@ impl Queue {
         match work {
             Work::Put => &self.0.may_put,
             Work::Get => &self.0.may_get,
+            Work::Lease => &self.0.may_lease,
         }
     }
 
@@ -298,6 +304,7 @@ impl Queue {
         call.arg(match work {
             Work::Put => "put",
             Work::Get => "get",
+            Work::Lease => "lease",
         });
         let verdict = self.0.store.read(&self.0.name, &call).await?;
         if verdict.word != "allowed" {

@@ -27,7 +27,8 @@ pub struct Taken {
 }
 
 impl Taken {
-    pub(super) fn new(elements: Vec<Vec<u8>>, counted: Option<u64>) -> Self {
+    /// Creates it for elements of a get. Only with `counted` they can be given back.
+    pub(crate) fn new(elements: Vec<Vec<u8>>, counted: Option<u64>) -> Self {
         Self { elements: elements.into(), counted }
     }
 

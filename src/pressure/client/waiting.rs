@@ -29,10 +29,11 @@ use crate::pressure::{Store, StoreError};
 /// this time and the operation checks again.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// Interval of checks for the role of a closed queue, because `:closed` can't signal a
-/// deletion then. No client waits while holding a role of a closed queue, so this state
-/// ends soon unless its holder is dead.
-const CLOSED_LOOK: Duration = Duration::from_secs(1);
+/// Interval of checks where no key signals the change. That is the case for the role of a
+/// closed queue, because `:closed` can't signal a deletion then: no client waits while
+/// holding a role of a closed queue, so this state ends soon unless its holder is dead. And
+/// for the elements in flight, whose leases end by time.
+const POLL: Duration = Duration::from_secs(1);
 
 /// The lists of one queue that can be waited for.
 pub(super) struct Waiting {
@@ -89,22 +90,18 @@ impl Waiting {
     }
 
     /// Returns when another attempt is due: the awaited list has an element, the queue
-    /// was closed or deleted, or enough time has passed.
+    /// was closed or deleted, or enough time has passed: a second if `polls`.
     ///
     /// Cancel safe.
-    pub(super) async fn change(
-        &self,
-        awaited: &Awaited,
-        is_closed: bool,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn change(&self, awaited: &Awaited, polls: bool) -> Result<(), StoreError> {
         let lane = match awaited {
             Awaited::Room => &self.not_full,
             Awaited::Element => &self.data,
             Awaited::Role { role: QueueRole::Producer, .. } => &self.producer_free,
             Awaited::Role { role: QueueRole::Consumer, .. } => &self.consumer_free,
         };
-        if is_closed {
-            return timeout(CLOSED_LOOK, lane.wait()).await.unwrap_or(Ok(()));
+        if polls {
+            return timeout(POLL, lane.wait()).await.unwrap_or(Ok(()));
         }
         let either = async {
             tokio::select! {

@@ -1,7 +1,7 @@
 -- Checks whether the user may run all commands of a client's scripts. A client asks
 -- once per connection, because an interrupted script leaves half of its work.
 -- Changes nothing.
--- Keys: see shared.lua. Arguments: 'put' or 'get'.
+-- Keys: see shared.lua. Arguments: 'put', 'get', or 'lease' for a get with a lease.
 -- Reply: {'allowed'} | {'wrong', numbers} | an error.
 
 local _, wrong = survey()
@@ -20,6 +20,15 @@ else
   for _, command in ipairs({
     {'SET', CONSUMER, 'x'}, {'RPOP', DATA},
     {'INCRBY', CONSUMED_MESSAGES, '1'}, {'INCRBY', CONSUMED_BYTES, '1'},
+  }) do
+    table.insert(commands, command)
+  end
+end
+if ARGV[1] == 'lease' or in_flight() > 0 then
+  for _, command in ipairs({
+    {'HGET', IN_FLIGHT, 'x'}, {'HSET', IN_FLIGHT, 'x', 'x'}, {'HDEL', IN_FLIGHT, 'x'},
+    {'ZADD', LEASES, '0', 'x'}, {'ZREM', LEASES, 'x'}, {'ZCARD', LEASES},
+    {'ZRANGEBYSCORE', LEASES, '0', '0'}, {'TIME'},
   }) do
     table.insert(commands, command)
   end

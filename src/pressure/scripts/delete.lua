@@ -5,7 +5,7 @@
 -- exist, but no :bound. Therefore any client can continue it.
 -- Keys: see shared.lua. Arguments: the mode, one of
 --   'ordinary';
---   'if-empty': as ordinary, but do not start while there are elements;
+--   'if-empty': as ordinary, but do not start while there are elements, or some in flight;
 --   'nameless': as ordinary, but a role that is not free and has no holder's id
 --     counts as removed already (another deletion removes them role by role);
 --   'force': remove every key in the next step, even if roles are taken.
@@ -35,7 +35,7 @@ end
 
 local mode = ARGV[1]
 if redis.call('EXISTS', BOUND) == 1 then
-  local length = redis.call('LLEN', DATA)
+  local length = redis.call('LLEN', DATA) + in_flight()
   if mode == 'if-empty' and length > 0 then
     return {'not-empty', length}
   end

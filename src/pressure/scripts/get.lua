@@ -1,12 +1,15 @@
 -- Gets elements: all steps of the protocol's Get in one script. A producer that
--- waits for room wakes afterwards.
+-- waits for room wakes afterwards. Elements in flight whose lease has ended come first.
 -- Keys: see shared.lua. Arguments: the client id, the maximum number of elements (at
 --   least 1), the byte limit: no further element is taken once it is reached.
--- Reply: {'got', elements ever read or nil, elements left, elements...},
---   oldest first | {'absent'}
+--   Optionally the length of a lease in milliseconds: the elements are then in flight
+--   until they are acknowledged or the lease ends, see settle.lua.
+-- Reply: {'got', elements ever read or nil, elements left including those in flight,
+--   elements...}, oldest first; with a lease, each follows its delivery, 'ID COUNT'
+--   | {'absent'}
 --   | {'busy', holder or nil, elements of :closed}: a consumer holds its role |
---   {'empty'} | {'closed'}: and empty | {'wrong', 2}: the bound
---   is not a number.
+--   {'empty', elements in flight} | {'closed'}: and nothing left | {'wrong', numbers}:
+--   the bound is not a number, or a key has another type.
 --
 -- The role stays free during the whole script, so its token need not be moved.
 
@@ -18,6 +21,14 @@ bound = tonumber(bound)
 if not bound then
   return {'wrong', 2}
 end
+local lease = tonumber(ARGV[4])
+local has_leases = redis.call('EXISTS', IN_FLIGHT, LEASES) > 0
+if lease or has_leases then
+  local _, wrong = survey()
+  if #wrong > 0 then
+    return wrong_reply(wrong)
+  end
+end
 local closed = redis.call('LLEN', CLOSED)
 if redis.call('LLEN', CONSUMER_FREE) == 0 then
   return {'busy', holder(CONSUMER), closed}
@@ -28,21 +39,87 @@ redis.call('SET', CONSUMER, ARGV[1])
 local tokens = redis.call('LLEN', NOT_FULL)
 local most, most_bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
 local reply, count, bytes = {'got', false, 0}, 0, 0
-while count < most and (count == 0 or bytes < most_bytes) do
+
+local function wants_more()
+  return count < most and (count == 0 or bytes < most_bytes)
+end
+local function add(element, delivery)
+  count = count + 1
+  bytes = bytes + #element
+  if delivery then
+    table.insert(reply, delivery)
+  end
+  table.insert(reply, element)
+end
+
+local now, micros
+if lease or has_leases then
+  now, micros = time()
+end
+local serial = 0
+local function next_id()
+  local id
+  repeat
+    id = string.format('%s-%06d', micros, serial)
+    serial = serial + 1
+    -- A clock that was set back must not overwrite an element.
+  until not redis.call('HGET', IN_FLIGHT, id .. '/by')
+  return id
+end
+local function deliver(id, number)
+  redis.call('ZADD', LEASES, now + lease, id)
+  redis.call('HSET', IN_FLIGHT, id .. '/by', number .. ' ' .. ARGV[1])
+  return id .. ' ' .. number
+end
+
+if has_leases then
+  local ended = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now)
+  -- Ids sort as their elements were in the queue.
+  table.sort(ended)
+  for _, id in ipairs(ended) do
+    if not wants_more() then
+      break
+    end
+    local element = redis.call('HGET', IN_FLIGHT, id)
+    local before = tonumber(string.match(redis.call('HGET', IN_FLIGHT, id .. '/by') or '', '^%d+'))
+    if not element then
+      -- Not written by these scripts.
+      redis.call('ZREM', LEASES, id)
+    elseif lease then
+      add(element, deliver(id, (before or 0) + 1))
+    else
+      add(element)
+      redis.call('ZREM', LEASES, id)
+      redis.call('HDEL', IN_FLIGHT, id, id .. '/by')
+    end
+  end
+end
+
+local count_again, bytes_again = count, bytes
+while wants_more() do
   local element = redis.call('RPOP', DATA)
   if not element then
     break
   end
-  count = count + 1
-  bytes = bytes + #element
-  reply[count + 3] = element
+  if lease then
+    local id = next_id()
+    redis.call('HSET', IN_FLIGHT, id, element)
+    add(element, deliver(id, 1))
+  else
+    add(element)
+  end
 end
 if count == 0 then
-  return {closed > 0 and 'closed' or 'empty'}
+  local left = in_flight()
+  if left > 0 then
+    return {'empty', left}
+  end
+  return {closed > 0 and 'closed' or 'empty', 0}
 end
 
-reply[3] = redis.call('LLEN', DATA)
-if bound == 0 or reply[3] < bound then
+local length = redis.call('LLEN', DATA)
+reply[3] = length + in_flight()
+if bound == 0 or length < bound then
   if tokens == 0 then
     redis.call('LPUSH', NOT_FULL, '1')
   elseif tokens > 1 then
@@ -50,9 +127,9 @@ if bound == 0 or reply[3] < bound then
   end
 end
 -- An invalid counter must not cause the loss of elements.
-local got = redis.pcall('INCRBY', CONSUMED_MESSAGES, count)
+local got = redis.pcall('INCRBY', CONSUMED_MESSAGES, count - count_again)
 if type(got) == 'number' then
   reply[2] = got
 end
-redis.pcall('INCRBY', CONSUMED_BYTES, bytes)
+redis.pcall('INCRBY', CONSUMED_BYTES, bytes - bytes_again)
 return reply

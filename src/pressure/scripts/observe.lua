@@ -4,7 +4,8 @@
 --   {bound, produced messages, produced bytes, consumed messages, consumed
 --    bytes}, each text or nil,
 --   {producer, consumer}, each text or nil,
---   {lengths of data, producer_free, consumer_free, not_full, closed}}.
+--   {lengths of data, producer_free, consumer_free, not_full, closed, number of
+--    elements in flight, number of those whose lease has ended}}.
 --   A key of a wrong type reads as absent.
 
 local present, wrong = survey()
@@ -29,6 +30,12 @@ local function length(key)
   return is_wrong[key] and 0 or redis.call('LLEN', key)
 end
 
+local flying, ended = 0, 0
+if not is_wrong[LEASES] and redis.call('EXISTS', LEASES) == 1 then
+  flying = redis.call('ZCARD', LEASES)
+  ended = redis.call('ZCOUNT', LEASES, '-inf', (time()))
+end
+
 return {
   present,
   wrong,
@@ -36,5 +43,5 @@ return {
    text(CONSUMED_MESSAGES), text(CONSUMED_BYTES)},
   {id(PRODUCER), id(CONSUMER)},
   {length(DATA), length(PRODUCER_FREE), length(CONSUMER_FREE),
-   length(NOT_FULL), length(CLOSED)},
+   length(NOT_FULL), length(CLOSED), flying, ended},
 }

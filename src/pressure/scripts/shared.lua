@@ -1,5 +1,5 @@
 -- Prepended to every script of this folder; not a step of its own.
--- Keys (all scripts): the twelve keys of one queue, in this order.
+-- Keys (all scripts): the fourteen keys of one queue, in this order.
 -- Every script starts with checks that change nothing, because Redis does not roll
 -- back the writes of a script that fails.
 
@@ -8,9 +8,14 @@ local PRODUCER_FREE, CONSUMER_FREE = KEYS[5], KEYS[6]
 local PRODUCED_MESSAGES, PRODUCED_BYTES = KEYS[7], KEYS[8]
 local CONSUMED_MESSAGES, CONSUMED_BYTES = KEYS[9], KEYS[10]
 local NOT_FULL, CLOSED = KEYS[11], KEYS[12]
+-- The elements in flight: a hash with two fields for each, ID for the element and ID/by
+-- for 'COUNT CLIENT', the number of its deliveries and the last client. And a sorted set
+-- of the ids by the end of the lease, in milliseconds since 1970 by the server's clock.
+local IN_FLIGHT, LEASES = KEYS[13], KEYS[14]
 
 local LISTS = {[DATA] = true, [PRODUCER_FREE] = true, [CONSUMER_FREE] = true,
                [NOT_FULL] = true, [CLOSED] = true}
+local TYPES = {[IN_FLIGHT] = 'hash', [LEASES] = 'zset'}
 
 -- Returns the numbers of the keys that exist, and of those whose type is not the
 -- protocol's.
@@ -20,7 +25,7 @@ local function survey()
     local type = redis.call('TYPE', key).ok
     if type ~= 'none' then
       table.insert(present, number)
-      if type ~= (LISTS[key] and 'list' or 'string') then
+      if type ~= (TYPES[key] or LISTS[key] and 'list' or 'string') then
         table.insert(wrong, number)
       end
     end
@@ -42,7 +47,7 @@ local function forbidden(commands)
   for _, command in ipairs(commands) do
     if not redis.acl_check_cmd(unpack(command)) then
       return redis.error_reply('NOPERM the user has no permission to run ' ..
-                               command[1] .. ' on ' .. command[2])
+                               command[1] .. (command[2] and ' on ' .. command[2] or ''))
     end
   end
   return nil
@@ -61,4 +66,16 @@ end
 -- LTRIM. This call keeps the whole list.
 local function run_at_memory_limit()
   redis.call('LTRIM', NOT_FULL, 0, -1)
+end
+
+-- Returns the server's time: milliseconds since 1970, and the microseconds as text.
+local function time()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000), string.format('%d%06d', now[1], now[2])
+end
+
+-- Returns the number of elements in flight. Asks with a command that every user of the
+-- queue may run.
+local function in_flight()
+  return redis.call('EXISTS', LEASES) == 1 and redis.call('ZCARD', LEASES) or 0
 end

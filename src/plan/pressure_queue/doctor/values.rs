@@ -225,7 +225,7 @@ impl Subject {
     /// be considered dead.
     pub(super) fn part_of(self, seen: &ObservedQueue) -> ObservedQueue {
         match self {
-            Self::Creation | Self::Deletion => seen.clone(),
+            Self::Creation | Self::Deletion => ObservedQueue { leases_ended: 0, ..seen.clone() },
             Self::Role(role) => of_role(role, seen),
         }
     }
@@ -233,9 +233,15 @@ impl Subject {
 
 /// Returns the part of a queue that must stay unchanged for a role's holder to be
 /// considered dead: the keys that only the holder changes, length and counters. The other
-/// role may change hands.
+/// role may change hands, and elements in flight may be acknowledged.
 fn of_role(role: QueueRole, seen: &ObservedQueue) -> ObservedQueue {
-    let mut seen = ObservedQueue { not_full: 0, closed_tokens: 0, ..seen.clone() };
+    let mut seen = ObservedQueue {
+        closed_tokens: 0,
+        not_full: 0,
+        in_flight: 0,
+        leases_ended: 0,
+        ..seen.clone()
+    };
     match role {
         QueueRole::Producer => (seen.consumer, seen.consumer_free) = (Role::default(), 0),
         QueueRole::Consumer => (seen.producer, seen.producer_free) = (Role::default(), 0),

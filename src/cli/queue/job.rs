@@ -1,0 +1,191 @@
+//! One command of `lockkeeper queue run`: started for one element, which it gets on its
+//! standard input. See `run` for how many run at a time, and when they end.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
+use crate::pressure::{Delivery, Queue, QueueError, Wait};
+
+/// First and longest time until an element returns whose command failed.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Time for which a dead letter waits for another producer of its queue.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What all commands of one `queue run` share.
+pub(super) struct Task {
+    pub queue: Queue,
+    pub command: Vec<OsString>,
+    /// The queue for elements whose command has failed this often.
+    pub dead_letters: Option<(Queue, u64)>,
+    /// The signals that are forwarded to the commands.
+    pub signals: watch::Receiver<Option<Signal>>,
+}
+
+/// The outcome for an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    /// Its command succeeded, and it was acknowledged.
+    Processed,
+    /// It returns to the queue.
+    Returned,
+    /// It went to the queue for dead letters.
+    Dead,
+}
+
+impl Task {
+    /// Runs the command for an element, and settles the delivery.
+    pub async fn process(self: Arc<Self>, mut delivery: Delivery) -> Result<Done, Failure> {
+        let element = delivery.take_element();
+        let count = delivery.count();
+        // Its last command may have ended with the machine, without an exit code.
+        let most = self.dead_letters.as_ref().map(|(_, most)| *most);
+        if most.is_some_and(|most| count > most) {
+            return self.give_up(delivery, &element, "its commands did not end").await;
+        }
+        let status = match self.run(&element, count).await {
+            Ok(status) => status,
+            Err(failure) => {
+                self.give_back(delivery, Duration::ZERO).await;
+                return Err(failure);
+            }
+        };
+        if status.success() {
+            return self.acknowledge(delivery).await.map(|()| Done::Processed);
+        }
+        if self.signals.borrow().is_some() {
+            // The signal ended it, not the element.
+            self.give_back(delivery, Duration::ZERO).await;
+            return Ok(Done::Returned);
+        }
+        let why = format!("the command ended with {status}");
+        if most == Some(count) {
+            return self.give_up(delivery, &element, &why).await;
+        }
+        let pause = retry_after(count);
+        say(format!("{why}: the element returns in {} s (delivery {count})", pause.as_secs()));
+        self.give_back(delivery, pause).await;
+        Ok(Done::Returned)
+    }
+
+    /// Runs the command to its end.
+    async fn run(&self, element: &[u8], count: u64) -> Result<ExitStatus, Failure> {
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Err(Failure::new(Failure::USAGE, "there is no command"));
+        };
+        let mut command = Command::new(program);
+        let input = input(element).map_err(|error| {
+            Failure::new(Failure::UNAVAILABLE, format!("no room for an element: {error}"))
+        })?;
+        command.args(arguments).stdin(input).process_group(0);
+        command.env("QUEUE_NAME", self.queue.name().as_str());
+        command.env("QUEUE_DELIVERIES", count.to_string());
+        let mut child = command.spawn().map_err(|error| Failure::not_started(program, &error))?;
+        let ended = self.until_it_ends(&mut child).await;
+        ended.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
+    }
+
+    async fn until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
+        let mut signals = self.signals.clone();
+        let forward = async {
+            while signals.changed().await.is_ok() {
+                let signal = *signals.borrow_and_update();
+                if let (Some(group), Some(signal)) = (group, signal) {
+                    // Fails if the group has ended.
+                    let _ = killpg(group, signal);
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            status = child.wait() => status,
+            never = forward => never,
+        }
+    }
+
+    async fn acknowledge(&self, delivery: Delivery) -> Result<(), Failure> {
+        match delivery.ack().await {
+            Ok(()) => Ok(()),
+            Err(QueueError::LeaseEnded) => {
+                say(
+                    "the lease of an element ended while its command ran: it may be processed again",
+                );
+                Ok(())
+            }
+            Err(error) => Err(super::common::failed(&self.queue, &error)),
+        }
+    }
+
+    /// Gives an element back. If that fails, the end of its lease does it.
+    async fn give_back(&self, delivery: Delivery, after: Duration) {
+        if let Err(error) = delivery.give_back(after).await {
+            let name = self.queue.name();
+            say(format!("{name}: an element returns at the end of its lease: {error}"));
+        }
+    }
+
+    /// Puts an element into the queue for dead letters, and acknowledges it.
+    async fn give_up(
+        &self,
+        delivery: Delivery,
+        element: &[u8],
+        why: &str,
+    ) -> Result<Done, Failure> {
+        let Some((letters, _)) = &self.dead_letters else { return Ok(Done::Returned) };
+        let (name, count) = (letters.name(), delivery.count());
+        // In this order: after a failure in between, it is in both queues, never in none.
+        match letters.put_overfill(&[element], Wait::For(PATIENCE)).await {
+            Ok(()) => {
+                say(format!("{why}: the element was put into {name} (delivery {count})"));
+                self.acknowledge(delivery).await.map(|()| Done::Dead)
+            }
+            Err(failed) => {
+                let error = failed.error;
+                say(format!("{why}, and the element can't be put into {name}: {error}"));
+                self.give_back(delivery, retry_after(count)).await;
+                Ok(Done::Returned)
+            }
+        }
+    }
+}
+
+/// Returns an element as the standard input of a command: a file in memory. From a pipe,
+/// the command would read the start of the element and then its end if this process died.
+fn input(element: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create("element", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(element)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Returns the time until the element returns after this failed delivery.
+fn retry_after(count: u64) -> Duration {
+    let (first, longest) = RETRY;
+    let doublings = u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
+    first.saturating_mul(1 << doublings).min(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_element_returns_later_after_each_failure_and_within_a_minute() {
+        let seconds: Vec<u64> = (1..=8).map(|count| retry_after(count).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(retry_after(u64::MAX), RETRY.1);
+    }
+}

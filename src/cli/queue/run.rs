@@ -1,0 +1,235 @@
+//! `lockkeeper queue run`: runs a command for each element, several at a time. See `job`
+//! for one command and its element.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use nix::sys::signal::Signal;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::common::{Patience, count, failed, lease, stopped_by};
+use super::job::{Done, Task};
+use crate::cli::common::say;
+use crate::cli::failure::Failure;
+use crate::cli::signals::Signals;
+use crate::cli::target::QueueTarget;
+use crate::pressure::{Delivery, Queue, QueueError};
+
+/// Arguments of `lockkeeper queue run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The command reads the element from its standard input, without a newline after it. Its environment has QUEUE_NAME and \
+QUEUE_DELIVERIES, the number of deliveries of the element, this one included. If it ends with 0, the \
+element is removed. Otherwise it returns to the queue, after 1 s and at most 1 min, and is then \
+delivered before younger elements.
+
+Each element is in flight while its command runs. If run dies, other clients of Lockkeeper get the \
+element after --lease. So an element is processed at least once, and twice if run dies between the \
+end of its command and the acknowledgement. With --attempts and --dead-letter, an element whose \
+command failed this often is moved to another queue, which must exist.
+
+run ends when the queue is closed and no element is left or in flight. After the first signal it takes \
+no more elements and waits for the commands; a second one is forwarded to them, and a third one kills \
+them. Their elements return to the queue. Commands that run when run itself is killed with SIGKILL \
+continue.")]
+pub struct Arguments {
+    #[command(flatten)]
+    which: QueueTarget,
+
+    /// Maximum number of commands that run at a time
+    #[arg(long, short, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), help_heading = None)]
+    concurrency: u16,
+
+    /// Move an element to the queue --dead-letter after this number of deliveries
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..), requires = "dead_letter", help_heading = None)]
+    attempts: Option<u64>,
+
+    /// Queue for elements whose command fails, at the same location
+    #[arg(long, value_name = "QUEUE", requires = "attempts", help_heading = None)]
+    dead_letter: Option<String>,
+
+    /// Time after which other clients get the elements of a run that died; renewed while it
+    /// lives. At least 1s
+    #[arg(long, value_name = "DURATION", value_parser = lease, default_value = "30s", help_heading = None)]
+    lease: Duration,
+
+    #[command(flatten)]
+    patience: Patience,
+
+    /// Command and its arguments; they are not interpreted by a shell
+    #[arg(last = true, required = true, value_name = "COMMAND", help_heading = None)]
+    command: Vec<OsString>,
+}
+
+/// Reason why no more elements are taken.
+enum End {
+    /// The queue is closed, and nothing is left or in flight.
+    Finished,
+    Queue(QueueError),
+    /// A command can't be started, or its element can't be acknowledged.
+    Job(Failure),
+    Signal(Signal),
+}
+
+/// State of one run.
+struct Running<'a> {
+    arguments: &'a Arguments,
+    task: Arc<Task>,
+    jobs: JoinSet<Result<Done, Failure>>,
+    getting: Option<BoxFuture<'static, Result<Delivery, QueueError>>>,
+    forwarded: watch::Sender<Option<Signal>>,
+    /// Number of elements with each outcome.
+    processed: u64,
+    returned: u64,
+    dead: u64,
+}
+
+pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<(), Failure> {
+    let (queue, dead_letters) = tokio::select! {
+        found = prepare(&arguments) => found?,
+        signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
+    };
+    let (forwarded, forward) = watch::channel(None);
+    let command = arguments.command.clone();
+    let task = Task { queue, command, dead_letters, signals: forward };
+    let mut running = Running {
+        arguments: &arguments,
+        task: Arc::new(task),
+        jobs: JoinSet::new(),
+        getting: None,
+        forwarded,
+        processed: 0,
+        returned: 0,
+        dead: 0,
+    };
+    let end = running.until_it_ends(&mut signals).await;
+    // Gives back an element that arrives now.
+    running.getting = None;
+    running.task.queue.stop_waiting();
+    let end = running.finish_jobs(end, &mut signals).await;
+    let fate = running.fate();
+    match end {
+        End::Finished => Ok(()),
+        End::Queue(error) => Err(failed(&running.task.queue, &error)),
+        End::Job(failure) => Err(failure),
+        End::Signal(signal) => Err(stopped_by(signal, &fate)),
+    }
+}
+
+/// Finds the queue and the one for dead letters, and checks that both exist.
+async fn prepare(arguments: &Arguments) -> Result<(Queue, Option<(Queue, u64)>), Failure> {
+    let queue = arguments.which.find_with(Some(arguments.lease)).await?;
+    queue.closed().await.map_err(|error| failed(&queue, &error))?;
+    let (Some(name), Some(attempts)) = (&arguments.dead_letter, arguments.attempts) else {
+        return Ok((queue, None));
+    };
+    let letters = arguments.which.sibling(name).find().await?;
+    if letters.name() == queue.name() {
+        let message = "--dead-letter must be another queue: its elements would come again";
+        return Err(Failure::new(Failure::USAGE, message));
+    }
+    if letters.closed().await.map_err(|error| failed(&letters, &error))? {
+        return Err(failed(&letters, &QueueError::Closed));
+    }
+    Ok((queue, Some((letters, attempts))))
+}
+
+impl Running<'_> {
+    /// Takes elements and starts their commands.
+    async fn until_it_ends(&mut self, signals: &mut Signals) -> End {
+        loop {
+            let has_room = self.jobs.len() < usize::from(self.arguments.concurrency);
+            if has_room && self.getting.is_none() {
+                let (queue, wait) = (self.task.queue.clone(), self.arguments.patience.wait());
+                self.getting = Some(async move { queue.get_acked(wait).await }.boxed());
+            }
+            let got = async {
+                match &mut self.getting {
+                    Some(getting) => getting.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                got = got => {
+                    self.getting = None;
+                    match got {
+                        Ok(delivery) => drop(self.jobs.spawn(Arc::clone(&self.task).process(delivery))),
+                        Err(QueueError::Closed) => return End::Finished,
+                        // A command that runs may give its element back.
+                        Err(QueueError::Empty | QueueError::TimedOut { .. }) if !self.jobs.is_empty() => {
+                            if let Some(end) = self.next_job(signals).await {
+                                return end;
+                            }
+                        }
+                        Err(error) => return End::Queue(error),
+                    }
+                }
+                Some(done) = self.jobs.join_next() => {
+                    if let Err(failure) = self.note(done) {
+                        return End::Job(failure);
+                    }
+                }
+                signal = signals.next_to_end() => return End::Signal(signal),
+            }
+        }
+    }
+
+    /// Waits for the end of a command. Returns why no more elements are to be taken.
+    async fn next_job(&mut self, signals: &mut Signals) -> Option<End> {
+        tokio::select! {
+            Some(done) = self.jobs.join_next() => self.note(done).err().map(End::Job),
+            signal = signals.next_to_end() => Some(End::Signal(signal)),
+            else => None,
+        }
+    }
+
+    /// Waits for the commands that run. Further signals end them.
+    async fn finish_jobs(&mut self, mut end: End, signals: &mut Signals) -> End {
+        if matches!(end, End::Signal(_)) && !self.jobs.is_empty() {
+            let running = count(self.jobs.len() as u64, "command");
+            say(format!("waiting for {running}; another signal is forwarded, a third one kills"));
+        }
+        while !self.jobs.is_empty() {
+            match self.next_job(signals).await {
+                Some(End::Signal(signal)) => {
+                    let is_second = self.forwarded.borrow().is_none();
+                    let signal = if is_second { signal } else { Signal::SIGKILL };
+                    self.forwarded.send_replace(Some(signal));
+                }
+                // The first one is reported.
+                Some(other) if matches!(end, End::Finished | End::Signal(_)) => end = other,
+                Some(_) | None => {}
+            }
+        }
+        end
+    }
+
+    fn note(
+        &mut self,
+        done: Result<Result<Done, Failure>, tokio::task::JoinError>,
+    ) -> Result<(), Failure> {
+        let done = done.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+        match done? {
+            Done::Processed => self.processed += 1,
+            Done::Returned => self.returned += 1,
+            Done::Dead => self.dead += 1,
+        }
+        Ok(())
+    }
+
+    /// Describes what became of the elements.
+    fn fate(&self) -> String {
+        let mut fate = format!("{} processed", count(self.processed, "element"));
+        for (number, what) in [(self.returned, "returned"), (self.dead, "moved as dead letters")] {
+            if number > 0 {
+                let _ = write!(fate, "; {number} {what}");
+            }
+        }
+        fate
+    }
+}
