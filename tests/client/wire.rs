@@ -26,6 +26,7 @@ with_protocols! {
     slots {
         an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing,
         a_lost_race_costs_one_channel_and_no_connection,
+        an_attempt_ends_after_as_many_lost_races_as_allowed,
         a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired,
     }
     mutex {
@@ -135,6 +136,37 @@ async fn a_lost_race_costs_one_channel_and_no_connection(protocol: Protocol) {
     assert_eq!(permit.slot(), Some(2));
     assert_eq!((proxy.connections_opened(), proxy.count("channel.close")), (0, 1));
     assert_eq!(faster.verify().await, Ok(Verdict::Held));
+}
+
+/// Each time, another client takes the slot while the claim is on its way.
+async fn an_attempt_ends_after_as_many_lost_races_as_allowed(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    let (method, suffix) = taking(protocol);
+    let second = if suffix.ends_with('B') { "-2-B" } else { "-2-C" };
+    for races in 1..=2 {
+        resize(&place, 2).await;
+        let proxy = Proxy::start().await;
+        let slow = warm(&proxy, &place, LONG).await;
+        let mut claims = [suffix, second]
+            .map(|suffix| proxy.hold_at(When::Before, about((method, suffix))))
+            .into_iter();
+        let options = first().with_max_races(races);
+        let acquiring = tokio::spawn(async move { slow.try_acquire(&options).await });
+        let mut faster = Vec::new();
+        for slot in 1..=races {
+            claims.next().unwrap().wait().await;
+            let permit = crate::client::lock(&place).try_acquire(&first()).await.unwrap();
+            assert_eq!(permit.slot(), Some(slot));
+            faster.push(permit);
+            proxy.resume();
+        }
+        let error = acquiring.await.unwrap().unwrap_err();
+        assert_eq!(error, AcquireError::Contended { lock: place.lock_name().to_string() });
+        assert_eq!(held(&place).await, (1..=races).collect::<Vec<_>>());
+        for permit in faster {
+            permit.release().await.unwrap();
+        }
+    }
 }
 
 /// Hazard A8.

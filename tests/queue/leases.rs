@@ -1,4 +1,4 @@
-//! Elements in flight: got with a lease, acknowledged, given back, or returned by the end
+//! Elements in flight: got with a lease, acknowledged, requeued, or returned by the end
 //! of the lease.
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ async fn filled(place: &Place, elements: &[&str]) -> Queue {
 
 fn texts(deliveries: &[Delivery]) -> Vec<(String, u64)> {
     let text = |d: &Delivery| String::from_utf8(d.element().to_vec()).unwrap();
-    deliveries.iter().map(|delivery| (text(delivery), delivery.count())).collect()
+    deliveries.iter().map(|delivery| (text(delivery), delivery.delivery_count())).collect()
 }
 
 fn delivered(all: &[(&str, u64)]) -> Vec<(String, u64)> {
@@ -53,7 +53,7 @@ async fn an_element_is_in_flight_until_it_is_acknowledged() {
     let place = Place::new().await;
     let queue = filled(&place, &["a", "b"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
-    assert_eq!((first.element(), first.count()), (&b"a"[..], 1));
+    assert_eq!((first.element(), first.delivery_count()), (&b"a"[..], 1));
     let seen = queue.stat().await.unwrap();
     assert_eq!((seen.length, seen.in_flight, seen.leases_ended, seen.drift()), (1, 1, 0, 0));
     assert_eq!(ours(&place, "another").try_get().await.unwrap(), b"b");
@@ -110,25 +110,25 @@ async fn a_living_client_keeps_its_elements_for_many_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_given_back_or_dropped_is_delivered_again_before_younger_ones() {
+async fn an_element_that_is_requeued_or_dropped_is_delivered_again_before_younger_ones() {
     let place = Place::new().await;
     let queue = filled(&place, &["a", "b"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
-    first.give_back(Duration::ZERO).await.unwrap();
+    first.requeue(Duration::ZERO).await.unwrap();
     let again = queue.get_acked(Wait::No).await.unwrap();
-    assert_eq!((again.element(), again.count()), (&b"a"[..], 2));
+    assert_eq!((again.element(), again.delivery_count()), (&b"a"[..], 2));
     drop(again);
     eventually("it is back", async || queue.stat().await.unwrap().leases_ended == 1).await;
     let again = queue.get_acked(Wait::No).await.unwrap();
-    assert_eq!((again.element(), again.count()), (&b"a"[..], 3));
+    assert_eq!((again.element(), again.delivery_count()), (&b"a"[..], 3));
 
     // Later: the younger one comes first.
-    again.give_back(Duration::from_secs(3)).await.unwrap();
+    again.requeue(Duration::from_secs(3)).await.unwrap();
     let younger = queue.get_acked(Wait::No).await.unwrap();
-    assert_eq!((younger.element(), younger.count()), (&b"b"[..], 1));
+    assert_eq!((younger.element(), younger.delivery_count()), (&b"b"[..], 1));
     younger.ack().await.unwrap();
     let again = queue.get_acked(Wait::Forever).await.unwrap();
-    assert_eq!((again.element(), again.count()), (&b"a"[..], 4));
+    assert_eq!((again.element(), again.delivery_count()), (&b"a"[..], 4));
     again.ack().await.unwrap();
 }
 
@@ -143,7 +143,7 @@ async fn a_closed_queue_is_not_finished_while_an_element_is_in_flight() {
     let other = ours(&place, "another");
     let waiting = tokio::spawn(async move {
         let again = other.get_acked(Wait::Forever).await.unwrap();
-        assert_eq!((again.element(), again.count()), (&b"a"[..], 2));
+        assert_eq!((again.element(), again.delivery_count()), (&b"a"[..], 2));
         let finished = tokio::spawn(async move { other.get_acked(Wait::Forever).await });
         again.ack().await.unwrap();
         finished.await.unwrap().unwrap_err()
@@ -161,7 +161,7 @@ async fn an_acknowledgement_after_the_end_of_the_lease_removes_nothing_of_the_ne
     let id: Vec<String> = place.run(&["ZRANGE", &place.key(":leases"), "0", "-1"]).await;
     let () = place.run(&["ZADD", &place.key(":leases"), "1", &id[0]]).await;
     let next = ours(&place, "another").get_acked(Wait::No).await.unwrap();
-    assert_eq!(next.count(), 2);
+    assert_eq!(next.delivery_count(), 2);
     assert_eq!(late.ack().await, Err(QueueError::LeaseEnded));
     assert_eq!(queue.stat().await.unwrap().in_flight, 1);
     next.ack().await.unwrap();
@@ -200,7 +200,7 @@ async fn a_get_that_is_dropped_at_any_moment_delivers_its_element_again() {
             delivery = queue.get_acked(Wait::Forever) => match delivery {
                 Ok(delivery) => {
                     got.insert(String::from_utf8(delivery.element().to_vec()).unwrap());
-                    again += usize::from(delivery.count() > 1);
+                    again += usize::from(delivery.delivery_count() > 1);
                     delivery.ack().await.unwrap();
                 }
                 Err(error) => {
@@ -222,10 +222,10 @@ async fn clients_of_other_origin_are_not_disturbed_by_elements_in_flight() {
     let first = queue.get_acked(Wait::No).await.unwrap();
     assert_eq!(text.get().await.unwrap(), "b");
     text.put("c").await.unwrap();
-    first.give_back(Duration::ZERO).await.unwrap();
+    first.requeue(Duration::ZERO).await.unwrap();
     assert_eq!(text.get().await.unwrap(), "c", "in its list there is nothing else");
     let again = queue.get_acked(Wait::No).await.unwrap();
-    assert_eq!((again.element(), again.count()), (&b"a"[..], 2));
+    assert_eq!((again.element(), again.delivery_count()), (&b"a"[..], 2));
     again.ack().await.unwrap();
     assert_eq!(queue.stat().await.unwrap().drift(), 0);
     text.close().await.unwrap();

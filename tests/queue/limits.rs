@@ -41,7 +41,7 @@ async fn everything(place: &Place) {
     waiting.await.unwrap().unwrap();
     queue.give_back(taken, Wait::No).await.unwrap();
     queue.put_overfill(&["c".repeat(100_000)], Wait::No).await.unwrap();
-    queue.get_acked(Wait::No).await.unwrap().give_back(Duration::ZERO).await.unwrap();
+    queue.get_acked(Wait::No).await.unwrap().requeue(Duration::ZERO).await.unwrap();
     assert_eq!(queue.stat().await.unwrap().leases_ended, 1);
     queue.get_acked(Wait::No).await.unwrap().ack().await.unwrap();
     assert_eq!(queue.len().await, Ok(2));
@@ -122,7 +122,7 @@ async fn a_put_at_the_memory_limit_changes_nothing_and_a_get_frees_memory() {
         assert_eq!(queue.put(element).await, Err(QueueError::Store(StoreError::OutOfMemory)));
     }
     assert_eq!(small(&place).await, before);
-    queue.get_acked(Wait::No).await.unwrap().give_back(Duration::ZERO).await.unwrap();
+    queue.get_acked(Wait::No).await.unwrap().requeue(Duration::ZERO).await.unwrap();
     queue.get_acked(Wait::No).await.unwrap().ack().await.unwrap();
     // A get may return elements into the memory that it has freed.
     let taken = queue.get_batch(Limit::ONE, Wait::No).await.unwrap();

@@ -49,16 +49,16 @@ impl Task {
     /// Runs the command for an element, and settles the delivery.
     pub async fn process(self: Arc<Self>, mut delivery: Delivery) -> Result<Done, Failure> {
         let element = delivery.take_element();
-        let count = delivery.count();
+        let count = delivery.delivery_count();
         // Its last command may have ended with the machine, without an exit code.
         let most = self.dead_letters.as_ref().map(|(_, most)| *most);
         if most.is_some_and(|most| count > most) {
-            return self.give_up(delivery, &element, "its commands did not end").await;
+            return self.dead_letter(delivery, &element, "its commands did not end").await;
         }
         let status = match self.run(&element, count).await {
             Ok(status) => status,
             Err(failure) => {
-                self.give_back(delivery, Duration::ZERO).await;
+                self.requeue(delivery, Duration::ZERO).await;
                 return Err(failure);
             }
         };
@@ -67,16 +67,16 @@ impl Task {
         }
         if self.signals.borrow().is_some() {
             // The signal ended it, not the element.
-            self.give_back(delivery, Duration::ZERO).await;
+            self.requeue(delivery, Duration::ZERO).await;
             return Ok(Done::Returned);
         }
         let why = format!("the command ended with {status}");
         if most == Some(count) {
-            return self.give_up(delivery, &element, &why).await;
+            return self.dead_letter(delivery, &element, &why).await;
         }
         let pause = retry_after(count);
         say(format!("{why}: the element returns in {} s (delivery {count})", pause.as_secs()));
-        self.give_back(delivery, pause).await;
+        self.requeue(delivery, pause).await;
         Ok(Done::Returned)
     }
 
@@ -129,23 +129,23 @@ impl Task {
         }
     }
 
-    /// Gives an element back. If that fails, the end of its lease does it.
-    async fn give_back(&self, delivery: Delivery, after: Duration) {
-        if let Err(error) = delivery.give_back(after).await {
+    /// Returns an element to the queue. If that fails, the end of its lease does it.
+    async fn requeue(&self, delivery: Delivery, after: Duration) {
+        if let Err(error) = delivery.requeue(after).await {
             let name = self.queue.name();
             say(format!("{name}: an element returns at the end of its lease: {error}"));
         }
     }
 
     /// Puts an element into the queue for dead letters, and acknowledges it.
-    async fn give_up(
+    async fn dead_letter(
         &self,
         delivery: Delivery,
         element: &[u8],
         why: &str,
     ) -> Result<Done, Failure> {
         let Some((letters, _)) = &self.dead_letters else { return Ok(Done::Returned) };
-        let (name, count) = (letters.name(), delivery.count());
+        let (name, count) = (letters.name(), delivery.delivery_count());
         // In this order: after a failure in between, it is in both queues, never in none.
         match letters.put_overfill(&[element], Wait::For(PATIENCE)).await {
             Ok(()) => {
@@ -155,7 +155,7 @@ impl Task {
             Err(failed) => {
                 let error = failed.error;
                 say(format!("{why}, and the element can't be put into {name}: {error}"));
-                self.give_back(delivery, retry_after(count)).await;
+                self.requeue(delivery, retry_after(count)).await;
                 Ok(Done::Returned)
             }
         }

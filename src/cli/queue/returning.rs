@@ -183,14 +183,14 @@ impl Fate {
         self.rescued.is_none() && self.lost_at_most == 0 && self.unacknowledged.is_none()
     }
 
-    /// Acknowledges the deliveries of elements that were read, and gives back the others.
+    /// Acknowledges the deliveries of elements that were read, and returns the others.
     async fn settle(&mut self, queue: &Queue, read: Vec<Delivery>, unread: Vec<Delivery>) {
         if let Err(error) = queue.ack_all(read).await {
             self.unacknowledged = Some(error);
         }
         for delivery in unread {
-            // Otherwise the end of its lease gives it back.
-            if delivery.give_back(Duration::ZERO).await.is_ok() {
+            // Otherwise the end of its lease returns it.
+            if delivery.requeue(Duration::ZERO).await.is_ok() {
                 self.given_back += 1;
             }
         }

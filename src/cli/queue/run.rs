@@ -108,7 +108,7 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
         dead: 0,
     };
     let end = running.until_it_ends(&mut signals).await;
-    // Gives back an element that arrives now.
+    // An element that arrives now returns to the queue.
     running.getting = None;
     running.task.queue.stop_waiting();
     let end = running.finish_jobs(end, &mut signals).await;

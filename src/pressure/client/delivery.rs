@@ -40,7 +40,7 @@ impl Queue {
     /// loop {
     ///     match queue.get_acked(Wait::Forever).await {
     ///         Ok(frame) => {
-    ///             println!("{} bytes, delivered {} times", frame.element().len(), frame.count());
+    ///             println!("{} bytes, delivered {} times", frame.element().len(), frame.delivery_count());
     ///             frame.ack().await?;
     ///         }
     ///         Err(QueueError::Closed) => break,
@@ -51,7 +51,7 @@ impl Queue {
     /// # }
     /// ```
     ///
-    /// Cancel safe: an element that arrives too late is given back.
+    /// Cancel safe: an element that arrives too late returns to the queue.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Queue {
     /// Like [`Self::get_acked`], for the oldest elements, at least one: those available up
     /// to the limit, as [`Self::get_batch`] does.
     ///
-    /// Cancel safe: elements that arrive too late are given back.
+    /// Cancel safe: elements that arrive too late return to the queue.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Queue {
         let mut pace = self.0.waiting.pace(wait, None);
         loop {
             // A task of its own: if this get is dropped, so are the deliveries once they
-            // arrive, which gives them back.
+            // arrive, which returns them to the queue.
             let trying = tokio::spawn(self.clone().try_get_acked(limit));
             let trying = async {
                 let ended = StoreError::unexpected("the runtime ended");
@@ -117,7 +117,7 @@ impl Queue {
     /// that was settled before has no effect.
     ///
     /// Retries while the server is not reachable, until the lease ends. Cancel safe: each
-    /// delivery is then acknowledged or given back.
+    /// delivery is then acknowledged or requeued.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ fn deliveries(queue: &Queue, verdict: Verdict) -> Result<Vec<Delivery>, QueueErr
 }
 
 /// An element in flight. Acknowledge it once it is processed. A delivery that is dropped
-/// gives its element back; without a runtime, the end of the lease does.
+/// is requeued: immediately, or without a runtime at the end of the lease.
 pub struct Delivery {
     element: Vec<u8>,
     /// The delivery's id and count, as the scripts name it.
@@ -223,8 +223,8 @@ impl Delivery {
     }
 
     /// Returns how often the element was delivered, this time included. Above 1, an
-    /// earlier delivery was given back, or its lease ended.
-    pub fn count(&self) -> u64 {
+    /// earlier delivery was requeued, or its lease ended.
+    pub fn delivery_count(&self) -> u64 {
         self.count
     }
 
@@ -256,15 +256,15 @@ impl Delivery {
         queue.ack_all(vec![self]).await
     }
 
-    /// Gives the element back: the next get returns it before all younger elements, or if
-    /// `after` is not zero, the next get after that time. Cancel safe: the element is then
-    /// given back without the delay.
+    /// Returns the element to the queue, at its front, after this time. The next get then
+    /// delivers it before all younger elements. Cancel safe: the element may then return
+    /// immediately.
     ///
     /// # Errors
     ///
     /// [`QueueError::LeaseEnded`] and [`QueueError::Store`]. The element is then delivered
     /// again in any case, at the end of the lease at the latest.
-    pub async fn give_back(self, after: Duration) -> Result<(), QueueError> {
+    pub async fn requeue(self, after: Duration) -> Result<(), QueueError> {
         let after = if after.is_zero() { 0 } else { millis(after) };
         let queue = self.leases.queue.clone();
         let ended = queue.settle_in_time(&after.to_string(), &[self.not_renewed()]).await?;
