@@ -172,13 +172,13 @@ impl Getting<'_> {
         while wanted > 0 {
             let most = self.most.min(usize::try_from(wanted).unwrap_or(usize::MAX));
             let limit = Limit { elements: most, bytes: BATCH_BYTES };
-            let taken = match self.take(limit, signals).await {
-                Ok(taken) => taken,
+            let batch = match self.take(limit, signals).await {
+                Ok(batch) => batch,
                 Err(end) => return end,
             };
-            wanted -= taken.taken.len() as u64;
+            wanted -= batch.taken.len() as u64;
             self.most = (self.most * 2).min(BATCH_ELEMENTS);
-            if let Err(end) = self.write(taken, signals).await {
+            if let Err(end) = self.write(batch, signals).await {
                 return end;
             }
         }

@@ -188,11 +188,10 @@ impl Fate {
         if let Err(error) = queue.ack_all(read).await {
             self.unacknowledged = Some(error);
         }
-        for delivery in unread {
-            // Otherwise the end of its lease returns it.
-            if delivery.requeue(Duration::ZERO).await.is_ok() {
-                self.given_back += 1;
-            }
+        let elements = unread.len();
+        // Otherwise the end of their leases returns them.
+        if let Ok(ended) = queue.requeue_all(unread, Duration::ZERO).await {
+            self.given_back += (elements - ended) as u64;
         }
     }
 }

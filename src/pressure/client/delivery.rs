@@ -126,13 +126,29 @@ impl Queue {
     /// [`QueueError::Store`]: the elements will be delivered again, unless
     /// [`QueueError::ends_unknown`].
     pub async fn ack_all(&self, deliveries: Vec<Delivery>) -> Result<(), QueueError> {
-        if deliveries.is_empty() {
-            return Ok(());
+        none_ended(self.settle_all("ack", deliveries).await?)
+    }
+
+    /// Returns the elements of these deliveries to the queue after this time, in one
+    /// request. Returns the number of those whose lease had ended.
+    pub(crate) async fn requeue_all(
+        &self,
+        deliveries: Vec<Delivery>,
+        after: Duration,
+    ) -> Result<usize, QueueError> {
+        let after = if after.is_zero() { 0 } else { millis(after) };
+        self.settle_all(&after.to_string(), deliveries).await
+    }
+
+    /// Settles deliveries together. Returns the number of those whose lease had ended.
+    async fn settle_all(&self, how: &str, all: Vec<Delivery>) -> Result<usize, QueueError> {
+        if all.is_empty() {
+            return Ok(0);
         }
-        let tags: Vec<&str> = deliveries.iter().map(Delivery::not_renewed).collect();
-        let ended = self.settle_in_time("ack", &tags).await?;
-        deliveries.into_iter().for_each(Delivery::forget);
-        if ended.is_empty() { Ok(()) } else { Err(QueueError::LeaseEnded) }
+        let tags: Vec<&str> = all.iter().map(Delivery::not_renewed).collect();
+        let ended = self.settle_in_time(how, &tags).await?;
+        all.into_iter().for_each(Delivery::forget);
+        Ok(ended.len())
     }
 
     /// Settles deliveries, and returns those whose lease had ended. Retries until a lease
@@ -166,6 +182,10 @@ impl Queue {
             _ => Err(self.unexpected(verdict)),
         }
     }
+}
+
+fn none_ended(ended: usize) -> Result<(), QueueError> {
+    if ended == 0 { Ok(()) } else { Err(QueueError::LeaseEnded) }
 }
 
 /// Whether a request may be repeated that has no further effect if it happened already.
@@ -265,11 +285,8 @@ impl Delivery {
     /// [`QueueError::LeaseEnded`] and [`QueueError::Store`]. The element is then delivered
     /// again in any case, at the end of the lease at the latest.
     pub async fn requeue(self, after: Duration) -> Result<(), QueueError> {
-        let after = if after.is_zero() { 0 } else { millis(after) };
         let queue = self.leases.queue.clone();
-        let ended = queue.settle_in_time(&after.to_string(), &[self.not_renewed()]).await?;
-        self.forget();
-        if ended.is_empty() { Ok(()) } else { Err(QueueError::LeaseEnded) }
+        none_ended(queue.requeue_all(vec![self], after).await?)
     }
 }
 
