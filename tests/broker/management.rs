@@ -1,15 +1,18 @@
 //! A management API that gives wrong answers or belongs to another broker. Its answers
 //! may add to the results over AMQP, but never remove from them.
 
-use lapin::options::BasicGetOptions;
+use futures::StreamExt;
+use lapin::options::{BasicConsumeOptions, BasicGetOptions};
+use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{
-    Broker, BrokerError, BrokerOptions, Expected, ResizeError, ResizeTo, Resized,
+    Broker, BrokerError, BrokerOptions, Expected, ResizeError, ResizeTo, Resized, Revocation,
+    RevokeError,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::management_proxy::{Fault, ManagementProxy};
-use crate::broker::support::rabbitmq::Vhost;
+use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, desired, existing, lock};
 
 /// More than two overshoots above the other broker's slots.
@@ -119,5 +122,47 @@ async fn says_why_the_management_api_is_of_no_help() {
         let broker = Broker::new(api.settings(vhost.settings()), BrokerOptions::default());
         let why = broker.waiters(&lock()).await.unwrap_err().to_string();
         assert!(why.contains(expected) && why.contains("http://127.0.0.1"), "{why}");
+    }
+}
+
+/// Busy, it refuses a request or leaves a consumer out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deaf_consumer_is_revoked_although_the_management_api_is_of_no_help_at_first() {
+    let (vhost, api) = (Vhost::create().await, ManagementProxy::start().await);
+    let lock = lock().with_protocol(Protocol::ExclusiveConsumer);
+    resize(&broker(&vhost), &lock, ResizeTo::Create(1)).await.unwrap();
+    let (_connection, channel) = vhost.channel().await;
+    let exclusive = BasicConsumeOptions { exclusive: true, no_ack: true, ..Default::default() };
+    let mut facts = FieldTable::default();
+    facts.insert("x-lockkeeper-id".into(), AMQPValue::LongString("deaf".into()));
+    let queue = lock.holder_queue(1);
+    let consuming = channel.basic_consume(queue.as_str().into(), "t".into(), exclusive, facts);
+    let mut consumer = consuming.await.unwrap();
+    eventually("the consumer is listed", async || {
+        let consumers = vhost.management.get(&format!("consumers/{}", vhost.name)).await.unwrap();
+        consumers.as_array().unwrap().len() == 1
+    })
+    .await;
+
+    let broker = Broker::new(api.settings(vhost.settings()), BrokerOptions::default());
+    let revoke = async |holder: &str| {
+        let what = Revocation {
+            slot: Some(1),
+            holder: holder.to_owned(),
+            reason: "enough".to_owned(),
+            force: false,
+            known_for: Revocation::RETRY_FOR,
+        };
+        broker.revoke(&lock, desired(1), &what, &CancellationToken::new()).await
+    };
+    api.suffer(Fault::First(usize::MAX, 200, "[]"));
+    let unlisted = revoke("deaf").await;
+    assert!(matches!(unlisted, Err(RevokeError::Unsure { .. })), "{unlisted:?}");
+    api.suffer(Fault::First(2, 503, ""));
+    assert_eq!(revoke("another").await, Err(RevokeError::NotHeld));
+    api.suffer(Fault::First(2, 503, ""));
+    assert_eq!(revoke("deaf").await, Ok(()));
+    while let Some(message) = consumer.next().await {
+        assert_eq!(message.unwrap().data, b"revoke: enough");
     }
 }

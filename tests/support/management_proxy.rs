@@ -33,6 +33,8 @@ pub enum Fault {
     Redirect,
     /// The connection of the first request is closed without an answer.
     Close,
+    /// As many requests are answered with this code and body, then none.
+    First(usize, u16, &'static str),
 }
 
 /// The proxy; its task ends with the test.
@@ -110,7 +112,10 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             r#"{"name":"another"}"#.into_response()
         }
         Fault::OtherBroker(vhost) => forward(&shared, request, of_vhost(&path, &vhost)).await,
-        Fault::None | Fault::Close => forward(&shared, request, path).await,
+        Fault::First(requests, code, body) if *shared.met.borrow() <= requests => {
+            (StatusCode::from_u16(code).unwrap(), body).into_response()
+        }
+        Fault::None | Fault::Close | Fault::First(..) => forward(&shared, request, path).await,
     }
 }
 

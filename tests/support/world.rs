@@ -237,10 +237,10 @@ impl World {
             {
                 return object.clone();
             }
-            assert!(
-                start.elapsed() < patience,
-                "{name}: not {what} within {patience:?}: {object:#?}"
-            );
+            if start.elapsed() >= patience {
+                let events = self.events(name).await;
+                panic!("{name}: not {what} within {patience:?}: {object:#?} {events:#?}");
+            }
             tokio::time::sleep(pause(start, Duration::from_millis(50), Duration::from_millis(150)))
                 .await;
         }

@@ -77,10 +77,13 @@ impl Step<'_> {
                     Err(RevokeError::Broker(error @ BrokerError::Interrupted)) => {
                         return Err(error);
                     }
-                    // A recent holder, or the death of one, becomes known within seconds.
-                    Err(RevokeError::Unsure { .. } | RevokeError::Broker(_))
-                        if since.elapsed() < Revocation::RETRY_FOR =>
-                    {
+                    // A recent holder, or the death of one, becomes known within seconds,
+                    // and a busy management API answers again.
+                    Err(
+                        RevokeError::Unsure { .. }
+                        | RevokeError::Broker(_)
+                        | RevokeError::Management(_),
+                    ) if since.elapsed() < Revocation::RETRY_FOR => {
                         return Ok(Some(Revocation::RETRY_INTERVAL));
                     }
                     Err(error) => refused(Some(&asked), &error.to_string()),

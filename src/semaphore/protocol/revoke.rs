@@ -8,6 +8,7 @@ mod closing;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 pub use self::closing::HeldBy;
@@ -21,6 +22,11 @@ use crate::semaphore::session::access::Access;
 /// How long the management API may still list a holder that left, or its connection. Its
 /// statistics are 5 s old by default.
 pub const LAGS: Duration = Duration::from_millis(6500);
+
+/// Number of attempts to find the holder in the management API, and the pause between
+/// them.
+const TRIES: u32 = 3;
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 /// A request to revoke one slot from one holder.
 #[derive(Clone, Debug)]
@@ -113,6 +119,24 @@ impl Revoke<'_> {
             () = self.cancel.cancelled() => Err(BrokerError::Interrupted.into()),
             () = tokio::time::sleep(length) => Ok(()),
         }
+    }
+
+    /// Asks for the holder. Retries if the management API fails, as a busy one sometimes
+    /// does.
+    pub async fn ask_again<'a, T>(
+        &self,
+        ask: impl Fn() -> BoxFuture<'a, Result<T, RevokeError>>,
+    ) -> Result<T, RevokeError> {
+        for _ in 1..TRIES {
+            match ask().await {
+                Err(RevokeError::Management(error)) => {
+                    tracing::debug!(%error, lock = %self.lock, "Asking for the holder again");
+                }
+                found => return found,
+            }
+            self.pause(BETWEEN_TRIES).await?;
+        }
+        ask().await
     }
 
     /// Returns an error if the operation must not continue.

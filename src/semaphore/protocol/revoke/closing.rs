@@ -1,17 +1,12 @@
 //! Revokes a slot by closing the connection of its holder, which requires an
 //! administrator of the management API.
 
-use std::time::Duration;
+use futures::FutureExt;
 
 use super::{LAGS, Revoke, RevokeError};
 use crate::plan::semaphore::HolderFacts;
 use crate::semaphore::management::{Closed, Management, escaped, read};
 use crate::semaphore::protocol::claim::MUTEX_SLOT;
-
-/// Number of attempts to find the holder in the management API, and the pause between
-/// them.
-const TRIES: u32 = 3;
-const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 /// How a connection holds what is revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,19 +58,9 @@ impl Revoke<'_> {
         }
     }
 
-    /// Finds the holder's connection. Retries if the management API fails, as a busy one
-    /// sometimes does.
+    /// Finds the holder's connection.
     async fn target(&self, by: HeldBy, administrator: &Management) -> Result<Target, RevokeError> {
-        for _ in 1..TRIES {
-            match self.find_target(by, administrator).await {
-                Err(RevokeError::Management(error)) => {
-                    tracing::debug!(%error, lock = %self.lock, "Asking for the holder again");
-                }
-                found => return found,
-            }
-            self.pause(BETWEEN_TRIES).await?;
-        }
-        self.find_target(by, administrator).await
+        self.ask_again(|| self.find_target(by, administrator).boxed()).await
     }
 
     async fn find_target(

@@ -63,6 +63,10 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
 
 /// Whether the requested holder consumes from the queue, according to the management
 /// API. Returns the id that the holder chose, if any.
+///
+/// # Errors
+///
+/// [`RevokeError::Unsure`] if the API does not list the consumer that the queue has.
 async fn consumes(
     revoke: &Revoke<'_>,
     queue: &str,
@@ -75,7 +79,8 @@ async fn consumes(
             RevokeError::Unsure { why }
         })?),
     };
-    let consumers = management.consumers().await?;
+    let consumers =
+        revoke.ask_again(|| async { Ok(management.consumers().await?) }.boxed()).await?;
     for consumer in consumers {
         if consumer.queue.name != queue || !consumer.exclusive {
             continue;
@@ -89,5 +94,11 @@ async fn consumes(
         let facts = HolderFacts { connection, ..given };
         return Ok(revoke.is_meant(&facts, slot).then_some(id));
     }
-    Ok(None)
+    match revoke.access.publisher().await?.consumers(queue).await? {
+        None | Some(0) => Ok(None),
+        Some(_) => {
+            let why = "the management API does not list its consumer, which is there".to_owned();
+            Err(RevokeError::Unsure { why })
+        }
+    }
 }
