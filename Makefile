@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-brokers soak up down lint generate bench foreign
+.PHONY: help demo test test-brokers test-cluster soak up down lint generate bench foreign
 
 # Arguments for the script behind a target: make test ARGS='client::waiting::'
 ARGS ?=
@@ -20,6 +20,9 @@ test: ## Lint, build, start fresh servers, run every test (ARGS are filters)
 
 test-brokers: ## The locks' tests once more, on RabbitMQ 4 (fetched on the first run)
 	@dev/test --brokers $(ARGS)
+
+test-cluster: ## Locks while a node of a RabbitMQ cluster is down (3.10 and 4)
+	@dev/test --cluster $(ARGS)
 
 soak: ## What takes too long for every run: locks fought over and lost more often, thousands of objects
 	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \

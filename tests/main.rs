@@ -16,6 +16,7 @@ mod apiserver;
 mod broker;
 mod chart;
 mod client;
+mod clusters;
 mod exec;
 mod generated;
 mod gitops;

@@ -6,6 +6,7 @@ pub mod identity;
 pub mod lane;
 pub mod link;
 pub mod probe;
+pub mod unanswered;
 
 /// Returns a random id for an acquisition or a change.
 pub fn new_id() -> String {

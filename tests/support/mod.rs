@@ -8,6 +8,7 @@ pub mod audit;
 pub mod authority;
 pub mod blog;
 pub mod canaries;
+pub mod cluster;
 pub mod collector;
 pub mod environment;
 pub mod evaluator;

@@ -11,6 +11,8 @@ use super::environment::{random, signal, variable};
 pub struct OwnServer {
     program: &'static str,
     directory: PathBuf,
+    /// Whether it is shared with other tests, and is kept.
+    shared: bool,
 }
 
 impl OwnServer {
@@ -57,7 +59,12 @@ impl OwnServer {
         let directory =
             Path::new(&variable("LOCKKEEPER_DEV_DIR")).join(format!("own-{program}-{}", random()));
         std::fs::create_dir(&directory).unwrap();
-        Self { program, directory }
+        Self { program, directory, shared: false }
+    }
+
+    /// Returns the RabbitMQ of this directory, which other tests use too.
+    pub fn shared_rabbitmq(directory: PathBuf) -> Self {
+        Self { program: "rabbitmq", directory, shared: true }
     }
 
     /// Starts it on its previous ports. Returns when it responds.
@@ -72,6 +79,13 @@ impl OwnServer {
         let mut command = self.script("stop");
         let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
         assert!(status.unwrap().success(), "{} stops", self.program);
+    }
+
+    /// Kills it. Returns when its process has ended.
+    pub async fn kill(&self) {
+        let mut command = self.script("kill");
+        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
+        assert!(status.unwrap().success(), "{} is killed", self.program);
     }
 
     /// Triggers a RabbitMQ's memory alarm, or ends it. During the alarm it accepts no
@@ -134,6 +148,9 @@ impl OwnServer {
 
 impl Drop for OwnServer {
     fn drop(&mut self) {
+        if self.shared {
+            return;
+        }
         // kill ends the server in any state; stop ends its other processes.
         for verb in ["kill", "stop"] {
             let _ = self.script(verb).status();

@@ -19,6 +19,7 @@ use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
 use super::lane::IdleLanes;
+use super::unanswered::Unanswered;
 use crate::plan::connection::RabbitmqSettings;
 use crate::semaphore::error::BrokerError;
 use crate::tls::client_config;
@@ -105,6 +106,8 @@ pub struct Conn {
     failure: Arc<SetOnce<BrokerError>>,
     pub operation_timeout: Duration,
     pub idle: IdleLanes,
+    /// The queues that do not answer.
+    pub unanswered: Unanswered,
     /// The tasks that wait for the answers to abandoned operations.
     pub abandoned: TaskTracker,
 }
@@ -192,6 +195,7 @@ impl Conn {
             failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
             idle: IdleLanes::default(),
+            unanswered: Unanswered::default(),
             abandoned: TaskTracker::new(),
         })
     }

@@ -5,6 +5,7 @@
 
 mod holders;
 mod inspecting;
+mod leaving;
 mod looking;
 mod records;
 mod slots;
@@ -119,6 +120,16 @@ impl Lane {
         self.pinned = false;
     }
 
+    /// Whether [`Lane::pin`] applies.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// Takes the current channel away. The next operation uses another one.
+    pub fn give_up(&mut self) -> Option<Channel> {
+        self.channel.take()
+    }
+
     /// Returns the current channel.
     pub fn current(&self) -> Option<Channel> {
         self.channel.clone()
@@ -184,11 +195,14 @@ impl Lane {
     ) -> Result<Result<T, Refused>, BrokerError> {
         match self.answer_in_time(queue, operation).await {
             Some(answer) => answer,
-            None => {
-                self.channel = None;
-                Err(self.no_answer(what, self.limit))
-            }
+            None => Err(self.unanswered(what)),
         }
+    }
+
+    /// Ends the connection, because an operation was not answered in time.
+    pub fn unanswered(&mut self, what: &'static str) -> BrokerError {
+        self.channel = None;
+        self.no_answer(what, self.limit)
     }
 
     /// Waits for the answer to a declare of an exclusive queue, like [`Lane::answer`].
@@ -212,7 +226,7 @@ impl Lane {
     }
 
     /// Waits for an operation's answer. `None` if there is none in time.
-    async fn answer_in_time<T>(
+    pub async fn answer_in_time<T>(
         &mut self,
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,

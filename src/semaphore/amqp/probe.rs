@@ -2,9 +2,12 @@
 //! unreliability of a single answer. The caller interprets the result.
 
 use std::collections::HashSet;
+use std::slice;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use futures::future::join_all;
+use futures::stream::{self, FuturesUnordered};
+use futures::{StreamExt, TryStreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
@@ -13,6 +16,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use super::connect::Conn;
 use super::lane::{Lane, short};
 use super::link::Link;
+use super::unanswered::no_answer_of;
 use crate::semaphore::error::BrokerError;
 
 /// Read-only access to the broker.
@@ -39,6 +43,13 @@ const WORKERS: usize = 2;
 /// were kept for 1,000 probes, and in 5 ms with this limit.
 const CHANNEL: usize = 100;
 
+/// Maximum time to wait for the answers to a batch. Each queue whose probe was not answered
+/// is then inspected, with the same limit.
+const SETTLED_WITHIN: Duration = Duration::from_secs(3);
+
+/// Number of queues that are inspected concurrently for one caller.
+pub const INSPECTED_TOGETHER: usize = 8;
+
 /// Probes over a connection without other traffic. The broker blocks a publishing
 /// connection during an alarm, and traffic on other connections then still passes (hazard
 /// A10).
@@ -53,7 +64,19 @@ pub struct Prober {
 
 struct Question {
     names: Vec<ShortString>,
-    answer: oneshot::Sender<Result<Vec<bool>, BrokerError>>,
+    answer: oneshot::Sender<Result<Vec<Seen>, BrokerError>>,
+}
+
+/// What a probe shows of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// It exists.
+    Yes,
+    /// A publish does not reach it: it does not exist, or its node is down and the broker
+    /// stores its metadata in Mnesia. A passive declare distinguishes the two.
+    No,
+    /// Its node is down, or it does not answer.
+    Unknown,
 }
 
 impl Prober {
@@ -64,9 +87,31 @@ impl Prober {
 
     /// Probes whether each queue exists, in the order of `names`.
     ///
-    /// An error, a timeout or an unreliable answer makes the whole batch fail. Cancel
-    /// safe.
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::NodeDown`] if that is unknown for one of them, and the errors of
+    /// [`Prober::see`].
     pub async fn exist(&self, names: &[String]) -> Result<Vec<bool>, BrokerError> {
+        let seen = self.see(names).await?;
+        let exists = |(name, seen): (&String, Seen)| match seen {
+            Seen::Yes => Ok(true),
+            Seen::No => Ok(false),
+            Seen::Unknown => Err(no_answer_of(slice::from_ref(name))),
+        };
+        names.iter().zip(seen).map(exists).collect()
+    }
+
+    /// Probes each queue, in the order of `names`. A queue that does not answer delays none
+    /// of the other callers, except once, until that is noticed.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// An error of the connection or an unreliable answer makes the whole batch fail.
+    pub async fn see(&self, names: &[String]) -> Result<Vec<Seen>, BrokerError> {
         let mut waiting = Vec::with_capacity(names.len().div_ceil(BATCH));
         for chunk in names.chunks(BATCH) {
             let names = chunk.iter().map(|name| short(name)).collect::<Result<_, _>>()?;
@@ -74,11 +119,11 @@ impl Prober {
             self.ask(Question { names, answer }).await?;
             waiting.push(reply);
         }
-        let mut exist = Vec::with_capacity(names.len());
+        let mut seen = Vec::with_capacity(names.len());
         for reply in waiting {
-            exist.extend(reply.await.map_err(|_| stopped())??);
+            seen.extend(reply.await.map_err(|_| stopped())??);
         }
-        Ok(exist)
+        Ok(seen)
     }
 
     async fn ask(&self, question: Question) -> Result<(), BrokerError> {
@@ -98,6 +143,17 @@ impl Prober {
 fn stopped() -> BrokerError {
     // The tasks end only with the runtime.
     BrokerError::Interrupted
+}
+
+/// The answers to a batch of probes.
+struct Batch {
+    conn: Arc<Conn>,
+    /// The queues that a publish did not reach.
+    missing: HashSet<String>,
+    /// True if a probe was refused. Then any of those that are not missing may be.
+    refused: bool,
+    /// The queues whose probes were not answered.
+    unanswered: HashSet<String>,
 }
 
 /// A task that owns one channel with publisher confirms.
@@ -127,28 +183,26 @@ impl Worker {
                 }
             }
             batch.retain(|question| !question.answer.is_closed());
+            if batch.is_empty() {
+                continue;
+            }
             let names = batch.iter().flat_map(|question| &question.names);
-            let missing = self.missing(names).await;
+            let probed = self.probe(names).await.map(Arc::new);
             for question in batch {
-                let answer = missing.as_ref().map_err(Clone::clone).map(|missing| {
-                    question.names.iter().map(|name| !missing.contains(name.as_str())).collect()
-                });
-                // The caller has given up and doesn't need the answer.
-                let _ = question.answer.send(answer);
+                match &probed {
+                    Ok(batch) => settle(batch, question),
+                    // If the caller has given up, it doesn't need the answer.
+                    Err(error) => drop(question.answer.send(Err(error.clone()))),
+                }
             }
         }
     }
 
-    /// Returns the queues among `names` that don't exist.
-    async fn missing(
+    /// Probes these queues.
+    async fn probe(
         &mut self,
         names: impl Iterator<Item = &ShortString>,
-    ) -> Result<HashSet<String>, BrokerError> {
-        let names: Vec<&ShortString> = names.collect();
-        if names.is_empty() {
-            return Ok(HashSet::new());
-        }
-        let asked = names.len();
+    ) -> Result<Batch, BrokerError> {
         // Taken out, and put back only after a batch without any doubt.
         let (conn, channel) = match self.open.take() {
             Some((conn, channel)) if conn.is_usable() && channel.status().connected() => {
@@ -161,61 +215,57 @@ impl Worker {
             self.open = Some((conn, channel));
             return Err(BrokerError::Blocked);
         }
-        let probes = names.iter().map(|name| probe(&channel, (*name).clone()));
-        let limit = conn.operation_timeout;
-        let Ok(answers) = tokio::time::timeout(limit, join_all(probes)).await else {
-            if conn.is_blocked() {
-                // Only this channel's answers are lost. When the alarm ends, the
-                // connection continues.
-                return Err(BrokerError::Blocked);
-            }
-            return Err(conn.fail(BrokerError::Timeout { what: "to probes", after: limit }));
-        };
+        let names: HashSet<&ShortString> =
+            names.filter(|name| !conn.unanswered.contains(name.as_str())).collect();
+        let asked = names.len();
+        let mut unanswered: HashSet<String> =
+            names.iter().map(|name| name.as_str().to_owned()).collect();
+        let mut answers: FuturesUnordered<_> =
+            names.into_iter().map(|name| probe(channel.clone(), name.clone())).collect();
 
         // The message returned with an answer is often another probe's. lapin assigns
         // returns in the order in which it completes the confirms, which is not the order
-        // of publishing (hazard A2; 117 to 131 of 200 batches wrong). Over the whole
-        // batch, the set of returned names is correct.
-        let mut missing = HashSet::new();
-        let mut refused = false;
-        for answer in answers {
-            match answer {
-                Ok(Confirmation::Ack(returned)) => {
-                    missing.extend(returned.map(|m| m.routing_key.as_str().to_owned()));
-                }
-                Ok(Confirmation::Nack(returned)) => {
-                    refused = true;
-                    missing.extend(returned.map(|m| m.routing_key.as_str().to_owned()));
-                }
-                Ok(Confirmation::NotRequested) => {
-                    return Err(BrokerError::Protocol {
-                        why: "a probe without confirm".to_owned(),
-                    });
-                }
-                Err(error) => {
-                    let error = BrokerError::operating(&error, "");
-                    let fatal = error.is_fatal_for_connection();
-                    return Err(if fatal { conn.fail(error) } else { error });
-                }
+        // of publishing (hazard A2; 117 to 131 of 200 batches wrong). Over all answers,
+        // the set of returned names is correct.
+        let (mut missing, mut refused) = (HashSet::new(), false);
+        let reading = async {
+            while let Some((name, answer)) = answers.next().await {
+                unanswered.remove(name.as_str());
+                let returned = match answer? {
+                    Confirmation::Ack(returned) => returned,
+                    Confirmation::Nack(returned) => {
+                        refused = true;
+                        returned
+                    }
+                    Confirmation::NotRequested => {
+                        let why = "a probe without confirm".to_owned();
+                        return Err(BrokerError::Protocol { why });
+                    }
+                };
+                missing.extend(returned.map(|m| m.routing_key.as_str().to_owned()));
             }
+            Ok(())
+        };
+        match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), reading).await {
+            Ok(Ok(())) => self.keep(Arc::clone(&conn), channel, asked).await,
+            Ok(Err(error)) if error.is_fatal_for_connection() => return Err(conn.fail(error)),
+            Ok(Err(error)) => return Err(error),
+            // Only this channel's answers are lost. When the alarm ends, the connection
+            // continues.
+            Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
+            Err(_) => {}
         }
-        if refused {
-            // Either reject-publish (the queue exists) or its node is down. A nack does
-            // not show which, nor reliably which queue it concerns (hazard A4).
-            let mut lane = Lane::take(&conn).await?;
-            for name in names {
-                if !missing.contains(name.as_str()) && lane.look(name.as_str()).await?.is_none() {
-                    missing.insert(name.as_str().to_owned());
-                }
-            }
-        }
+        Ok(Batch { conn, missing, refused, unanswered })
+    }
+
+    /// Keeps the channel for the next batch, unless it has had enough probes.
+    async fn keep(&mut self, conn: Arc<Conn>, channel: Channel, asked: usize) {
         self.probes += asked;
         if self.probes < CHANNEL {
             self.open = Some((conn, channel));
         } else if let Err(error) = channel.close(200, "OK".into()).await {
             tracing::debug!(%error, "a channel that probed was closed already");
         }
-        Ok(missing)
     }
 
     async fn connect(&mut self) -> Result<(Arc<Conn>, Channel), BrokerError> {
@@ -248,8 +298,65 @@ impl Worker {
 
 /// Sends one probe. It is empty, expires immediately if the queue keeps messages, and is
 /// mandatory, so that the broker returns it if the queue is missing.
-async fn probe(channel: &Channel, name: ShortString) -> Result<Confirmation, lapin::Error> {
+async fn probe(
+    channel: Channel,
+    name: ShortString,
+) -> (ShortString, Result<Confirmation, BrokerError>) {
     let options = BasicPublishOptions { mandatory: true, immediate: false };
     let properties = BasicProperties::default().with_expiration("0".into());
-    channel.basic_publish(ShortString::default(), name, options, &[], properties).await?.await
+    let sending = async {
+        let exchange = ShortString::default();
+        channel.basic_publish(exchange, name.clone(), options, &[], properties).await?.await
+    };
+    let answer = sending.await.map_err(|error| BrokerError::operating(&error, name.as_str()));
+    (name, answer)
+}
+
+/// Answers a caller. If a probe was refused or not answered, a task of its own inspects this
+/// caller's queues, so that the other callers need not wait for that.
+///
+/// A refusal means that the queue rejects messages, so it exists, or that its node is down
+/// (Khepri). It does not show which, nor reliably which queue it concerns (hazard A4).
+fn settle(batch: &Arc<Batch>, question: Question) {
+    let is_settled = |name: &ShortString| {
+        batch.missing.contains(name.as_str())
+            || !batch.refused
+                && !batch.unanswered.contains(name.as_str())
+                && !batch.conn.unanswered.contains(name.as_str())
+    };
+    if question.names.iter().all(is_settled) {
+        let seen = |name: &ShortString| {
+            if batch.missing.contains(name.as_str()) { Seen::No } else { Seen::Yes }
+        };
+        let _ = question.answer.send(Ok(question.names.iter().map(seen).collect()));
+        return;
+    }
+    let batch = Arc::clone(batch);
+    tokio::spawn(async move {
+        let Question { names, answer } = question;
+        let inspecting = stream::iter(names)
+            .map(|name| {
+                let batch = Arc::clone(&batch);
+                async move { batch.inspect(name.as_str()).await }
+            })
+            .buffered(INSPECTED_TOGETHER)
+            .try_collect();
+        let _ = answer.send(inspecting.await);
+    });
+}
+
+impl Batch {
+    async fn inspect(&self, name: &str) -> Result<Seen, BrokerError> {
+        if self.missing.contains(name) {
+            return Ok(Seen::No);
+        }
+        let mut lane = Lane::take(&self.conn).await?;
+        lane.set_limit(SETTLED_WITHIN.min(self.conn.operation_timeout));
+        match lane.look(name).await {
+            Ok(Some(_)) => Ok(Seen::Yes),
+            Ok(None) => Ok(Seen::No),
+            Err(BrokerError::NodeDown { .. }) => Ok(Seen::Unknown),
+            Err(error) => Err(error),
+        }
+    }
 }

@@ -62,6 +62,23 @@ pub struct Choice {
     more: bool,
 }
 
+/// The result of trying to take a slot.
+enum Tried {
+    Got {
+        held: Box<dyn Hold>,
+        has_record: bool,
+        sent: Moment,
+    },
+    /// Another client holds it, or it does not exist.
+    Lost,
+    /// Its node is down. Other slots may be on other nodes.
+    NodeDown(BrokerError),
+}
+
+/// Number of slots whose nodes are down that one attempt tries to take. A search finds
+/// others.
+const NODES_DOWN: u32 = 2;
+
 /// Attempts that may collide with the remains of a holder that has just died.
 const COLLISIONS: u32 = 5;
 
@@ -106,7 +123,7 @@ impl Lock {
             Place::Slot(slot) => Some(slot),
             Place::Search { .. } => None,
         };
-        let (mut lost, mut races) = (0, 0);
+        let (mut lost, mut races, mut down) = (0, 0, 0);
         loop {
             let choice = match (guess.take(), place) {
                 (Some(slot), _) => Choice { slot, looked: false, more: false },
@@ -115,8 +132,8 @@ impl Lock {
                 }
                 (None, _) => self.choose(how, options, None, lost).await?,
             };
-            let (got, has_record, sent) = self.claim(how, &mut conn, &choice, options, id).await?;
-            if let Some(held) = got {
+            let tried = self.claim(how, &mut conn, &choice, options, id).await;
+            if let Ok(Tried::Got { held, has_record, sent }) = tried {
                 self.remember(|memory| {
                     // If others were free too, this slot will probably be free again next
                     // time.
@@ -127,6 +144,15 @@ impl Lock {
                 return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
+            if let Tried::NodeDown(error) = tried? {
+                down += 1;
+                if down > NODES_DOWN || place != Place::Any {
+                    return Err(error.into());
+                }
+                // Something may be left declared on the other one.
+                conn = self.shared().pool.take().await?;
+                continue;
+            }
             if choice.looked || options.start == Start::Last {
                 lost += 1;
             }
@@ -186,20 +212,27 @@ impl Lock {
         };
         let spread = if options.start == Start::Random { lost.max(1) } else { lost };
         let more_than = others.map_or(0, |others| others.saturating_add(1));
-        let wanted =
-            Search { from, width: first_width(&memory, from, more_than, spread), more_than };
+        let width = first_width(&memory, from, more_than, spread);
+        let wanted = Search { from, width, more_than, known_end: memory.known_end() };
         let others = others.unwrap_or_default();
         let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
         let free = found.free;
         self.remember(|memory| {
             memory.slots = found.slots.unwrap_or(memory.slots).max(highest(&free));
             memory.complete = found.slots.is_some() || memory.complete;
+            memory.end = found.confirmed_end.map(|slot| (slot, Moment::now())).or(memory.end);
             if free.len() > others as usize + 1 {
                 memory.crowded = None;
             } else if found.slots.is_some() {
                 memory.crowded = Some(Moment::now());
             }
         });
+        if free.is_empty()
+            && found.held == 0
+            && let Some(error) = found.unknown
+        {
+            return Err(error.into());
+        }
         if found.slots == Some(0) && free.is_empty() {
             return Err(AcquireError::NoSlots { lock: self.name().to_string() });
         }
@@ -212,8 +245,8 @@ impl Lock {
         Ok(Choice { slot: free[at], looked: true, more: free.len() > 1 })
     }
 
-    /// Takes the slot. Also returns whether it has a record, and when the request was
-    /// sent. If the claim fails, nothing is left declared on the connection.
+    /// Takes the slot. If another client holds it, nothing is left declared on the
+    /// connection.
     async fn claim(
         &self,
         how: &dyn ClientProtocol,
@@ -221,7 +254,7 @@ impl Lock {
         choice: &Choice,
         options: &AcquireOptions,
         id: &str,
-    ) -> Result<(Option<Box<dyn Hold>>, bool, Moment), AcquireError> {
+    ) -> Result<Tried, AcquireError> {
         let sent = Moment::now();
         conn.begin();
         let claim = how.claim(Claim {
@@ -235,15 +268,17 @@ impl Lock {
         });
         let (claimed, has_record, protocol) =
             futures::join!(claim, self.has_record(choice.slot), self.check_protocol(choice.slot));
-        match claimed? {
-            Claimed::Yes(held) => {
+        match claimed {
+            Ok(Claimed::Yes(held)) => {
                 protocol?;
-                Ok((Some(held), has_record?, sent))
+                Ok(Tried::Got { held, has_record: has_record?, sent })
             }
-            Claimed::NoSlot | Claimed::Locked => {
+            Ok(Claimed::NoSlot | Claimed::Locked) => {
                 conn.settle();
-                Ok((None, false, sent))
+                Ok(Tried::Lost)
             }
+            Err(error @ BrokerError::NodeDown { .. }) => Ok(Tried::NodeDown(error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -253,8 +288,9 @@ impl Lock {
             Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
             _ => {
                 let asked = Moment::now();
-                // A full record queue rejects the probe, so it can't displace the record.
-                let found = self.shared().prober.exist(&[queue]).await? == [true];
+                // Not by a probe, for which a queue whose node is down may look missing: a
+                // slot would be acquired without its fencing token and its lock delay.
+                let found = self.shared().side.publisher().await?.look(&queue).await?.is_some();
                 self.remember(|memory| memory.records = Some((found, asked)));
                 Ok(found)
             }

@@ -57,8 +57,11 @@ impl Lock {
         }
         let waiters = match Lane::take(&conn).await?.consumers(wait_queue).await {
             Ok(count) => Waiters::from(count),
-            // A client without permission to wait polls instead.
-            Err(BrokerError::AccessRefused { .. }) => Waiters::NoQueue,
+            // A client without permission to wait polls instead, and so does one whose
+            // wait queue is on a node that is down.
+            Err(BrokerError::AccessRefused { .. } | BrokerError::NodeDown { .. }) => {
+                Waiters::NoQueue
+            }
             Err(error) => return Err(error),
         };
         self.shared().publisher.waiters.note(wait_queue, waiters);

@@ -20,6 +20,9 @@ pub struct Memory {
     pub crowded: Option<Moment>,
     /// Whether its slots had records, and when that was checked.
     pub records: Option<(bool, Moment)>,
+    /// The slot that was missing at the end of a search, and when a passive declare
+    /// confirmed that.
+    pub end: Option<(u32, Moment)>,
     /// When its slots were verified to use this protocol.
     pub protocol: Option<Moment>,
 }
@@ -27,7 +30,16 @@ pub struct Memory {
 /// How long a lock is considered crowded.
 const CROWDED: Duration = Duration::from_secs(2);
 
+/// How long the end of the slots is relied on. A slot at the end may exist on a node that is
+/// down: a search that believes the probe misses the slots above it.
+const END_BELIEVED: Duration = Duration::from_secs(10);
+
 impl Memory {
+    /// Returns the slot that is known to be missing, if that was confirmed recently.
+    pub fn known_end(&self) -> Option<u32> {
+        self.end.filter(|(_, since)| since.elapsed() < END_BELIEVED).map(|(slot, _)| slot)
+    }
+
     /// Whether the lock's free slots were recently too few for its waiters. A client then
     /// joins the wait queue without a search.
     pub fn is_crowded(&self) -> bool {

@@ -16,7 +16,7 @@ use super::facts::fact;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::semaphore::amqp::connect::Conn;
-use crate::semaphore::amqp::lane::short;
+use crate::semaphore::amqp::lane::{Lane, short};
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::{BrokerError, refusal_code};
 use crate::semaphore::protocol::claim::WaitRules;
@@ -89,6 +89,7 @@ impl Waiter {
             Ok(Ok(Ok(waiter))) => Ok(Some(waiter)),
             Ok(Err(_)) => Err(BrokerError::Interrupted),
             Ok(Ok(Err(error))) => match refusal_code(&error) {
+                // A wait queue whose node is down is a 404 too.
                 Some(403..=406) => {
                     tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
                     Ok(None)
@@ -98,7 +99,11 @@ impl Waiter {
             // Probably blocked by an alarm. A later operation reports it.
             Err(_) if conn.is_blocked() => Ok(None),
             Err(_) => {
-                Err(conn.fail(BrokerError::Timeout { what: "to basic.consume", after: limit }))
+                // If only the wait queue does not answer, because its node is down, the
+                // client polls. Otherwise this ends the connection.
+                Lane::fresh(&conn).await?;
+                tracing::debug!(wait_queue, "The wait queue does not answer: polling instead");
+                Ok(None)
             }
         }
     }

@@ -12,7 +12,7 @@ use lapin::types::FieldTable;
 
 use crate::plan::naming::LockName;
 use crate::semaphore::amqp::connect::Conn;
-use crate::semaphore::amqp::probe::Eyes;
+use crate::semaphore::amqp::probe::{Eyes, Seen};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::hold::Hold;
 
@@ -59,7 +59,7 @@ pub struct WaitRules {
 /// The observed slots and holders, in the order of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Looked {
-    pub slots: Vec<bool>,
+    pub slots: Vec<Seen>,
     pub holders: Vec<HolderSeen>,
 }
 
@@ -72,6 +72,20 @@ pub enum HolderSeen {
     Unheld,
     /// The slot is held.
     Held,
+    /// Unknown, because the holder queue's node is down.
+    Unknown,
+}
+
+impl HolderSeen {
+    /// Returns the state of the holder whose exclusive queue a probe has seen. Such a queue
+    /// is gone with its node.
+    pub fn of_exclusive_queue(seen: Seen) -> Self {
+        match seen {
+            Seen::Yes => Self::Held,
+            Seen::No => Self::Absent,
+            Seen::Unknown => Self::Unknown,
+        }
+    }
 }
 
 /// Parameters for taking one slot.

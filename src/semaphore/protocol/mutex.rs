@@ -17,7 +17,7 @@ use super::revoke::{HeldBy, Revoke, RevokeError};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
 use crate::semaphore::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
-use crate::semaphore::amqp::probe::Eyes;
+use crate::semaphore::amqp::probe::{Eyes, Seen};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::access::Access;
 
@@ -58,12 +58,13 @@ impl ClientProtocol for TrueMutex {
         holders: RangeInclusive<u32>,
         _draining: bool,
     ) -> Result<Looked, BrokerError> {
-        let held = eyes.prober.exist(&[lock.holder_queue(MUTEX_SLOT)]).await? == [true];
-        let seen = |slot| {
-            if slot == MUTEX_SLOT && held { HolderSeen::Held } else { HolderSeen::Absent }
+        let holder = eyes.prober.see(&[lock.holder_queue(MUTEX_SLOT)]).await?;
+        let seen = |slot| match holder.first() {
+            Some(holder) if slot == MUTEX_SLOT => HolderSeen::of_exclusive_queue(*holder),
+            _ => HolderSeen::Absent,
         };
-        let (slots, holders) = (slots.map(|slot| slot == MUTEX_SLOT), holders.map(seen));
-        Ok(Looked { slots: slots.collect(), holders: holders.collect() })
+        let exists = |slot| if slot == MUTEX_SLOT { Seen::Yes } else { Seen::No };
+        Ok(Looked { slots: slots.map(exists).collect(), holders: holders.map(seen).collect() })
     }
 
     fn waiting(&self) -> WaitRules {

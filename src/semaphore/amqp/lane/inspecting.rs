@@ -47,13 +47,15 @@ impl Lane {
         options: QueueDeclareOptions,
         arguments: FieldTable,
     ) -> Result<Option<lapin::Queue>, BrokerError> {
+        let queue = [name.to_owned()];
+        self.check_answered(&queue)?;
         let channel = self.channel().await?;
         self.count_declares(2);
         let passive = QueueDeclareOptions::default().passive();
         let exists = channel.queue_declare(short(name)?, passive, FieldTable::default());
         let same = channel.queue_declare(short(name)?, options, arguments);
         let both = async { Ok(futures::join!(exists, same)) };
-        let (exists, same) = match self.answer("to queue.declare", name, both).await? {
+        let (exists, same) = match self.answer_of_queues("to queue.declare", &queue, both).await? {
             Ok(answers) => answers,
             Err(refused) => return Err(refused.error),
         };

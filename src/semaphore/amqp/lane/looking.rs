@@ -1,15 +1,25 @@
 //! Inspects queues on a channel by passive declares: whether they exist, which connection
 //! owns them, and how many consumers they have. Changes and publishes nothing. The caller
-//! interprets the result.
+//! interprets the result. See `unanswered` for queues that do not answer.
 
+use std::pin::pin;
+use std::slice;
+use std::time::Duration;
+
+use futures::future::{Either, select};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
 use super::{Declared, Lane, MAX_DECLARES, Refused, Standing, short, together};
 use crate::semaphore::error::BrokerError;
 
+/// How long a holder waits for the answer about its slot queue after the one about its
+/// holder queue, which is the proof that it holds the slot.
+const FOR_THE_SLOT: Duration = Duration::from_secs(1);
+
 impl Lane {
-    /// Inspects `name` by a passive declare. `None` if it doesn't exist.
+    /// Inspects `name` by a passive declare. `None` if it doesn't exist. A queue whose node
+    /// is down, or that does not answer, results in [`BrokerError::NodeDown`].
     pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, BrokerError> {
         match self.look_at(&[name.to_owned()]).await? {
             Ok(_) => Ok(Some(Declared::Ok)),
@@ -20,13 +30,16 @@ impl Lane {
     }
 
     /// Inspects all of these queues by passive declares sent together. Returns the
-    /// broker's answer for each, or its first refusal. A queue whose node is down is an
-    /// error.
+    /// broker's answer for each, or its first refusal. A queue whose node is down, or that
+    /// does not answer, results in [`BrokerError::NodeDown`].
     pub async fn look_at(
         &mut self,
         names: &[String],
     ) -> Result<Result<Vec<lapin::Queue>, Refused>, BrokerError> {
-        let Some(first) = names.first() else { return Ok(Ok(Vec::new())) };
+        if names.is_empty() {
+            return Ok(Ok(Vec::new()));
+        }
+        self.check_answered(names)?;
         let channel = self.channel().await?;
         self.count_declares(u32::try_from(names.len()).unwrap_or(MAX_DECLARES));
         let mut looks = Vec::with_capacity(names.len());
@@ -34,7 +47,8 @@ impl Lane {
             let passive = QueueDeclareOptions::default().passive();
             looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
         }
-        match self.answer("to queue.declare (passive)", first, together(looks)).await? {
+        let what = "to queue.declare (passive)";
+        match self.answer_of_queues(what, names, together(looks)).await? {
             Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
             answer => Ok(answer),
         }
@@ -42,7 +56,8 @@ impl Lane {
 
     /// Whether this connection still owns `holder` and whether `slot` exists, by passive
     /// declares sent together. This is the only proof of ownership: a publish would show
-    /// only that some queue of that name exists.
+    /// only that some queue of that name exists. Where nothing is known of the slot, because
+    /// its node is down, the slot counts as existing.
     pub async fn verify(&mut self, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
         let channel = self.channel().await?;
         self.declares += 2;
@@ -51,25 +66,59 @@ impl Lane {
         let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
         // In this order: a refusal closes the channel, so the more important request must
         // have been answered before.
-        let both = async { Ok(futures::join!(ours, exists)) };
+        let both = async {
+            Ok(match select(pin!(ours), pin!(exists)).await {
+                Either::Left((ours, exists)) => {
+                    (ours, tokio::time::timeout(FOR_THE_SLOT, exists).await.ok())
+                }
+                Either::Right((exists, ours)) => (ours.await, Some(exists)),
+            })
+        };
         let (ours, exists) = match self.answer("to queue.declare (passive)", holder, both).await? {
             Ok(answers) => answers,
             Err(refused) => return Err(refused.error),
         };
-        if let Err(error) = ours {
-            let refused = self.refused(&error, holder)?;
-            return match refused.code {
-                404 | 405 => Ok(Standing::Gone),
-                _ => Err(refused.error),
-            };
+        match (ours, exists) {
+            (Ok(_), Some(Ok(_))) => Ok(Standing::Held),
+            (Ok(_), Some(Err(error))) => self.standing_with(&error, slot),
+            (Ok(_), None) => {
+                self.leave_unanswered(&[slot.to_owned()]);
+                Ok(Standing::Held)
+            }
+            (Err(error), _) => match self.refused(&error, holder)? {
+                Refused { code: 404 | 405, .. } => Ok(Standing::Gone),
+                refused => Err(refused.error),
+            },
         }
-        let Err(error) = exists else { return Ok(Standing::Held) };
-        match self.refused(&error, slot)? {
-            Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => Err(error),
+    }
+
+    /// Returns the standing of a holder whose slot queue could not be inspected.
+    fn standing_with(&mut self, error: &lapin::Error, slot: &str) -> Result<Standing, BrokerError> {
+        match self.refused(error, slot)? {
+            // The slot exists, but its node is down, or it may not be inspected.
+            Refused { code: 404, error: BrokerError::NodeDown { .. } }
+            | Refused { code: 405, .. } => Ok(Standing::Held),
             Refused { code: 404, .. } => Ok(Standing::WithoutSlot),
-            // The slot exists, but may not be inspected.
-            Refused { code: 405, .. } => Ok(Standing::Held),
             refused => Err(refused.error),
+        }
+    }
+
+    /// Whether the slot queue of a holder exists, by a passive declare. Where nothing is
+    /// known of it within a moment, because its node is down, it counts as existing.
+    pub async fn slot_exists(&mut self, slot: &str) -> Result<bool, BrokerError> {
+        let channel = self.channel().await?;
+        self.count_declares(1);
+        let passive = QueueDeclareOptions::default().passive();
+        let looking = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+        let looking = async { Ok(tokio::time::timeout(FOR_THE_SLOT, looking).await) };
+        match self.answer("to queue.declare (passive)", slot, looking).await? {
+            Ok(Ok(Ok(_))) => Ok(true),
+            Ok(Ok(Err(error))) => Ok(self.standing_with(&error, slot)? == Standing::Held),
+            Ok(Err(_)) => {
+                self.leave_unanswered(slice::from_ref(&slot.to_owned()));
+                Ok(true)
+            }
+            Err(refused) => Err(refused.error),
         }
     }
 

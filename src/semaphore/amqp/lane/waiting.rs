@@ -2,6 +2,10 @@
 //! messages to consumers. The wait queue is never probed by publishing, because that
 //! would wake a client. The caller decides when.
 
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::future::{Either, select};
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -12,6 +16,9 @@ use crate::semaphore::error::{BrokerError, refusal_code};
 /// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
 /// probes first.
 const WAKE_UP_LIVES: &str = "1000";
+
+/// How long a release waits for the number of waiters after the slot was given back.
+const FOR_THE_COUNT: Duration = Duration::from_secs(1);
 
 /// The waiters of the lock at the time of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,14 +50,18 @@ pub fn mutex_wait_arguments() -> FieldTable {
 }
 
 impl Lane {
-    /// Declares the wait queue `name`. An existing queue with other arguments results in
-    /// [`BrokerError::IncompatibleQueue`].
+    /// Declares the wait queue `name`, unless it exists. An existing queue with other
+    /// arguments results in [`BrokerError::IncompatibleQueue`], and one whose node is down in
+    /// [`BrokerError::NodeDown`]: a declare of it might stay unanswered.
     pub async fn declare_wait_queue(&mut self, name: &str) -> Result<(), BrokerError> {
-        self.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await
+        match self.inspect_wait_queue(name).await? {
+            Some(_) => Ok(()),
+            None => self.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await,
+        }
     }
 
     /// Runs the operation `one` on `queue` and then counts the consumers of `wait_queue`,
-    /// sent together.
+    /// sent together. The count is unknown if the wait queue's node is down.
     pub async fn do_and_count<T>(
         &mut self,
         one: impl Future<Output = Result<T, lapin::Error>>,
@@ -62,20 +73,38 @@ impl Lane {
             let Some(name) = wait_queue else { return Ok(Waiters::Unknown) };
             let passive = QueueDeclareOptions::default().passive();
             let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
-            Ok(looking.await.map_or_else(
-                |error| match refusal_code(&error) {
-                    Some(404) => Waiters::NoQueue,
+            Ok(match looking.await {
+                Ok(queue) => Waiters::Count(queue.consumer_count()),
+                Err(error) => match BrokerError::operating(&error, name) {
+                    BrokerError::NodeDown { .. } => Waiters::Unknown,
+                    _ if refusal_code(&error) == Some(404) => Waiters::NoQueue,
                     _ => Waiters::Unknown,
                 },
-                |queue| Waiters::Count(queue.consumer_count()),
-            ))
+            })
         };
         self.declares += 1;
         let both = async {
-            let (done, count) = futures::join!(one, count);
-            done.map(|_| count)
+            Ok(match select(pin!(one), pin!(count)).await {
+                Either::Left((done, count)) => {
+                    (done, tokio::time::timeout(FOR_THE_COUNT, count).await.ok())
+                }
+                Either::Right((count, one)) => (one.await, Some(count)),
+            })
         };
-        self.answer("to giving back", queue, both).await?.map_err(|refused| refused.error)?
+        let (done, count) = match self.answer("to giving back", queue, both).await? {
+            Ok(answers) => answers,
+            Err(refused) => return Err(refused.error),
+        };
+        if let Err(error) = done {
+            return Err(self.refused(&error, queue)?.error);
+        }
+        match count {
+            Some(count) => count,
+            None => {
+                self.leave_unanswered(wait_queue.map(str::to_owned).as_slice());
+                Ok(Waiters::Unknown)
+            }
+        }
     }
 
     /// Sends `count` wake-ups to the wait queue `name`. They may name the `slot` that

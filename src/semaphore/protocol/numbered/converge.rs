@@ -43,10 +43,7 @@ impl Change {
         }
         let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;
-        // A slot above the highest one that ever existed or is desired can't have a
-        // holder.
-        let once_there = swept_to.saturating_sub(self.desired.overshoot);
-        self.check_nodes(lane, &before, once_there).await?;
+        self.check_nodes(lane, &before, swept_to).await?;
         let mut seeded = 0;
         if !self.destroy {
             self.declare_wait_queue(lane, &mut in_the_way).await?;
@@ -67,6 +64,9 @@ impl Change {
             return Err(error);
         }
         self.go_on(lane)?;
+        // A slot above the highest one that ever existed or is desired can't have a
+        // holder.
+        let once_there = swept_to.saturating_sub(self.desired.overshoot);
         let holders_to = once_there.max(before.highest());
         let seen = observe(&self.access, how, &self.lock, swept_to, holders_to).await?;
         let waiting = match self.lock.wait_queue() {
@@ -103,16 +103,16 @@ impl Change {
         Ok((observe(access, how, lock, further, 0).await?, further))
     }
 
-    /// Checks slots that existed and are no longer desired. A slot queue whose node is
-    /// down looks missing, and returns with its node. For desired slots, the declare
-    /// itself reveals this.
+    /// Checks all slots that are missing and not desired. A slot queue whose node is down
+    /// looks missing, and returns with its node. The mark doesn't show how many there are,
+    /// because it may come from probes. For desired slots, the declare itself reveals this.
     async fn check_nodes(
         &self,
         lane: &mut Lane,
         before: &ObservedSlots,
-        once_there: u32,
+        swept_to: u32,
     ) -> Result<(), BrokerError> {
-        let missing: Vec<String> = (self.desired.slots + 1..=once_there)
+        let missing: Vec<String> = (self.desired.slots + 1..=swept_to)
             .filter(|slot| !before.slots.contains(slot))
             .map(|slot| self.lock.slot_queue(slot))
             .collect();

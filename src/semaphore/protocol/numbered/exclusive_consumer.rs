@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
@@ -19,7 +20,7 @@ use super::holding::Holding;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::ObservedSlots;
 use crate::semaphore::amqp::lane::{Lane, Refused, bare_arguments, short};
-use crate::semaphore::amqp::probe::Eyes;
+use crate::semaphore::amqp::probe::{Eyes, INSPECTED_TOGETHER, Seen};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
 use crate::semaphore::protocol::fault::Fault;
@@ -53,32 +54,32 @@ impl ClientProtocol for ExclusiveConsumer {
         draining: bool,
     ) -> Result<Looked, BrokerError> {
         let names: Vec<String> = slots.clone().map(|slot| lock.slot_queue(slot)).collect();
-        let exist = eyes.prober.exist(&names).await?;
+        let seen = eyes.prober.see(&names).await?;
         // An existing slot has its holder queue. A missing slot may be draining. A
         // probe then shows whether its holder queue exists, and prompts its holder to
         // verify the slot.
         let exists = |slot: u32| {
-            slot.checked_sub(*slots.start()).and_then(|i| exist.get(i as usize)) != Some(&false)
+            let seen = slot.checked_sub(*slots.start()).and_then(|i| seen.get(i as usize));
+            !matches!(seen, Some(Seen::No))
         };
         let gone: Vec<u32> = holders.clone().filter(|slot| draining && !exists(*slot)).collect();
         let names: Vec<String> = gone.iter().map(|slot| lock.holder_queue(*slot)).collect();
-        let left = eyes.prober.exist(&names).await?;
-        let left: BTreeSet<u32> =
-            gone.into_iter().zip(left).filter_map(|(slot, is)| is.then_some(slot)).collect();
-        let wanted = |slot: &u32| exists(*slot) || left.contains(slot);
+        let left = eyes.prober.see(&names).await?;
+        let left = gone.into_iter().zip(left).filter(|(_, left)| *left != Seen::No);
+        let left: BTreeSet<u32> = left.map(|(slot, _)| slot).collect();
+        let inspected = |slot: &u32| exists(*slot) || left.contains(slot);
         let names: Vec<String> =
-            holders.clone().filter(wanted).map(|slot| lock.holder_queue(slot)).collect();
-        let mut consumers = consumers(eyes, &names).await?.into_iter();
-        let seen = |slot: u32| {
-            let consumers = if wanted(&slot) { consumers.next().flatten() } else { None };
-            match consumers {
-                None => HolderSeen::Absent,
-                Some(0) => HolderSeen::Unheld,
-                Some(_) => HolderSeen::Held,
+            holders.clone().filter(inspected).map(|slot| lock.holder_queue(slot)).collect();
+        let mut counted = held(eyes, &names).await?.into_iter();
+        let held = |slot: u32| {
+            if inspected(&slot) {
+                counted.next().unwrap_or(HolderSeen::Absent)
+            } else {
+                HolderSeen::Absent
             }
         };
-        let holders = holders.map(seen).collect();
-        Ok(Looked { slots: exist, holders })
+        let holders = holders.map(held).collect();
+        Ok(Looked { slots: seen, holders })
     }
 }
 
@@ -138,34 +139,58 @@ impl Holding for ExclusiveConsumer {
     }
 }
 
-/// Returns how many consumers each of these queues has. `None` for a missing queue.
+/// Returns the state of each of these holder queues.
 ///
 /// Uses passive declares, which any connection may send. A missing queue closes the
 /// channel and leaves the rest unanswered. In this case a probe finds the missing ones,
-/// and prompts holders to verify their slots.
-async fn consumers(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<Option<u32>>, BrokerError> {
-    let mut exist = vec![true; names.len()];
+/// and prompts holders to verify their slots. If the node of one is down, each is inspected
+/// alone.
+async fn held(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+    let mut seen = vec![Seen::Yes; names.len()];
     let mut lane = eyes.link.publisher().await?;
+    let all = names;
     for _ in 0..LOOKS {
-        let there = names.iter().zip(&exist).filter(|(_, exists)| **exists);
+        let there = names.iter().zip(&seen).filter(|(_, seen)| **seen == Seen::Yes);
         let there: Vec<String> = there.map(|(name, _)| name.clone()).collect();
         let mut counts = Vec::with_capacity(there.len());
         for names in there.chunks(LOOKED_AT_TOGETHER) {
-            match lane.consumers_of(names).await? {
-                Some(more) => counts.extend(more),
-                None => break,
+            match lane.consumers_of(names).await {
+                Ok(Some(more)) => counts.extend(more),
+                Ok(None) => break,
+                Err(BrokerError::NodeDown { .. }) => return held_each(eyes, all).await,
+                Err(error) => return Err(error),
             }
         }
         if counts.len() == there.len() {
-            let mut counts = counts.into_iter();
-            return Ok(exist
-                .into_iter()
-                .map(|exists| if exists { counts.next() } else { None })
-                .collect());
+            let mut counts = counts.into_iter().map(with_consumers);
+            let holder = |seen| match seen {
+                Seen::Yes => counts.next().unwrap_or(HolderSeen::Absent),
+                Seen::No => HolderSeen::Absent,
+                Seen::Unknown => HolderSeen::Unknown,
+            };
+            return Ok(seen.into_iter().map(holder).collect());
         }
-        exist = eyes.prober.exist(names).await?;
+        seen = eyes.prober.see(names).await?;
     }
     Err(BrokerError::Protocol { why: "holder queues come and go".to_owned() })
+}
+
+/// Inspects each of these holder queues alone.
+async fn held_each(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+    let inspect = |name: String| async move {
+        let mut lane = eyes.link.publisher().await?;
+        match lane.consumers(&name).await {
+            Ok(consumers) => Ok(consumers.map_or(HolderSeen::Absent, with_consumers)),
+            Err(BrokerError::NodeDown { .. }) => Ok(HolderSeen::Unknown),
+            Err(error) => Err(error),
+        }
+    };
+    stream::iter(names.to_vec()).map(inspect).buffered(INSPECTED_TOGETHER).try_collect().await
+}
+
+/// Returns the state of the holder whose queue has this many consumers.
+fn with_consumers(consumers: u32) -> HolderSeen {
+    if consumers > 0 { HolderSeen::Held } else { HolderSeen::Unheld }
 }
 
 /// Consumes from the holder queue exclusively and checks that the slot exists, sent

@@ -47,10 +47,10 @@ impl ClientProtocol for ExclusiveQueue {
             .map(|slot| lock.slot_queue(slot))
             .chain(holders.map(|slot| lock.holder_queue(slot)))
             .collect();
-        let mut exist = eyes.prober.exist(&names).await?;
-        let held = |held| if held { HolderSeen::Held } else { HolderSeen::Absent };
-        let holders = exist.split_off(count).into_iter().map(held).collect();
-        Ok(Looked { slots: exist, holders })
+        let mut slots = eyes.prober.see(&names).await?;
+        let holders = slots.split_off(count).into_iter().map(HolderSeen::of_exclusive_queue);
+        let holders = holders.collect();
+        Ok(Looked { slots, holders })
     }
 }
 

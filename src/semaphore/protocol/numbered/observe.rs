@@ -8,9 +8,14 @@ use std::time::Instant;
 use super::holding::Holding;
 use crate::plan::naming::{LockName, MAX_SLOTS};
 use crate::plan::semaphore::ObservedSlots;
+use crate::semaphore::amqp::probe::Seen;
+use crate::semaphore::amqp::unanswered::no_answer_of;
 use crate::semaphore::error::BrokerError;
-use crate::semaphore::protocol::claim::HolderSeen;
+use crate::semaphore::protocol::claim::{HolderSeen, Looked};
 use crate::semaphore::session::access::Access;
+
+/// Maximum number of slots inspected that are missing among existing ones.
+const GAPS: usize = 16;
 
 /// Observes which of the slots 1 to `slots_to` exist and which of 1 to `holders_to` are
 /// held.
@@ -23,8 +28,11 @@ pub async fn observe(
 ) -> Result<ObservedSlots, BrokerError> {
     let _turn = access.turn_to_look().await?;
     let looked = how.look(access.eyes(), lock, 1..=slots_to, 1..=holders_to, true).await?;
-    let slots: BTreeSet<u32> =
-        (1..).zip(looked.slots).filter_map(|(slot, exists)| exists.then_some(slot)).collect();
+    check_known(lock, 1, &looked)?;
+    let exist = (1..).zip(looked.slots).filter(|(_, seen)| *seen == Seen::Yes);
+    let slots: BTreeSet<u32> = exist.map(|(slot, _)| slot).collect();
+    let gaps = (1..slots.last().copied().unwrap_or(0)).filter(|slot| !slots.contains(slot));
+    look_at_missing(access, lock, gaps).await?;
     let holders = || (1..).zip(&looked.holders);
     let held = holders().filter(|(_, seen)| **seen == HolderSeen::Held);
     let left_over = holders().filter(|(slot, seen)| {
@@ -44,7 +52,8 @@ pub async fn highest_listed(access: &Access, lock: &LockName) -> Option<u32> {
     access.marks.as_ref()?.highest_slot(lock).await
 }
 
-/// Finds the high-water mark with the help of the management API's list.
+/// Finds the high-water mark with the help of the management API's list. If the next slot
+/// exists, but its node is down, that is an error.
 pub async fn find_mark(
     access: &Access,
     how: &dyn Holding,
@@ -52,7 +61,43 @@ pub async fn find_mark(
     overshoot: u32,
 ) -> Result<u32, BrokerError> {
     let listed = highest_listed(access, lock).await;
-    find_highest(access, how, lock, overshoot, listed).await
+    let highest = find_highest(access, how, lock, overshoot, listed).await?;
+    look_at_missing(access, lock, std::iter::once(highest + 1)).await?;
+    Ok(highest)
+}
+
+/// Returns an error if one of these slots, which a publish does not reach, is not missing:
+/// its node is down (Mnesia). Costs a channel for each, so only the first ones are
+/// inspected.
+async fn look_at_missing(
+    access: &Access,
+    lock: &LockName,
+    slots: impl Iterator<Item = u32>,
+) -> Result<(), BrokerError> {
+    let queues: Vec<String> = slots.take(GAPS).map(|slot| lock.slot_queue(slot)).collect();
+    if queues.is_empty() {
+        return Ok(());
+    }
+    let mut lane = access.publisher().await?;
+    for queue in queues {
+        lane.look(&queue).await?;
+    }
+    Ok(())
+}
+
+/// Returns an error if nothing is known of a slot or its holder, because a node is down. It
+/// neither exists nor is it missing. The first slot observed is `from`.
+fn check_known(lock: &LockName, from: u32, looked: &Looked) -> Result<(), BrokerError> {
+    let mut slots = (from..).zip(&looked.slots);
+    let mut holders = (from..).zip(&looked.holders);
+    let unknown = slots
+        .find(|(_, seen)| **seen == Seen::Unknown)
+        .map(|(slot, _)| lock.slot_queue(slot))
+        .or_else(|| {
+            let holder = holders.find(|(_, seen)| **seen == HolderSeen::Unknown);
+            holder.map(|(slot, _)| lock.holder_queue(slot))
+        });
+    unknown.map_or(Ok(()), |queue| Err(no_answer_of(&[queue])))
 }
 
 /// Finds the highest slot that has a slot queue, a holder or a leftover, by probing
@@ -89,9 +134,11 @@ async fn highest_among(
 ) -> Result<u32, BrokerError> {
     let _turn = access.turn_to_look().await?;
     let looked = how.look(access.eyes(), lock, slots.clone(), slots.clone(), true).await?;
+    check_known(lock, *slots.start(), &looked)?;
     let seen = looked.slots.into_iter().zip(looked.holders);
-    let there =
-        slots.zip(seen).filter(|(_, (exists, holder))| *exists || *holder != HolderSeen::Absent);
+    let there = slots
+        .zip(seen)
+        .filter(|(_, (slot, holder))| *slot != Seen::No || *holder != HolderSeen::Absent);
     Ok(there.map(|(slot, _)| slot).last().unwrap_or(0))
 }
 

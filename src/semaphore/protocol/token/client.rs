@@ -117,7 +117,9 @@ async fn get(lane: &mut Lane, queue: &str) -> Result<Waited, BrokerError> {
     let channel = lane.channel().await?;
     let sent = Moment::now();
     let getting = channel.basic_get(short(queue)?, BasicGetOptions::default());
-    match lane.answer("to basic.get", queue, getting).await? {
+    // A token that arrives after this time returns with the connection, which the caller
+    // closes after any error.
+    match lane.answer_of_queues("to basic.get", &[queue.to_owned()], getting).await? {
         Ok(Some(message)) => {
             let delivery = message.delivery;
             Ok(Waited::Got(Box::new(Got { delivery, channel, consumer: None, sent })))

@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use super::administering::{DRAIN, REVOKE};
 use crate::plan::clean_text;
 use crate::semaphore::amqp::connect::Conn;
-use crate::semaphore::amqp::lane::{Declared, Lane, Standing, Waiters};
+use crate::semaphore::amqp::lane::{Lane, Standing, Waiters};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::hold::{Hold, News};
 
@@ -73,13 +73,13 @@ impl Hold for HeldConsumer {
         let exists = async {
             let mut lane = Lane::take(&self.conn).await?;
             lane.set_limit(limit);
-            lane.look(&self.slot_queue).await
+            lane.slot_exists(&self.slot_queue).await
         };
         let (ours, exists) = futures::join!(ours, exists);
         Ok(match (ours?, exists?) {
             (None | Some(0), _) => Standing::Gone,
-            (_, None) => Standing::WithoutSlot,
-            (_, Some(Declared::Ok | Declared::Locked(_))) => Standing::Held,
+            (_, false) => Standing::WithoutSlot,
+            (_, true) => Standing::Held,
         })
     }
 

@@ -1,0 +1,189 @@
+//! Acquiring and holding while a node is down.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper::plan::naming::{LockName, Protocol};
+use lockkeeper::plan::semaphore::DesiredSlots;
+use lockkeeper::semaphore::{
+    AcquireError, AcquireOptions, Client, ClientOptions, Lock, Moment, Start, Verdict,
+};
+use tokio::task::JoinSet;
+
+use crate::clusters::{broker, is_node_down, lock, resize};
+use crate::support::cluster::Cluster;
+use crate::support::protocols::{name, with_protocols};
+use crate::support::rabbitmq::eventually;
+
+with_protocols! {
+    every {
+        a_lock_whose_node_is_down_is_reported_as_such_and_usable_afterwards,
+    }
+    slots {
+        slots_on_live_nodes_are_acquired_past_one_whose_node_is_down,
+    }
+}
+
+fn first() -> AcquireOptions {
+    AcquireOptions::default().with_start(Start::First)
+}
+
+async fn a_lock_whose_node_is_down_is_reported_as_such_and_usable_afterwards(protocol: Protocol) {
+    let cluster = Cluster::whole().await;
+    let deploy = name().with_protocol(protocol);
+    resize(&cluster, 2, &deploy, DesiredSlots::new(3)).await;
+    let client = lock(&cluster, &deploy);
+    client.try_acquire(&first()).await.unwrap().release().await.unwrap();
+    cluster.lose(2).await;
+    for _ in 0..2 {
+        let failed = client.try_acquire(&first()).await;
+        assert!(is_node_down(&failed), "{failed:?}");
+    }
+    cluster.regain(2).await;
+    eventually("the lock is acquired", async || client.try_acquire(&first()).await.is_ok()).await;
+}
+
+async fn slots_on_live_nodes_are_acquired_past_one_whose_node_is_down(protocol: Protocol) {
+    let cluster = Cluster::whole().await;
+    let deploy = name().with_protocol(protocol);
+    for (node, slots) in [(1, 1), (2, 2), (1, 3)] {
+        resize(&cluster, node, &deploy, DesiredSlots::new(slots)).await;
+    }
+    cluster.lose(2).await;
+    let client = lock(&cluster, &deploy);
+    let one = client.try_acquire(&first()).await.unwrap();
+    let three = client.try_acquire(&first()).await.unwrap();
+    assert_eq!((one.slot(), three.slot()), (Some(1), Some(3)));
+    let full = client.try_acquire(&first()).await;
+    assert!(matches!(full, Err(AcquireError::Full { .. })), "{full:?}");
+    cluster.regain(2).await;
+    eventually("the slot that was down is acquired", async || {
+        client.try_acquire(&first()).await.is_ok_and(|two| two.slot() == Some(2))
+    })
+    .await;
+}
+
+/// The slot would be acquired at once, without a fencing token and without the lock delay.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_not_acquired_without_its_record_whose_node_is_down() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let with_records =
+        DesiredSlots { records: Some(Duration::from_secs(1)), ..DesiredSlots::new(1) };
+    resize(&cluster, 2, &name(), with_records).await;
+    cluster.lose(2).await;
+    let client = lock(&cluster, &name());
+    let failed = client.try_acquire(&first()).await;
+    assert!(is_node_down(&failed), "{failed:?}");
+    cluster.regain(2).await;
+    eventually("it is acquired with its record", async || {
+        let acquired = client.try_acquire(&first()).await;
+        assert!(acquired.as_ref().map_or(true, |permit| permit.fence().is_some()), "{acquired:?}");
+        acquired.is_ok()
+    })
+    .await;
+}
+
+/// Its holder queue is the proof, and is on the holder's own node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_keeps_its_slot_while_the_slots_node_is_down() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 2, &name(), DesiredSlots::new(1)).await;
+    let interval = Duration::from_millis(500);
+    let options = ClientOptions::default().with_warm(0).with_verify_interval(interval);
+    let client = Client::new(cluster.settings(1), options).semaphore(name());
+    let permit = client.try_acquire(&first()).await.unwrap();
+    cluster.lose(2).await;
+    for _ in 0..3 {
+        permit.proved_after(Moment::now()).await;
+        assert_eq!(permit.verify().await, Ok(Verdict::Held));
+    }
+    assert!(permit.is_valid());
+    cluster.regain(2).await;
+    permit.release().await.unwrap();
+    eventually("it is acquired again", async || client.try_acquire(&first()).await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_whose_wait_queue_is_on_a_node_that_is_down_acquires_by_polling() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 2, &name(), DesiredSlots::new(0)).await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let permit = lock(&cluster, &name()).try_acquire(&first()).await.unwrap();
+    cluster.lose(2).await;
+    let waiter = lock(&cluster, &name());
+    let waiting =
+        tokio::spawn(async move { waiter.acquire_timeout(&first(), Duration::from_mins(3)).await });
+    eventually("the waiter is connected", async || {
+        cluster.vhost.management.get("connections?columns=name,vhost").await.is_some_and(|list| {
+            let here = |c: &&serde_json::Value| c["vhost"] == cluster.vhost.name.as_str();
+            list.as_array().unwrap().iter().filter(here).count() > 2
+        })
+    })
+    .await;
+    permit.release().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().slot(), Some(1));
+    cluster.regain(2).await;
+}
+
+/// Returns the median time of an acquire and release.
+async fn usual_time(lock: &Lock, cycles: usize) -> Duration {
+    let mut times = Vec::with_capacity(cycles);
+    for _ in 0..cycles {
+        let start = Instant::now();
+        lock.try_acquire(&first()).await.unwrap().release().await.unwrap();
+        times.push(start.elapsed());
+    }
+    times.sort();
+    times[cycles / 2]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_acquired_in_its_usual_time_while_another_locks_node_is_down() {
+    let cluster = Arc::new(Cluster::whole().await);
+    let sick = LockName::new("ci.sick").unwrap();
+    resize(&cluster, 2, &sick, DesiredSlots::new(3)).await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let options = ClientOptions::default().with_warm(0);
+    let client = Client::new(cluster.settings(1), options);
+    let healthy = client.semaphore(name());
+    usual_time(&healthy, 10).await;
+    let before = usual_time(&healthy, 50).await;
+    cluster.lose(2).await;
+
+    let failures = Arc::new(AtomicU32::new(0));
+    let mut sick_tasks = JoinSet::new();
+    for _ in 0..5 {
+        let (lock, failures) = (client.semaphore(sick.clone()), Arc::clone(&failures));
+        sick_tasks.spawn(async move {
+            loop {
+                let failed = lock.try_acquire(&first()).await;
+                assert!(is_node_down(&failed), "{failed:?}");
+                failures.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+    }
+    let (watching, watched) = (broker(&cluster, 1), sick.clone());
+    sick_tasks.spawn(async move {
+        loop {
+            let seen = watching.find_mark(&watched, 16).await;
+            assert!(!matches!(seen, Ok(Some(0..3))), "{seen:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let mut during = Vec::new();
+    while during.len() < 5 || failures.load(Ordering::Relaxed) < 10 {
+        during.push(usual_time(&healthy, 20).await);
+    }
+    sick_tasks.abort_all();
+    while let Some(ended) = sick_tasks.join_next().await {
+        assert!(ended.unwrap_err().is_cancelled());
+    }
+    during.sort();
+    let during = during[during.len() / 2];
+    println!("acquire and release: {before:?}, with a lock whose node is down: {during:?}");
+    assert!(during <= before * 2, "{during:?} instead of {before:?}");
+    cluster.regain(2).await;
+}

@@ -1,0 +1,34 @@
+//! Locks on a cluster of three RabbitMQ nodes while one of them is down. Clients and
+//! administrators are connected to a live node. See `support::cluster` for the nodes.
+
+mod administering;
+mod holding;
+
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper::semaphore::{
+    AcquireError, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::cluster::Cluster;
+
+/// Returns an administrator at this node.
+fn broker(cluster: &Cluster, node: usize) -> Broker {
+    Broker::new(cluster.settings(node), BrokerOptions::default())
+}
+
+/// Resizes a lock at this node, where queues that are missing are then created.
+async fn resize(cluster: &Cluster, node: usize, lock: &LockName, desired: DesiredSlots) {
+    let (to, cancel) = (sweep_to(desired, 20), CancellationToken::new());
+    broker(cluster, node).converge(lock, desired, to, true, &cancel).await.unwrap();
+}
+
+/// Returns the lock, with a client of its own at node 1.
+fn lock(cluster: &Cluster, name: &LockName) -> Lock {
+    Client::new(cluster.settings(1), ClientOptions::default().with_warm(0)).semaphore(name.clone())
+}
+
+fn is_node_down<T>(result: &Result<T, AcquireError>) -> bool {
+    matches!(result, Err(AcquireError::Broker(BrokerError::NodeDown { .. })))
+}
