@@ -30,7 +30,7 @@ soak: ## What takes too long for every run: locks fought over and lost more ofte
 	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::
 
 up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
-	@dev/build --demo
+	@dev/build --up
 	@dev/up $(ARGS)
 
 down: ## Stop what make up started

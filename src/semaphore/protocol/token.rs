@@ -152,14 +152,17 @@ fn token_id(body: &[u8]) -> Option<u64> {
     (id >= LEAST_ID && id.to_string() == text).then_some(id)
 }
 
-/// Returns how often a quorum queue delivered this token before. `None` if the queue
-/// doesn't count deliveries. (RabbitMQ 4 omits the header on the first delivery.)
+/// Returns a number that grows with each delivery of this token by a quorum queue. `None`
+/// if the queue doesn't count deliveries. (RabbitMQ 4 omits the headers on the first
+/// delivery.) RabbitMQ 4.3 counts deliveries in a second header, and no longer every one in
+/// the first: not those to consumers of a node that left the cluster. The sum also grows
+/// when a queue comes from an older release.
 fn times_delivered(properties: &BasicProperties, redelivered: bool) -> Option<u64> {
     let headers = properties.headers().as_ref().map(lapin::types::FieldTable::inner);
-    match headers.and_then(|headers| headers.get("x-delivery-count")) {
-        Some(count) => count_of(count),
-        None if redelivered => None,
-        None => Some(0),
+    let count = |name| headers.and_then(|headers| headers.get(name)).map(count_of);
+    match (count("x-delivery-count"), count("x-acquired-count")) {
+        (None, None) => (!redelivered).then_some(0),
+        (delivered, acquired) => Some(delivered.unwrap_or(Some(0))? + acquired.unwrap_or(Some(0))?),
     }
 }
 
@@ -192,13 +195,35 @@ mod tests {
         }
     }
 
+    fn with_headers<const N: usize>(headers: [(&str, AMQPValue); N]) -> BasicProperties {
+        let mut table = FieldTable::default();
+        for (name, value) in headers {
+            table.insert(name.into(), value);
+        }
+        BasicProperties::default().with_headers(table)
+    }
+
+    /// RabbitMQ 4.3 sends both headers, or only the second one.
+    #[test]
+    fn a_delivery_that_only_one_header_counts_gives_a_greater_fence() {
+        let count = AMQPValue::LongLongInt;
+        let fences = [
+            with_headers([("x-delivery-count", count(7))]),
+            with_headers([("x-delivery-count", count(7)), ("x-acquired-count", count(1))]),
+            with_headers([("x-delivery-count", count(7)), ("x-acquired-count", count(2))]),
+            with_headers([("x-delivery-count", count(8)), ("x-acquired-count", count(3))]),
+        ]
+        .map(|properties| times_delivered(&properties, true).unwrap());
+        assert!(fences.is_sorted_by(|former, next| former < next), "{fences:?}");
+        let acquired = with_headers([("x-acquired-count", count(1))]);
+        assert_eq!(times_delivered(&acquired, true), Some(1));
+        let unreadable = with_headers([("x-acquired-count", AMQPValue::Boolean(true))]);
+        assert_eq!(times_delivered(&unreadable, true), None);
+    }
+
     #[test]
     fn a_queue_that_does_not_count_deliveries_gives_no_fence() {
-        let counted = |count| {
-            let mut headers = FieldTable::default();
-            headers.insert("x-delivery-count".into(), count);
-            BasicProperties::default().with_headers(headers)
-        };
+        let counted = |count| with_headers([("x-delivery-count", count)]);
         let none = BasicProperties::default();
         // On the first delivery 3.10 sends 0 and 4.0 sends no header. A classic queue
         // never sends one.
