@@ -71,7 +71,7 @@ write_env() {
 # that a checkout with other versions has its own directory.
 servers_dir() {
     printf '%s/servers/%s' "$CACHE" \
-        "$(cd "$ROOT/dev/go" && cat {etcd,helm,kubernetes}/go.mod {etcd,helm,kubernetes}/go.sum | sha256sum | cut -c1-12)"
+        "$(cd "$ROOT/dev/go" && cat {helm,kubernetes}/go.mod {helm,kubernetes}/go.sum | sha256sum | cut -c1-12)"
 }
 
 # The directory of evaluate. Its source is in this repository, so it is separate: a change
