@@ -18,6 +18,8 @@ pub const BACKEND_REACHABLE: &str = "BackendReachable";
 pub const DRAINED: &str = "Drained";
 /// Every slot is held.
 pub const SATURATED: &str = "Saturated";
+/// The broker's state or a policy breaks the lock's guarantees.
+pub const UNSAFE: &str = "Unsafe";
 /// A change waits for a client to release its role.
 pub const WAITING_FOR_ROLE: &str = "WaitingForRole";
 /// The queue is longer than its bound.
@@ -81,6 +83,8 @@ pub mod reason {
     pub const NO_SLOTS: &str = "NoSlots";
     /// At least one slot is free.
     pub const SLOTS_FREE: &str = "SlotsFree";
+    /// Nothing was found that breaks the lock's guarantees.
+    pub const NO_RISK: &str = "NoRisk";
     /// The queue was closed and then deleted by its clients.
     pub const COMPLETED: &str = "Completed";
     /// The observation may be a client's work in progress. It is reported when observed

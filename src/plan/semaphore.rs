@@ -3,6 +3,7 @@
 //! `semaphore` for probing, declaring and deleting queues.
 
 mod observed;
+pub mod risk;
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;

@@ -9,6 +9,8 @@ mod closing;
 mod error;
 pub mod high_water;
 pub mod listing;
+pub mod nodes;
+pub mod risks;
 
 use std::collections::HashMap;
 use std::time::Duration;

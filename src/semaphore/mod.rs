@@ -31,6 +31,7 @@ pub use self::client::{
 };
 pub use self::error::BrokerError;
 pub use self::management::ManagementError;
+pub use self::management::risks::Risks;
 pub use self::protocol::fault::{Expected, Fault};
 pub use self::protocol::holders::Holders;
 pub use self::protocol::revoke::{Revocation, RevokeError};
@@ -38,6 +39,7 @@ pub use self::protocol::waiters::Waiter;
 pub use self::session::access::BrokerOptions;
 pub use self::session::change::Converged;
 pub use crate::clock::Moment;
+pub use crate::plan::semaphore::risk::{PolicyEffect, PolicyEffects, Risk};
 pub use crate::plan::semaphore::{
     Counts, DeletionOrder, DesiredSlots, Holder, Observed, ObservedSlots, ObservedTokens, sweep_to,
 };

@@ -20,6 +20,11 @@ pub fn is_node_down(text: &str) -> bool {
     .any(|beginning| text.starts_with(beginning))
 }
 
+/// Whether this refusal of a queue whose node is down names the node, as with Mnesia.
+pub fn names_node(text: &str) -> bool {
+    text.starts_with("NOT_FOUND - home node '")
+}
+
 /// Whether a 406 or 530 means that a limit was reached.
 pub fn is_limit(text: &str) -> bool {
     // "cannot declare queue 'x': queue limit in vhost '/' (4) is reached",

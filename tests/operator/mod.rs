@@ -29,6 +29,7 @@ mod references;
 mod restarts;
 mod revoking;
 mod rights;
+mod risks;
 mod settings;
 mod slots;
 mod tenancy;

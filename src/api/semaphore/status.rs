@@ -60,7 +60,7 @@ pub struct SemaphoreStatus {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
     /// Conditions of types `Ready`, `Reconciling`, `Stalled`, `BackendReachable`,
-    /// `Drained` and `Saturated`.
+    /// `Drained`, `Saturated` and `Unsafe`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -310,6 +310,10 @@ impl Step<'_> {
         let (ctx, lock) = (self.ctx, &self.valid.lock);
         self.tell_waiters(observation, woken).await;
         observation.hold_limit = self.broker.hold_limit(lock).await?;
+        if self.sweep_due {
+            memory.detail.risks = self.broker.risks(lock).await;
+        }
+        observation.risks.clone_from(&memory.detail.risks);
         if ctx.stop.is_cancelled() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use crate::api::Semaphore;
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
 use crate::plan::semaphore::Observed;
-use crate::semaphore::{Broker, Holders};
+use crate::semaphore::{Broker, Holders, Risks};
 
 /// State that is kept only for Semaphores.
 #[derive(Default)]
@@ -18,6 +18,8 @@ pub struct State {
     /// The highest slot that may have been created since the last status write. Needed if
     /// another process's status replaces that write.
     pub reaches: u32,
+    /// What the last sweep found that makes the broker unsafe for the lock.
+    pub risks: Option<Risks>,
     /// The last broker that answered, for a cleanup after its Secret is gone.
     pub broker: Option<Connected<Broker>>,
     /// The holders with the time since when they hold, and the last handled revocation
@@ -39,6 +41,8 @@ pub struct Observation {
     pub holders: Option<Holders>,
     /// What the broker does to clients that hold a token for long.
     pub hold_limit: Option<&'static str>,
+    /// What makes the broker unsafe for the lock, if known.
+    pub risks: Option<Risks>,
     /// Time until the next observation, because of a holder that is to be revoked.
     pub revoke_again: Option<Duration>,
 }
@@ -46,7 +50,15 @@ pub struct Observation {
 impl Observation {
     /// Creates an observation of slots or tokens alone.
     pub fn new(seen: Observed, mark: Option<u32>) -> Self {
-        Self { seen, mark, waiting: None, holders: None, hold_limit: None, revoke_again: None }
+        Self {
+            seen,
+            mark,
+            waiting: None,
+            holders: None,
+            hold_limit: None,
+            risks: None,
+            revoke_again: None,
+        }
     }
 }
 

@@ -4,13 +4,14 @@
 use kube::ResourceExt;
 
 use super::state::{Observation, State};
-use crate::api::conditions::{DRAINED, SATURATED, Say, reason};
+use crate::api::conditions::{DRAINED, SATURATED, Say, UNSAFE, reason};
 use crate::api::semaphore::HolderStatus;
 use crate::api::validate::{self, ValidSemaphore};
 use crate::api::{GROUP, Semaphore, SemaphoreStatus};
 use crate::plan::clean_text;
 use crate::plan::naming::Unit;
 use crate::plan::semaphore::{Holder, Observed, ObservedSlots};
+use crate::semaphore::Risks;
 
 pub(super) fn in_sync_message(observation: &Observation, valid: &ValidSemaphore) -> String {
     let suspended = if valid.suspend { "; suspended" } else { "" };
@@ -69,7 +70,9 @@ pub(super) fn describe(
         Observed::Counted(_) => drained_tokens(counts.draining, slots),
     };
     let unit = semaphore.spec.naming().unit();
-    (status, vec![drained, saturated(counts.held, counts.free, unit)])
+    let mut said = vec![drained, saturated(counts.held, counts.free, unit)];
+    said.extend(observation.risks.as_ref().map(is_unsafe));
+    (status, said)
 }
 
 /// Returns the selector for a Scale, which contains nothing else of the status. It
@@ -104,6 +107,21 @@ fn drained_tokens(draining: u32, tokens: u32) -> Say {
         if draining == 1 { "1 token is".to_owned() } else { format!("{draining} tokens are") }
     );
     Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+}
+
+/// Returns the condition for a broker that is unsafe for the lock. The first risk gives its
+/// reason.
+fn is_unsafe(risks: &Risks) -> Say {
+    let Some(first) = risks.found.first() else {
+        let message = if risks.nodes_are_visible {
+            "No partition of the broker's cluster and no harmful policy was found"
+        } else {
+            "No harmful policy was found. Whether the broker's cluster is partitioned is not known: give the management user the tag monitoring"
+        };
+        return Say::new(UNSAFE, false, reason::NO_RISK, message);
+    };
+    let all: Vec<String> = risks.found.iter().map(ToString::to_string).collect();
+    Say::new(UNSAFE, true, first.reason(), all.join(". "))
 }
 
 fn saturated(held: u32, free: u32, unit: Unit) -> Say {

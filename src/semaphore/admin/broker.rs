@@ -13,6 +13,7 @@ use crate::plan::semaphore::{DesiredSlots, Observed};
 use crate::semaphore::amqp::identity::BrokerIdentity;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::ManagementError;
+use crate::semaphore::management::risks::Risks;
 use crate::semaphore::protocol::Protocols;
 use crate::semaphore::protocol::holders::Holders;
 use crate::semaphore::protocol::interface::{AdminProtocol, LockProtocol};
@@ -132,7 +133,8 @@ impl Broker {
         slots_to: u32,
         holders_to: u32,
     ) -> Result<Observed, BrokerError> {
-        self.0.of(lock).observe(&self.0.access, lock, slots_to, holders_to).await
+        let seen = self.0.of(lock).observe(&self.0.access, lock, slots_to, holders_to).await;
+        self.named(seen).await
     }
 
     /// Finds the high-water mark of a lock without recorded state. Probes upwards until 2
@@ -150,7 +152,8 @@ impl Broker {
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        self.0.of(lock).find_mark(&self.0.access, lock, overshoot).await
+        let mark = self.0.of(lock).find_mark(&self.0.access, lock, overshoot).await;
+        self.named(mark).await
     }
 
     /// Like [`Broker::find_mark`], but a lock that has no queue in the management API's
@@ -166,7 +169,8 @@ impl Broker {
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        self.0.of(lock).find_mark_for_change(&self.0.access, lock, overshoot).await
+        let mark = self.0.of(lock).find_mark_for_change(&self.0.access, lock, overshoot).await;
+        self.named(mark).await
     }
 
     /// Returns how many clients wait for a slot of `lock`, counted as consumers of its
@@ -249,7 +253,25 @@ impl Broker {
         holders_to: u32,
         since: Option<Instant>,
     ) -> Result<Observed, BrokerError> {
-        self.0.of(lock).sweep(&self.0.access, lock, (slots_to, holders_to), since).await
+        let range = (slots_to, holders_to);
+        let seen = self.0.of(lock).sweep(&self.0.access, lock, range, since).await;
+        self.named(seen).await
+    }
+
+    /// Returns what makes the broker unsafe for `lock`: a partition of its cluster, and
+    /// policies that remove the lock's messages or queues. `None` if no management API
+    /// shows the policies. Lists of nodes and policies are at most
+    /// [`BrokerOptions::list_interval`] old. Cancel safe.
+    pub async fn risks(&self, lock: &LockName) -> Option<Risks> {
+        self.0.access.risks(lock).await
+    }
+
+    /// Names the node in an error about a node that is down.
+    async fn named<T>(&self, done: Result<T, BrokerError>) -> Result<T, BrokerError> {
+        match done {
+            Err(error) => Err(self.0.access.name_node(error).await),
+            done => done,
+        }
     }
 
     /// Whether each of the slots 1 to `slots` has its record queue, in profile Guideline.

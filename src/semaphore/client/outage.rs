@@ -10,6 +10,7 @@ use super::options::AcquireOptions;
 use super::permit::Permit;
 use crate::clock::Moment;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::management::{Management, nodes};
 use crate::semaphore::protocol::interface::Wait;
 use crate::semaphore::protocol::{self, Claiming};
 
@@ -39,6 +40,9 @@ impl Lock {
             };
             let error = match acquired {
                 Err(AcquireError::Broker(error)) if self.survives(&error, wait) => error,
+                Err(AcquireError::Broker(error)) => {
+                    return Err(AcquireError::Broker(self.name_node(error).await));
+                }
                 acquired => return acquired,
             };
             if began.elapsed() > CALM {
@@ -46,12 +50,23 @@ impl Lock {
             }
             let left = wait.until().map_or(pause, Moment::left);
             if left.is_zero() {
+                let error = self.name_node(error).await;
                 return Err(AcquireError::Unavailable { lock: self.name().to_string(), error });
             }
             tracing::debug!(%error, lock = %self.name(), "The broker is away: trying again");
             tokio::time::sleep(rand::random_range(pause / 2..=pause).min(left)).await;
             pause = (pause * 2).min(PAUSES.1);
         }
+    }
+
+    /// Names the node in an error about a node that is down, if the settings have a
+    /// management API.
+    async fn name_node(&self, error: BrokerError) -> BrokerError {
+        if !matches!(error, BrokerError::NodeDown { .. }) {
+            return error;
+        }
+        let management = Management::new(&self.shared().endpoint.settings);
+        nodes::name_in(error, management.as_ref()).await
     }
 
     /// Whether waiting continues after this error. A client that was never connected is

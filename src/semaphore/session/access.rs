@@ -21,6 +21,8 @@ use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::Management;
 use crate::semaphore::management::high_water::Marks;
 use crate::semaphore::management::listing::Listing;
+use crate::semaphore::management::nodes;
+use crate::semaphore::management::risks::{RiskCache, Risks};
 
 /// Maximum number of semaphores changed concurrently. Each change takes channels of the
 /// admin connection. A broker allows 2,047 of them, and every new one costs it four
@@ -99,6 +101,7 @@ pub struct Access {
     pub marks: Option<Marks>,
     /// The slot queues that it lists.
     pub listing: Listing,
+    risks: RiskCache,
 }
 
 impl Access {
@@ -130,6 +133,7 @@ impl Access {
             marks: management.clone().map(Marks::new),
             management,
             listing: Listing::default(),
+            risks: RiskCache::default(),
         }
     }
 
@@ -181,6 +185,18 @@ impl Access {
     /// Returns the cluster's id, if the management API shows it to this user.
     async fn cluster_id(&self) -> Option<String> {
         self.management.as_ref()?.cluster_id().await.ok().flatten()
+    }
+
+    /// Returns the risks of the lock, from lists that are at most
+    /// [`BrokerOptions::list_interval`] old. `None` if the management API shows none.
+    pub async fn risks(&self, lock: &LockName) -> Option<Risks> {
+        let management = self.management.as_ref()?;
+        self.risks.of(management, self.options.list_interval, lock).await
+    }
+
+    /// Names the node in an error about a node that is down.
+    pub async fn name_node(&self, error: BrokerError) -> BrokerError {
+        nodes::name_in(error, self.management.as_deref()).await
     }
 
     /// Probes whether each of these queues exists.

@@ -92,6 +92,7 @@ impl Change {
         work: impl for<'a> FnOnce(&'a mut Self, &'a mut Lane) -> Work<'a, T> + Send + 'static,
     ) -> Result<T, BrokerError> {
         let _stop_when_dropped = self.cancel.clone().drop_guard();
+        let naming = Arc::clone(&self.access);
         let task = async move {
             let access = Arc::clone(&self.access);
             let start = Instant::now();
@@ -132,7 +133,10 @@ impl Change {
                 result => result,
             }
         };
-        tokio::spawn(task).await.map_err(|_| BrokerError::Interrupted)?
+        match tokio::spawn(task).await.map_err(|_| BrokerError::Interrupted)? {
+            Err(error) => Err(naming.name_node(error).await),
+            done => done,
+        }
     }
 
     /// Returns an error if the next effect must not start.
