@@ -44,9 +44,10 @@ def stop(child):  # and its children
             pass
 
 def run(lock, command):
-    child = subprocess.Popen(command, start_new_session=True, env={**os.environ, **lock.environment})
+    received = []  # signals, before there is a command too
     for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda number, _: os.killpg(child.pid, number))
+        signal.signal(sign, lambda number, _: received.append(number))
+    child = subprocess.Popen(command, start_new_session=True, env={**os.environ, **lock.environment})
     def deadline():  # in a separate thread: pika may hang with the network
         while now() < lock.proven + VALID - KILL_AFTER:
             time.sleep(0.1)
@@ -55,6 +56,8 @@ def run(lock, command):
     threading.Thread(target=deadline, daemon=True).start()
     try:
         while child.poll() is None:
+            while received:
+                os.killpg(child.pid, received.pop(0))
             lock.hold.process_data_events(time_limit=0.05)  # heartbeats, and a loss
             if lock.lost:
                 raise AMQPError(lock.lost)

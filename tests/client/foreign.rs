@@ -44,7 +44,7 @@ async fn work() {
 const ROUNDS: usize = 15;
 
 /// Acquires and releases repeatedly. Returns the number of lost races.
-async fn their_rounds(vhost: Arc<Vhost>, register: Arc<Register>) -> usize {
+pub(super) async fn their_rounds(vhost: Arc<Vhost>, register: Arc<Register>) -> usize {
     let mut client = theirs(&vhost).await;
     for _ in 0..ROUNDS {
         let slot = loop {

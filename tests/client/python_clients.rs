@@ -1,10 +1,11 @@
 //! Interoperability with the Python clients in `examples/python/`: each shares a lock
 //! with ours, and behaves as its documentation states.
 
+mod minimal;
+mod sharing;
 mod token;
 
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
@@ -12,13 +13,12 @@ use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper::plan::semaphore::{DesiredSlots, Holder, sweep_to};
-use lockkeeper::semaphore::{Client, Lock, ResizeTo, Verdict};
+use lockkeeper::semaphore::{Client, Lock, ResizeTo};
 use tokio::io::AsyncReadExt;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::rabbitmq::{Vhost, eventually};
-use crate::client::support::register::Register;
 use crate::client::{any, broker, held_of, name, quick};
 
 /// The Python version of Debian's python3-pika.
@@ -28,6 +28,7 @@ const PYTHON: &str = "/usr/bin/python3";
 #[derive(Clone, Copy)]
 struct Script {
     file: &'static str,
+    options: &'static [&'static str],
     /// Suffix of its connections' names.
     connection: &'static str,
     protocol: Protocol,
@@ -35,26 +36,37 @@ struct Script {
 
 const GUIDELINE: Script = Script {
     file: "guideline_client.py",
+    options: &[],
     connection: "guideline client of ci.deploy",
     protocol: Protocol::ExclusiveQueue(Profile::Guideline),
 };
 
 const EXCLUSIVE_CONSUMER: Script = Script {
     file: "exclusive_consumer_client.py",
+    options: &[],
     connection: "consumer client of ci.deploy",
     protocol: Protocol::ExclusiveConsumer,
 };
 
 const TOKEN: Script = Script {
     file: "token_client.py",
+    options: &[],
     connection: "token client of ci.deploy",
     protocol: Protocol::Token(QueueType::Classic),
 };
 
 const MUTEX: Script = Script {
     file: "mutex_client.py",
+    options: &[],
     connection: "mutex client of ci.deploy",
     protocol: Protocol::TrueMutex,
+};
+
+const MINIMAL: Script = Script {
+    file: "minimal_client.py",
+    options: &[],
+    connection: "minimal client of ci.deploy",
+    protocol: Protocol::ExclusiveQueue(Profile::Guideline),
 };
 
 impl Script {
@@ -69,8 +81,8 @@ impl Script {
         assert!(has_pika, "{PYTHON} has no pika: dev/install installs Debian's python3-pika");
         let client = format!("{}/examples/python/{}", env!("CARGO_MANIFEST_DIR"), self.file);
         let mut command = Command::new(PYTHON);
-        command.args([client.as_str(), "--timeout", timeout, "ci.deploy"]);
-        command.args(["--", "sh", "-c", line]);
+        command.args([client.as_str(), "--timeout", timeout]).args(self.options);
+        command.args(["ci.deploy", "--", "sh", "-c", line]);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("AMQP_URL", vhost.url()).stdout(Stdio::piped()).kill_on_drop(true);
         command
@@ -117,43 +129,6 @@ impl Script {
     }
 }
 
-async fn never_hold_the_same(script: Script) {
-    const ROUNDS: usize = 6;
-    let vhost = Arc::new(Vhost::create().await);
-    script.resize(&vhost, 2).await;
-    let register = Arc::new(Register::create());
-    let mut clients = tokio::task::JoinSet::new();
-    for _ in 0..3 {
-        let (theirs, place) = (Arc::clone(&vhost), register.folder().to_owned());
-        clients.spawn(async move {
-            let line = r#"in=$PLACE/${LOCK_SLOT:-${LOCK_TOKEN_ID:-1}}
-                mkdir "$in" && sleep 0.02 && rmdir "$in""#;
-            for _ in 0..ROUNDS {
-                let mut command = script.command(&theirs, "60", line);
-                let code = command.env("PLACE", &place).status().await.unwrap().code();
-                assert_eq!(code, Some(0), "two holders, or none");
-            }
-        });
-        let (ours, register) = (Arc::clone(&vhost), Arc::clone(&register));
-        clients.spawn(async move {
-            let lock = script.lock(&ours);
-            for _ in 0..5 * ROUNDS {
-                let permit = lock.acquire_timeout(&any(), Duration::from_mins(1)).await.unwrap();
-                let which = permit.slot().map(u64::from).or(permit.token_id());
-                // A mutex has neither.
-                let entered = register.enter(which.unwrap_or(1));
-                tokio::time::sleep(Duration::from_millis(rand::random_range(0..40))).await;
-                assert_eq!(permit.verify().await, Ok(Verdict::Held));
-                drop(entered);
-                permit.release().await.unwrap();
-            }
-        });
-    }
-    tokio::time::timeout(Duration::from_secs(100), clients.join_all()).await.expect("all end");
-    assert_eq!(register.entries(), 15 * ROUNDS);
-    eventually("nothing stays held", async || script.held(&vhost).await.is_empty()).await;
-}
-
 async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     let vhost = Vhost::create().await;
     let exit_code = async |timeout, line| script.exit_code(&vhost, timeout, line).await;
@@ -165,12 +140,13 @@ async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     assert_eq!(exit_code("0.3", "true").await, Some(75), "full");
     permit.release().await.unwrap();
 
-    let mut child = script.command(&vhost, "10", "sleep 60").spawn().unwrap();
+    let mut child = script.command(&vhost, "10", "echo begun; exec sleep 60").spawn().unwrap();
+    printed_a_word(&mut child).await;
     script.is_held(&vhost).await;
     eventually("it is shown with its identity and reason", async || {
         let [holder] = &script.holders(&vhost).await[..] else { return false };
         holder.identity.as_ref().is_some_and(|identity| identity.starts_with("pid "))
-            && holder.reason.as_deref() == Some("sh -c sleep 60")
+            && holder.reason.as_deref() == Some("sh -c echo begun; exec sleep 60")
     })
     .await;
     // The signal is forwarded to the command.
@@ -178,6 +154,12 @@ async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     std::process::Command::new("kill").arg(&pid).status().unwrap();
     assert_eq!(child.wait().await.unwrap().code(), Some(143));
     assert_eq!(script.held(&vhost).await, Vec::<u32>::new());
+}
+
+/// Waits until the client's command prints a line of five letters.
+async fn printed_a_word(client: &mut Child) {
+    let mut line = [0; 6];
+    client.stdout.as_mut().unwrap().read_exact(&mut line).await.unwrap();
 }
 
 /// Prints a line when it receives SIGTERM.
@@ -293,11 +275,6 @@ async fn the_mutex_client_waits_in_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_mutex_client_and_ours_never_hold_the_mutex_together() {
-    never_hold_the_same(MUTEX).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_exclusive_consumer_client_waits_in_turn() {
     waits_in_turn(EXCLUSIVE_CONSUMER).await;
 }
@@ -310,21 +287,6 @@ async fn the_guideline_s_client_passes_on_fencing_tokens_and_rests_after_an_uncl
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exclusive_consumer_client_passes_on_fencing_tokens_and_rests_after_an_unclean_end() {
     passes_on_fencing_tokens_and_rests_after_an_unclean_end(EXCLUSIVE_CONSUMER).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_guideline_s_client_and_ours_never_hold_the_same_slot() {
-    never_hold_the_same(GUIDELINE).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_exclusive_consumer_client_and_ours_never_hold_the_same_slot() {
-    never_hold_the_same(EXCLUSIVE_CONSUMER).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_token_client_and_ours_never_hold_the_same_token() {
-    never_hold_the_same(TOKEN).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
