@@ -112,6 +112,12 @@ impl Request {
         &self.entry.object_ref.name
     }
 
+    /// Returns the time when the API server got the request, by its clock, which is this
+    /// machine's.
+    pub fn received(&self) -> jiff::Timestamp {
+        self.entry.request_received_timestamp.0
+    }
+
     /// Returns the time of the response, by the API server's clock, which is this
     /// machine's.
     pub fn answered(&self) -> jiff::Timestamp {
