@@ -27,7 +27,8 @@ pub(super) use flow::Connection;
 use nodes::{Node, Nodes};
 use opening::{Opener, Purpose};
 
-/// Maximum number of redirections of one operation within a cluster.
+/// Maximum number of redirections of one operation within a cluster that are followed
+/// without a pause.
 const MOST_HOPS: u32 = 4;
 /// First and longest pause before an operation is sent again while its slot moves to
 /// another node.
@@ -139,19 +140,17 @@ impl Link {
                 Ok(answer) => return Ok(answer),
                 Err(err) => err,
             };
-            match self.after(&lease, &err) {
-                After::Moved if hops < MOST_HOPS => hops += 1,
+            let moving = match self.after(&lease, &err) {
+                After::Moved if hops < MOST_HOPS => {
+                    hops += 1;
+                    continue;
+                }
+                // While a slot moves, each of two nodes may name the other one.
                 After::Moved => {
-                    let detail = "the cluster's nodes send us from one to the other".to_owned();
-                    return Err(StoreError::Unavailable { detail });
+                    let detail = "the cluster's nodes redirect to each other".to_owned();
+                    StoreError::Unavailable { detail }
                 }
-                After::Moving(err) => {
-                    if started.elapsed() + pause > self.options().response_timeout {
-                        return Err(err);
-                    }
-                    sleep(pause).await;
-                    pause = longest.min(pause * 2);
-                }
+                After::Moving(err) => err,
                 After::Failed(err @ (StoreError::Unreachable { .. } | StoreError::Timeout)) => {
                     let has_ended = err != StoreError::Timeout;
                     let is_unsent = has_ended && lease.connection.written() == written;
@@ -162,9 +161,15 @@ impl Link {
                         return Err(err);
                     }
                     is_first = false;
+                    continue;
                 }
                 After::Failed(err) => return Err(err),
+            };
+            if started.elapsed() + pause > self.options().response_timeout {
+                return Err(moving);
             }
+            sleep(pause).await;
+            pause = longest.min(pause * 2);
         }
     }
 
@@ -198,6 +203,13 @@ impl Link {
             }
             sleep_until(due).await;
         }
+    }
+
+    /// Whether no byte has flowed over the shared connection to the server of this queue
+    /// for longer than the server may take to answer. It may hang.
+    pub(super) fn is_silent(&self, queue: &QueueName) -> bool {
+        let last = self.nodes.of(Some(queue)).ok().and_then(|node| node.last_flow());
+        last.is_some_and(|last| last.elapsed() > self.options().response_timeout)
     }
 
     /// Opens a connection of the caller's own to the server of the queue, which waits

@@ -309,6 +309,11 @@ impl Store {
         self.0.link.silence(queue, limit).await;
     }
 
+    /// Whether the queue's server has been silent for longer than it may take to answer.
+    pub(super) fn is_silent(&self, queue: &QueueName) -> bool {
+        self.0.link.is_silent(queue)
+    }
+
     /// Runs a script on a queue that changes nothing.
     pub(super) async fn read(
         &self,

@@ -7,7 +7,7 @@ use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually, in_time};
+use crate::queue::redis_support::{Place, PrivateRedis, eventually, in_time, until_no_script_runs};
 use crate::support::narrow::Narrow;
 
 async fn place() -> (PrivateRedis, Place) {
@@ -23,6 +23,12 @@ fn hasty(place: &Place, network: &Narrow) -> Queue {
     let second = Duration::from_secs(1);
     let options = QueueOptions::default().with_response_timeout(second);
     Queue::new(settings, place.queue.clone(), options)
+}
+
+/// Waits until a client does nothing but wait.
+async fn is_waiting(place: &Place) {
+    in_time("it waits", async || asleep(place).await == 2).await;
+    until_no_script_runs(&place.url).await;
 }
 
 /// Returns the number of connections in a blocking command.
@@ -134,7 +140,7 @@ async fn a_wait_for_a_server_that_stays_away_ends_after_its_time() {
         let queue = queue.clone();
         async move { queue.get_timeout(Duration::from_secs(5)).await }
     });
-    eventually("it waits", async || asleep(&place).await == 2).await;
+    is_waiting(&place).await;
     server.kill();
     let error = waiter.await.unwrap().unwrap_err();
     assert!(matches!(error, QueueError::Store(StoreError::Unreachable { .. })), "{error}");
@@ -148,7 +154,7 @@ async fn a_wait_ends_when_the_server_comes_back_without_the_queue() {
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     let waiter = tokio::spawn(async move { queue.get().await });
-    eventually("it waits", async || asleep(&place).await == 2).await;
+    is_waiting(&place).await;
     server.kill();
     server.restart().await;
     assert_eq!(waiter.await.unwrap(), Err(QueueError::DoesNotExist));
@@ -160,7 +166,7 @@ async fn a_wait_ends_at_once_when_the_login_is_refused() {
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     let waiter = tokio::spawn(async move { queue.get().await });
-    eventually("it waits", async || asleep(&place).await == 2).await;
+    is_waiting(&place).await;
     let () = place.run(&["CONFIG", "SET", "requirepass", "hush"]).await;
     let _: i64 = place.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     let ended = tokio::time::timeout(Duration::from_secs(15), waiter).await;
@@ -180,7 +186,7 @@ async fn a_wait_goes_on_over_new_connections_however_often_they_break() {
         async move { queue.get().await }
     });
     for _ in 0..7 {
-        in_time("it waits", async || asleep(&place).await == 2).await;
+        is_waiting(&place).await;
         let _: i64 = place.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     }
     in_time("it waits again", async || asleep(&place).await == 2).await;

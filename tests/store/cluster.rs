@@ -8,113 +8,12 @@ use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::plan::pressure_queue::doctor::{Against, Effort, Remedy};
-use lockkeeper::pressure::{
-    Applied, Deletion, Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
-};
+use lockkeeper::pressure::{Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, Wait};
 
-use crate::store::redis_support::{PrivateRedis, SOON, connect, in_time};
+use crate::store::redis_support::{SOON, connect, in_time};
+use crate::support::redis_cluster::{Cluster, SLOTS, queue_on};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
-/// The first and last slot of each node.
-const SLOTS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
-
-struct Cluster(Vec<PrivateRedis>);
-
-impl Cluster {
-    async fn start() -> Self {
-        let mut nodes = Vec::new();
-        for _ in SLOTS {
-            // Nodes detect each other's failures by the timeout. A failed node must not
-            // stop the others.
-            let arguments = [
-                ["--cluster-enabled", "yes"],
-                ["--cluster-node-timeout", "2000"],
-                ["--cluster-require-full-coverage", "no"],
-            ];
-            nodes.push(PrivateRedis::start(arguments.as_flattened()).await);
-        }
-        let cluster = Self(nodes);
-        for (index, (first, last)) in SLOTS.into_iter().enumerate() {
-            let (first, last) = (first.to_string(), last.to_string());
-            let () = cluster.ask(index, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
-            let port = cluster.0[0].port().to_string();
-            let () = cluster
-                .ask(index, &["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])
-                .await;
-            if index > 0 {
-                let () = cluster.ask(index, &["CLUSTER", "MEET", "127.0.0.1", &port]).await;
-            }
-        }
-        for index in 0..SLOTS.len() {
-            in_time("the cluster is up", async || {
-                let info: String = cluster.ask(index, &["CLUSTER", "INFO"]).await;
-                ["cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"]
-                    .iter()
-                    .all(|part| info.contains(part))
-            })
-            .await;
-        }
-        cluster
-    }
-
-    async fn ask<T: redis::FromRedisValue>(&self, node: usize, command: &[&str]) -> T {
-        let mut connection = connect(&self.0[node].url()).await;
-        let mut cmd = redis::cmd(command[0]);
-        cmd.arg(&command[1..]).query_async(&mut connection).await.unwrap()
-    }
-
-    async fn keys(&self) -> Vec<Vec<String>> {
-        let mut keys = Vec::new();
-        for node in 0..SLOTS.len() {
-            keys.push(self.ask(node, &["KEYS", "*"]).await);
-        }
-        keys
-    }
-
-    /// Moves the queue's slot from one node to another. `halfway` runs while one key has
-    /// moved and the others have not.
-    async fn move_slot(
-        &self,
-        queue: &QueueName,
-        from: usize,
-        to: usize,
-        halfway: impl AsyncFnOnce(),
-    ) {
-        let slot = queue.cluster_slot().unwrap().to_string();
-        let from_id: String = self.ask(from, &["CLUSTER", "MYID"]).await;
-        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
-        let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
-        let () = self.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
-        let keys: Vec<String> = self.ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
-        let port = self.0[to].port().to_string();
-        let migrate = async |key: &String| {
-            let () = self.ask(from, &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).await;
-        };
-        migrate(&keys[0]).await;
-        halfway().await;
-        for key in &keys[1..] {
-            migrate(key).await;
-        }
-        for node in [to, from, 3 - from - to] {
-            let () = self.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
-        }
-    }
-
-    /// Returns a store that only knows this node.
-    fn store(&self, node: usize) -> Store {
-        let settings = RedisSettings::from_url(&self.0[node].url()).unwrap();
-        Store::new(settings, StoreOptions::new("the operator"))
-    }
-}
-
-/// Returns the name of a queue whose keys are on this node.
-fn queue_on(node: usize, word: &str) -> QueueName {
-    let (first, last) = SLOTS[node];
-    (0..10_000)
-        .map(|number| QueueName::new("p", format!("{{{word}-{number}}}")).unwrap())
-        .find(|queue| (first..=last).contains(&queue.cluster_slot().unwrap()))
-        .unwrap()
-}
 
 #[tokio::test]
 async fn queues_on_every_node_work_through_one_store_at_the_same_time() {

@@ -10,6 +10,8 @@ mod create;
 mod delete;
 mod doctor;
 mod errors;
+mod failover;
+mod resharding;
 mod schedules;
 mod sentinel;
 mod servers;

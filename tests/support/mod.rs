@@ -22,6 +22,8 @@ pub mod protocols;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod redis;
+pub mod redis_cluster;
+pub mod redis_sentinel;
 pub mod redis_tls;
 pub mod register;
 pub mod world;

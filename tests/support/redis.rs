@@ -74,6 +74,26 @@ pub async fn is_blocked(connection: &MultiplexedConnection, client: i64) -> bool
         .is_some_and(|flags| flags.contains('b'))
 }
 
+/// Waits until no client of a private server runs scripts. A client that began to wait
+/// checks its queue once more, and the outcome of that check is uncertain if the server
+/// ends meanwhile.
+pub async fn until_no_script_runs(url: &str) {
+    let mut connection = connect(url).await;
+    let mut scripts = async || {
+        let mut command = redis::cmd("INFO");
+        let info: String =
+            command.arg("commandstats").query_async(&mut connection).await.expect("INFO");
+        info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).map(str::to_owned)
+    };
+    let mut before = scripts().await;
+    in_time("no script runs", async || {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let now = scripts().await;
+        std::mem::replace(&mut before, now.clone()) == now
+    })
+    .await;
+}
+
 /// A test's place on a server: a random prefix, a queue with it, and access to the
 /// queue's keys. Removes every key with the prefix when dropped, also by a failing test.
 pub struct Place {
@@ -238,10 +258,15 @@ impl PrivateRedis {
 
     /// Starts a Valkey. `VALKEY_SERVER` is the program's path.
     pub async fn valkey() -> Self {
+        Self::valkey_with(&[]).await
+    }
+
+    /// Starts a Valkey with these additional arguments.
+    pub async fn valkey_with(arguments: &[&str]) -> Self {
         let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
             panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
         });
-        Self::start_program(&program, &[]).await
+        Self::start_program(&program, arguments).await
     }
 
     async fn start_program(program: &str, arguments: &[&str]) -> Self {
@@ -263,6 +288,15 @@ impl PrivateRedis {
     /// Returns the server's port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Returns the server's process id.
+    pub async fn pid(&self) -> u32 {
+        let mut connection = connect(&self.url()).await;
+        let mut command = redis::cmd("INFO");
+        let info: String = command.arg("server").query_async(&mut connection).await.unwrap();
+        let id = info.lines().find_map(|line| line.strip_prefix("process_id:"));
+        id.unwrap().trim().parse().unwrap()
     }
 
     /// Kills the server immediately, without saving.

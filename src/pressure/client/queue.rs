@@ -294,10 +294,12 @@ impl Queue {
     }
 
     /// Verifies once per connection that the user has the permissions for this operation,
-    /// so that no script is interrupted halfway.
+    /// so that no script is interrupted halfway. Also verifies that the server answers if it
+    /// has been silent: it may hang, and the outcome of the operation would be uncertain.
     pub(super) async fn check(&self, work: Work) -> Result<(), QueueError> {
-        let known = self.known(work);
-        if self.0.store.attempt(&self.0.name) == Some(known.load(Ordering::Relaxed)) {
+        let (store, name, known) = (&self.0.store, &self.0.name, self.known(work));
+        let is_known = store.attempt(name) == Some(known.load(Ordering::Relaxed));
+        if is_known && !store.is_silent(name) {
             return Ok(());
         }
         let mut call = self.call(&scripts::ALLOWED);
