@@ -18,10 +18,10 @@ demo: ## Show Lockkeeper at work on real servers (needs nothing running)
 test: ## Lint, build, start fresh servers, run every test (ARGS are filters)
 	@dev/test $(ARGS)
 
-test-brokers: ## The locks' tests once more, on RabbitMQ 4 (fetched on the first run)
+test-brokers: ## The locks' tests once more, on RabbitMQ 4.3 and 4.0 (fetched on the first run)
 	@dev/test --brokers $(ARGS)
 
-test-cluster: ## Locks while a node of a RabbitMQ cluster is down (3.10 and 4)
+test-cluster: ## Locks while a node of a RabbitMQ cluster is down (3.10 and 4.3)
 	@dev/test --cluster $(ARGS)
 
 soak: ## What takes too long for every run: locks fought over and lost more often, thousands of objects

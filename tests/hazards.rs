@@ -1,13 +1,16 @@
-//! Checks docs/hazards.md and docs/decisions.md against the tests: every name in them
-//! exists, every hazard has a test or an answer, and every expectation has a test. Reads
-//! files only.
+//! Checks docs/hazards.md, docs/decisions.md and docs/high-availability.md against the
+//! tests: every name in them exists, every hazard has a test or an answer, and every
+//! expectation has a test. Reads files only.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+fn read(document: &str) -> String {
+    std::fs::read_to_string(format!("docs/{document}.md")).unwrap()
+}
+
 /// Returns the rows of the tables: id and state.
 fn rows() -> Vec<(String, String)> {
-    let read = |file: &str| std::fs::read_to_string(format!("docs/{file}.md")).unwrap();
     let text = read("hazards") + &read("decisions");
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()
@@ -55,8 +58,11 @@ fn every_test_that_the_hazards_name_exists() {
         .iter()
         .flat_map(|(id, state)| tests_named(state).into_iter().map(move |name| (id.as_str(), name)))
         .collect();
-    assert!(named.len() > 20, "{named:?}");
-    let missing: Vec<_> = named.iter().filter(|(_, name)| !known.contains(*name)).collect();
+    let availability = read("high-availability");
+    let of_clusters: Vec<_> = tests_named(&availability);
+    assert!(named.len() > 20 && of_clusters.len() > 15, "{named:?} {of_clusters:?}");
+    let named = named.into_iter().chain(of_clusters.into_iter().map(|name| ("", name)));
+    let missing: Vec<_> = named.filter(|(_, name)| !known.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 

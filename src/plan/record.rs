@@ -148,12 +148,18 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the record with a token that is not smaller than the one found, which an
-    /// administrator may have seeded in the meantime.
+    /// Returns the record to write in place of the one found: this one, with a token that
+    /// is not smaller, because an administrator may have seeded one in the meantime. The
+    /// record of a later holder stays: this holder was superseded, for example in a
+    /// partition of the broker, and the later one has not ended.
     #[must_use]
     pub fn above(self, found: Option<&Self>) -> Self {
-        let token = found.map_or(self.token, |found| found.token.max(self.token));
-        Self { token, ..self }
+        let Some(found) = found else { return self };
+        let is_anothers = !found.holder.is_empty() && found.holder != self.holder;
+        if is_anothers && found.token > self.token {
+            return found.clone();
+        }
+        Self { token: found.token.max(self.token), ..self }
     }
 
     /// Returns the record in wire format.

@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
-    AcquireError, AcquireOptions, Client, ClientOptions, Lock, Moment, Start, Verdict,
-};
+use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, Lock, Moment, Verdict};
 use tokio::task::JoinSet;
 
-use crate::clusters::{broker, is_node_down, lock, resize};
+use crate::clusters::{broker, first, is_node_down, lock, resize};
 use crate::support::cluster::Cluster;
 use crate::support::protocols::{name, with_protocols};
 use crate::support::rabbitmq::eventually;
@@ -23,10 +21,6 @@ with_protocols! {
     slots {
         slots_on_live_nodes_are_acquired_past_one_whose_node_is_down,
     }
-}
-
-fn first() -> AcquireOptions {
-    AcquireOptions::default().with_start(Start::First)
 }
 
 async fn a_lock_whose_node_is_down_is_reported_as_such_and_usable_afterwards(protocol: Protocol) {

@@ -1,13 +1,18 @@
-//! Locks on a cluster of three RabbitMQ nodes while one of them is down. Clients and
-//! administrators are connected to a live node. See `support::cluster` for the nodes.
+//! Locks on a cluster of three RabbitMQ nodes while one of them is down, hangs, restarts or
+//! is separated from the others. See `support::cluster` for the nodes and their faults.
 
 mod administering;
+mod faults;
 mod holding;
+mod partitions;
+mod reporting;
+mod rolling;
 
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{
-    AcquireError, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
+    AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
+    Start,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +32,11 @@ async fn resize(cluster: &Cluster, node: usize, lock: &LockName, desired: Desire
 /// Returns the lock, with a client of its own at node 1.
 fn lock(cluster: &Cluster, name: &LockName) -> Lock {
     Client::new(cluster.settings(1), ClientOptions::default().with_warm(0)).semaphore(name.clone())
+}
+
+/// Returns options that try the lowest slot first.
+fn first() -> AcquireOptions {
+    AcquireOptions::default().with_start(Start::First)
 }
 
 fn is_node_down<T>(result: &Result<T, AcquireError>) -> bool {

@@ -3,7 +3,7 @@
 //! Ended and removed when dropped, also by a failing test.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::environment::{random, signal, variable};
 
@@ -118,9 +118,19 @@ impl OwnServer {
         }
     }
 
-    /// Resumes it.
+    /// Resumes it. Has no effect unless it is suspended.
     pub fn go_on(&self) {
-        signal(self.pid().expect("the server runs"), "CONT");
+        if let Some(pid) = self.pid() {
+            signal(pid, "CONT");
+        }
+    }
+
+    /// Evaluates Erlang expressions in a RabbitMQ, also while it has paused itself.
+    pub async fn evaluate(&self, erlang: &str) {
+        let mut command = self.script("eval");
+        command.arg(erlang).stdout(Stdio::null());
+        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
+        assert!(status.unwrap().success(), "{erlang} is evaluated");
     }
 
     /// Returns a variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,

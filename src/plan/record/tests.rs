@@ -111,6 +111,18 @@ fn a_rest_is_held_to_clients_that_know_no_rests() {
     assert_eq!(SlotRecord::merge([theirs.as_slice()]).unwrap().rested, None);
 }
 
+/// In a partition of the broker, its connection was regarded as gone.
+#[test]
+fn a_superseded_holder_does_not_end_the_acquisition_of_the_next_one() {
+    let first = SlotRecord { holder: "a".to_owned(), ..held(7) };
+    let (next, _) = SlotRecord::acquired(Some(&first), "b", String::new(), 0, None);
+    let late = first.clone().given_back(String::new());
+    assert_eq!(late.clone().above(Some(&next)), next, "it has not ended");
+    assert_eq!(late.clone().above(Some(&first)), late);
+    let seed = SlotRecord { holder: String::new(), ..held(9) };
+    assert_eq!(late.clone().above(Some(&seed)), SlotRecord { token: 9, ..late });
+}
+
 proptest! {
     /// However often it is interrupted, a rest is never shorter than the delay, and
     /// longer at most by the unsaved time.

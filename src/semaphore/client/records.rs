@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use super::waiters_seen::WaitersSeen;
 use crate::plan::record::SlotRecord;
 use crate::semaphore::amqp::connect::Conn;
-use crate::semaphore::amqp::lane::{Lane, short};
+use crate::semaphore::amqp::lane::{Lane, Refused, short};
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::BrokerError;
 
@@ -148,7 +148,8 @@ async fn replace_on<T>(
 }
 
 impl Lane {
-    /// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist.
+    /// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist. A
+    /// queue whose node is down results in [`BrokerError::NodeDown`].
     async fn read_all(
         &mut self,
         queue: &str,
@@ -166,6 +167,9 @@ impl Lane {
                     }
                 }
                 Ok(None) => return Ok(true),
+                Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => {
+                    return Err(error);
+                }
                 Err(refused) if refused.code == 404 => return Ok(false),
                 Err(refused) => return Err(refused.error),
             }

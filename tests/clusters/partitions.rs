@@ -1,0 +1,138 @@
+//! Holders on a node that is separated from the other two: when their permits end, and
+//! when a client of the majority acquires their slots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
+use lockkeeper::plan::semaphore::DesiredSlots;
+use lockkeeper::semaphore::{Client, ClientOptions, Lock, Moment, Permit, Verdict};
+use tokio::task::JoinHandle;
+
+use crate::clusters::{first, resize};
+use crate::support::cluster::Cluster;
+use crate::support::protocols::name;
+
+/// Limit for a client of the majority to acquire the slot of a separated holder. A quorum
+/// queue of RabbitMQ 4.3 takes 60 s to return the token.
+const LIMIT: Duration = Duration::from_mins(3);
+
+/// Longer than a node with Mnesia needs to pause after it was separated.
+const LOCK_DELAY: Duration = Duration::from_secs(5);
+
+/// Returns the lock, with a client of its own at this node and a short heartbeat.
+fn lock_at(cluster: &Cluster, node: usize, name: &LockName) -> Lock {
+    let options = ClientOptions::default()
+        .with_warm(0)
+        .with_heartbeat(Duration::from_secs(2))
+        .with_verify_interval(Duration::from_millis(500));
+    Client::new(cluster.settings(node), options).semaphore(name.clone())
+}
+
+/// Acquires in the background, without waiting to be woken. Returns the permit, and when
+/// it was acquired.
+fn acquiring(lock: Lock) -> JoinHandle<(Permit, Moment)> {
+    let acquire = async move {
+        loop {
+            match lock.try_acquire(&first()).await {
+                Ok(permit) => return (permit, Moment::now()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    tokio::spawn(async { tokio::time::timeout(LIMIT, acquire).await.expect("it is acquired") })
+}
+
+/// The count of deliveries grows although the separated holder has returned nothing. On
+/// RabbitMQ 4 the node does not pause, and after a short separation its holder does not
+/// notice. So only the fencing token protects the resource.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_has_a_greater_fence_after_its_holders_node_was_partitioned() {
+    let cluster = Cluster::whole().await;
+    let deploy = name().with_protocol(Protocol::Token(QueueType::Quorum));
+    resize(&cluster, 1, &deploy, DesiredSlots::new(1)).await;
+    let separated = lock_at(&cluster, 3, &deploy).try_acquire(&first()).await.unwrap();
+    cluster.part(3).await;
+    let (next, _) = acquiring(lock_at(&cluster, 1, &deploy)).await.unwrap();
+    assert_eq!(next.token_id(), separated.token_id());
+    assert!(next.fence().unwrap() > separated.fence().unwrap(), "{next:?} after {separated:?}");
+    cluster.join(3).await;
+    println!("the separated holder after the partition: {:?}", separated.verify().await);
+    assert_eq!(next.verify().await, Ok(Verdict::Held));
+    let fence = next.fence();
+    next.release().await.unwrap();
+    let (last, _) = acquiring(lock_at(&cluster, 3, &deploy)).await.unwrap();
+    assert!(last.fence() > fence, "{last:?} after {fence:?}");
+}
+
+/// A lock with one slot or token: its holder on the separated node, and a client of the
+/// majority that acquires it.
+struct Contest {
+    protocol: Protocol,
+    separated: Arc<Permit>,
+    lost: JoinHandle<Moment>,
+    acquired: JoinHandle<(Permit, Moment)>,
+}
+
+impl Contest {
+    async fn begin(cluster: &Cluster, (name, protocol): (&str, Protocol)) -> Self {
+        let lock = LockName::new(name).unwrap().with_protocol(protocol);
+        let records = lock.has_slots().then_some(LOCK_DELAY);
+        resize(cluster, 1, &lock, DesiredSlots { records, ..DesiredSlots::new(1) }).await;
+        let separated = Arc::new(lock_at(cluster, 3, &lock).try_acquire(&first()).await.unwrap());
+        let watched = Arc::clone(&separated);
+        let lost = tokio::spawn(async move {
+            watched.lost().await;
+            Moment::now()
+        });
+        let acquired = acquiring(lock_at(cluster, 1, &lock));
+        Self { protocol, separated, lost, acquired }
+    }
+}
+
+/// The nodes of the majority free its slot as soon as they notice the separation. The
+/// separated holder notices later: with Mnesia when its node pauses, and on RabbitMQ 4
+/// when its consumer is cancelled, or its token is not verified in time. The lock delay
+/// covers the time between. Tokens have no lock delay, and need fencing instead.
+///
+/// On RabbitMQ 4.0 the holder of an exclusive queue notices nothing until the nodes
+/// reconnect (hazard A19), so that protocol is tested with Mnesia only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_separated_holder_is_lost_before_its_lock_delay_ends() {
+    let cluster = Cluster::whole().await;
+    let mut protocols = vec![
+        ("ci.consumer", Protocol::ExclusiveConsumer),
+        ("ci.classic", Protocol::Token(QueueType::Classic)),
+    ];
+    if !cluster.has_khepri() {
+        protocols.push(("ci.queue", Protocol::ExclusiveQueue(Profile::Guideline)));
+    }
+    let mut contests = Vec::new();
+    for protocol in protocols {
+        contests.push(Contest::begin(&cluster, protocol).await);
+    }
+    let begun = Moment::now();
+    let since = |moment: Moment| begun.elapsed().saturating_sub(moment.elapsed());
+    cluster.part(3).await;
+    println!("separated after {:?}", begun.elapsed());
+    let mut permits = Vec::new();
+    for Contest { protocol, separated, lost, acquired } in contests {
+        let lost = tokio::time::timeout(LIMIT, lost).await.expect("it is lost while separated");
+        let (lost, (permit, acquired)) = (lost.unwrap(), acquired.await.unwrap());
+        println!(
+            "{protocol:?}: lost after {:?}, acquired after {:?}",
+            since(lost),
+            since(acquired)
+        );
+        assert!(!separated.is_valid());
+        if !matches!(protocol, Protocol::Token(_)) {
+            assert!(lost < acquired, "{protocol:?}");
+        }
+        assert!(permit.fence() > separated.fence() || permit.fence().is_none(), "{protocol:?}");
+        permits.push(permit);
+    }
+    cluster.join(3).await;
+    for permit in permits {
+        assert_eq!(permit.verify().await, Ok(Verdict::Held), "{permit:?}");
+    }
+}

@@ -1,0 +1,63 @@
+//! What a cluster in trouble is reported as: the node that is down, and a partition.
+
+use std::time::Duration;
+
+use lockkeeper::plan::semaphore::DesiredSlots;
+use lockkeeper::semaphore::{Broker, BrokerOptions, Risk, Risks};
+use tokio_util::sync::CancellationToken;
+
+use crate::clusters::{broker, first, lock, resize};
+use crate::support::cluster::Cluster;
+use crate::support::protocols::name;
+use crate::support::rabbitmq::eventually;
+
+/// Returns the name of the node that is down.
+async fn down(cluster: &Cluster) -> String {
+    let nodes = cluster.vhost.management.get("nodes?columns=name,running").await.unwrap();
+    let mut down = nodes.as_array().unwrap().iter().filter(|node| node["running"] != true);
+    down.next().unwrap()["name"].as_str().unwrap().to_owned()
+}
+
+/// Mnesia's refusals name it, and Khepri's do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_about_a_node_that_is_down_names_the_node() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 2, &name(), DesiredSlots::new(1)).await;
+    cluster.lose(2).await;
+    let node = down(&cluster).await;
+    let (desired, cancel) = (DesiredSlots::new(1), CancellationToken::new());
+    let broker = broker(&cluster, 1);
+    let changed = broker.converge(&name(), desired, 17, true, &cancel).await.unwrap_err();
+    assert_eq!(changed.reason(), "BrokerNodeDown");
+    assert!(changed.to_string().contains(&node), "{changed} without {node}");
+    let acquired = lock(&cluster, &name()).try_acquire(&first()).await.unwrap_err();
+    assert!(acquired.to_string().contains(&node), "{acquired} without {node}");
+    cluster.regain(2).await;
+}
+
+/// Only Mnesia has this state: a node that hung for longer than the others waited for it
+/// serves its clients again, without being a part of the cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partitioned_cluster_is_reported_until_it_is_whole() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let options = BrokerOptions::default().with_list_interval(Duration::ZERO);
+    let broker = Broker::new(cluster.settings(1), options);
+    let found = async || broker.risks(&name()).await.map(|Risks { found, .. }| found);
+    assert_eq!(found().await, Some(Vec::new()));
+    cluster.hang(3).await;
+    let node = down(&cluster).await;
+    if cluster.has_khepri() {
+        cluster.resume(3).await;
+    } else {
+        let reported = eventually("the partition is reported", async || {
+            let is_of = |risk: &Risk| {
+                let Risk::Partitioned { node: this, from } = risk else { return false };
+                *this == node || from.contains(&node)
+            };
+            found().await.is_some_and(|found| found.iter().any(is_of))
+        });
+        tokio::join!(cluster.resume(3), reported);
+    }
+    eventually("it is whole again", async || found().await == Some(Vec::new())).await;
+}
