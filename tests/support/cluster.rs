@@ -143,6 +143,15 @@ impl Cluster {
         self.heal(node).await
     }
 
+    /// Lets each side of a partition go on, instead of pausing the smaller one.
+    pub async fn ignore_partitions(&self, ignored: bool) {
+        let handling = if ignored { "ignore" } else { "pause_minority" };
+        let set = format!("application:set_env(rabbit, cluster_partition_handling, {handling}).");
+        for node in &self.nodes {
+            node.evaluate(&set).await;
+        }
+    }
+
     fn faulty(&self, node: usize) -> &OwnServer {
         assert_ne!(node, 1, "node 1 has the tests' virtual hosts");
         &self.nodes[node - 1]
