@@ -11,20 +11,13 @@ use crate::support::cluster::Cluster;
 use crate::support::protocols::name;
 use crate::support::rabbitmq::eventually;
 
-/// Returns the name of the node that is down.
-async fn down(cluster: &Cluster) -> String {
-    let nodes = cluster.vhost.management.get("nodes?columns=name,running").await.unwrap();
-    let mut down = nodes.as_array().unwrap().iter().filter(|node| node["running"] != true);
-    down.next().unwrap()["name"].as_str().unwrap().to_owned()
-}
-
 /// Mnesia's refusals name it, and Khepri's do not.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_about_a_node_that_is_down_names_the_node() {
     let cluster = Cluster::whole().await;
     resize(&cluster, 2, &name(), DesiredSlots::new(1)).await;
     cluster.lose(2).await;
-    let node = down(&cluster).await;
+    let node = cluster.down().await;
     let (desired, cancel) = (DesiredSlots::new(1), CancellationToken::new());
     let broker = broker(&cluster, 1);
     let changed = broker.converge(&name(), desired, 17, true, &cancel).await.unwrap_err();
@@ -47,7 +40,7 @@ async fn a_partitioned_cluster_is_reported_until_it_is_whole() {
     assert_eq!(found().await, Some(Vec::new()));
     cluster.ignore_partitions(true).await;
     cluster.part(3).await;
-    let node = down(&cluster).await;
+    let node = cluster.down().await;
     if cluster.has_khepri() {
         cluster.join(3).await;
     } else {

@@ -166,7 +166,7 @@ async fn allow_failover(group: &Group, is_allowed: bool) {
     group.configure(&[("down-after-milliseconds", limit)]).await;
 }
 
-/// Starts a put that waits for room in the full queue `full`, whose only element is
+/// Starts a put that waits for space in the full queue `full`. Its only element is
 /// `first`.
 async fn start_waiting_put(group: &Group, options: &QueueOptions) -> JoinHandle<()> {
     let full = client(group, "waiting-put", "full", options);

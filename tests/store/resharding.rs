@@ -36,7 +36,7 @@ fn queue(cluster: &Cluster, node: usize, arguments: &[&str]) -> Command {
     command
 }
 
-/// Writes numbered lines until it is stopped, some of them large. Returns what it wrote.
+/// Writes numbered lines until it is stopped, some of them large. Returns the lines.
 async fn feed(mut stdin: ChildStdin, stop: CancellationToken) -> String {
     let mut fed = String::new();
     for number in 0_u32.. {
@@ -153,7 +153,7 @@ async fn move_under_load(cluster: Cluster) {
         cluster.assign(&tag, 2, node).await;
     }
 
-    // The old node is told first, so that both nodes redirect to each other: MOVED.
+    // The old node gets the command first, so that both nodes redirect to each other: MOVED.
     is_busy(2).await;
     cluster.begin_move(&tag, 2, 0).await;
     cluster.move_keys(&tag, 2, 0, 100).await;
@@ -164,7 +164,7 @@ async fn move_under_load(cluster: Cluster) {
         let (store, name) = (cluster.store(1), name("-plain"));
         async move { store.observe(&name).await }
     });
-    // Valkey's nodes may agree before they are told.
+    // Valkey's nodes may agree before they get the command.
     in_time("both refuse with MOVED twice", async || {
         let now = moved().await;
         now[0] >= before[0] + 2 && now[1] >= before[1] + 2

@@ -182,6 +182,13 @@ impl Cluster {
         eventually("node 1 knows which nodes run", async || self.running().await == count).await;
     }
 
+    /// Returns the name of the node that is down.
+    pub async fn down(&self) -> String {
+        let states = self.states().await;
+        let down = states.iter().find(|node| !is_running(node)).expect("a node is down");
+        down["name"].as_str().unwrap().to_owned()
+    }
+
     async fn running(&self) -> usize {
         self.states().await.iter().filter(|node| is_running(node)).count()
     }

@@ -69,39 +69,29 @@ impl OwnServer {
 
     /// Starts it on its previous ports. Returns when it responds.
     pub async fn start(&self) {
-        let mut command = self.script("start");
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "{} starts", self.program);
+        self.run("start").await;
     }
 
     /// Stops it cleanly. Returns when its process has ended.
     pub async fn stop(&self) {
-        let mut command = self.script("stop");
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "{} stops", self.program);
+        self.run("stop").await;
     }
 
     /// Kills it. Returns when its process has ended.
     pub async fn kill(&self) {
-        let mut command = self.script("kill");
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "{} is killed", self.program);
+        self.run("kill").await;
     }
 
     /// Triggers a RabbitMQ's memory alarm, or ends it. During the alarm it accepts no
     /// messages from publishers.
     pub async fn block(&self, blocked: bool) {
-        let mut command = self.script(if blocked { "block" } else { "unblock" });
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "its watermark is set");
+        self.run(if blocked { "block" } else { "unblock" }).await;
     }
 
     /// Reduces a RabbitMQ's consumer timeout to 2 s, on channels that are opened from now
     /// on.
     pub async fn hurry(&self) {
-        let mut command = self.script("hurry");
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "its consumer timeout is set");
+        self.run("hurry").await;
     }
 
     /// Suspends it, with all its connections open.
@@ -129,8 +119,7 @@ impl OwnServer {
     pub async fn evaluate(&self, erlang: &str) {
         let mut command = self.script("eval");
         command.arg(erlang).stdout(Stdio::null());
-        let status = tokio::task::spawn_blocking(move || command.status()).await.unwrap();
-        assert!(status.unwrap().success(), "{erlang} is evaluated");
+        succeed(command).await;
     }
 
     /// Returns a variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
@@ -148,12 +137,23 @@ impl OwnServer {
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
+    async fn run(&self, verb: &str) {
+        succeed(self.script(verb)).await;
+    }
+
     fn script(&self, verb: &str) -> Command {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("dev").join(self.program);
         let mut command = Command::new(script);
         command.arg(verb).arg(&self.directory);
         command
     }
+}
+
+/// Runs a command to its end. Panics if it fails.
+async fn succeed(mut command: Command) {
+    let run = move || (command.status(), command);
+    let (status, command) = tokio::task::spawn_blocking(run).await.unwrap();
+    assert!(status.unwrap().success(), "{command:?} succeeds");
 }
 
 impl Drop for OwnServer {

@@ -76,7 +76,7 @@ pub async fn is_blocked(connection: &MultiplexedConnection, client: i64) -> bool
 
 /// Waits until no client of a private server runs scripts. A client that began to wait
 /// checks its queue once more, and the outcome of that check is uncertain if the server
-/// ends meanwhile.
+/// ends during that time.
 pub async fn until_no_script_runs(url: &str) {
     let mut connection = connect(url).await;
     let mut scripts = async || {

@@ -130,7 +130,7 @@ mod tests {
     use crate::plan::naming::{Profile, Protocol, QueueType};
 
     #[test]
-    fn a_policy_harms_a_queue_by_what_it_removes() {
+    fn a_policy_harms_a_queue_by_its_removals() {
         let all = PolicyEffects { dead_letters: true, messages_expire: true, queue_expires: true };
         let [ttl, expires, letters] =
             [PolicyEffect::MessagesExpire, PolicyEffect::QueueExpires, PolicyEffect::DeadLetters];

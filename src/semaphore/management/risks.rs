@@ -1,6 +1,6 @@
 //! Observes through the management API what makes a broker unsafe for locks: partitions of
 //! its cluster, and policies. All locks of a virtual host share the lists of nodes and
-//! policies. See `plan::semaphore::risk` for what they mean.
+//! policies. See `plan::semaphore::risk` for their meaning.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ impl Definition {
     }
 }
 
-/// What was found, and what could not be seen.
+/// The risks found, and whether partitions could be found at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Risks {
     /// The risks, the worst first.

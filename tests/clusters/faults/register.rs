@@ -37,7 +37,7 @@ struct Place {
     inside: Vec<Entry>,
 }
 
-/// What was registered.
+/// The account of a register.
 #[derive(Clone, Default)]
 pub struct Account {
     pub entries: usize,
@@ -112,7 +112,7 @@ impl Register {
         eventually("further commands enter", async || entries() >= before + times).await;
     }
 
-    /// Closes the register. Returns what was registered.
+    /// Closes the register. Returns its account.
     pub fn close(self) -> Account {
         self.state.lock().unwrap().account.clone()
     }
