@@ -76,7 +76,7 @@ pub mod semaphore;
 mod tls;
 
 #[cfg(feature = "client")]
-pub use self::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+pub use self::plan::connection::{Probe, RabbitmqSettings, RedisSettings, SettingsError};
 #[cfg(feature = "client")]
 pub use self::plan::naming::{LockName, Profile, Protocol, QueueName, QueueType};
 #[cfg(feature = "client")]

@@ -1,5 +1,5 @@
-//! Checks docs/hazards.md, docs/decisions.md and docs/high-availability.md against the
-//! tests: every name in them exists, every hazard has a test or an answer, and every
+//! Checks docs/hazards.md, docs/decisions.md, docs/high-availability.md and
+//! docs/brokers.md against the tests: every name in them exists, every hazard has a test or an answer, and every
 //! expectation has a test. Reads files only.
 
 use std::collections::BTreeSet;
@@ -58,10 +58,13 @@ fn every_test_that_the_hazards_name_exists() {
         .iter()
         .flat_map(|(id, state)| tests_named(state).into_iter().map(move |name| (id.as_str(), name)))
         .collect();
-    let availability = read("high-availability");
-    let of_clusters: Vec<_> = tests_named(&availability);
+    let [clusters, brokers] = ["high-availability", "brokers"].map(read);
+    let of_clusters = tests_named(&clusters);
+    let of_brokers = tests_named(&brokers);
     assert!(named.len() > 20 && of_clusters.len() > 15, "{named:?} {of_clusters:?}");
-    let named = named.into_iter().chain(of_clusters.into_iter().map(|name| ("", name)));
+    assert!(of_brokers.len() > 10, "{of_brokers:?}");
+    let others = of_clusters.into_iter().chain(of_brokers).map(|name| ("", name));
+    let named = named.into_iter().chain(others);
     let missing: Vec<_> = named.filter(|(_, name)| !known.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }

@@ -26,6 +26,7 @@ mod kubectl;
 mod last;
 mod observability;
 mod operator;
+mod other_brokers;
 mod pipe;
 mod queue;
 mod rooms;

@@ -188,13 +188,14 @@ class Slot:
                 while (message := channel.basic_get(queue))[0]:
                     found.append(message)
             except ChannelClosedByBroker as refused:
-                if refused.reply_code != 404:
-                    raise
+                if not refused.reply_text.startswith("NOT_FOUND - no queue"):
+                    raise  # perhaps its node is down
                 return None
             record = change(merge([json.loads(body) for _, _, body in found]))
             try:
                 persistent = pika.BasicProperties(delivery_mode=2)
-                publisher.basic_publish("", queue, json.dumps(record).encode(), persistent)
+                body = json.dumps(record).encode()
+                publisher.basic_publish("", queue, body, persistent, mandatory=True)
             except NackError:
                 continue  # an administrator's record has arrived
             for method, _, _ in found:

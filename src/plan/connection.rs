@@ -2,6 +2,7 @@
 //! and of the operator's default connection. Parsing only. Nothing here connects.
 
 mod cluster;
+mod probe;
 mod rabbitmq_broker;
 mod redis_server;
 mod tls;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use secrecy::{ExposeSecret, SecretString};
 
 pub use cluster::{ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, is_allowed};
+pub use probe::Probe;
 pub use rabbitmq_broker::{ManagementSettings, RabbitmqSettings};
 pub use redis_server::{RedisSettings, SentinelSettings};
 pub use tls::{ClientCertificate, TlsSettings};
@@ -41,7 +43,7 @@ pub enum SettingsError {
 pub type SecretData = BTreeMap<String, SecretString>;
 
 /// The keys of a connection Secret, for RabbitMQ and for Redis.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "host",
     "port",
     "username",
@@ -52,6 +54,7 @@ const KEYS: [&str; 14] = [
     "managementUri",
     "adminUri",
     "connection_string",
+    "probe",
     "tls",
     "ca.crt",
     "tls.crt",

@@ -2,6 +2,8 @@
 //! broker's description of itself.
 
 pub mod connect;
+pub mod endpoint;
+pub mod features;
 pub mod identity;
 pub mod lane;
 pub mod link;

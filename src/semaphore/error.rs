@@ -9,7 +9,7 @@ use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
 
 use crate::plan::{ErrorClass, clean_text};
-use crate::semaphore::refusal::{is_limit, is_node_down};
+use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down};
 
 /// The reason of an operation that found its connection closed.
 const CLOSED_BEFORE: &str = "the connection was closed before";
@@ -118,6 +118,14 @@ pub enum BrokerError {
         /// The broker's message.
         why: String,
     },
+    /// The broker's software lacks a feature that the lock needs.
+    #[error("{broker} can't carry {what}: use RabbitMQ, or leave that out (docs/brokers.md)")]
+    Unsupported {
+        /// The broker's product.
+        broker: &'static str,
+        /// What can't be used, and why.
+        what: &'static str,
+    },
     /// The home node of a queue is down, so it is unknown which slots exist.
     #[error(
         "a node of the broker is down, so slots may only seem to be missing ({why}): nothing was changed; bring the node back"
@@ -195,6 +203,7 @@ impl BrokerError {
             | Self::ProtocolMismatch { .. }
             | Self::NothingToAdminister { .. }
             | Self::TransientQueuesRefused { .. }
+            | Self::Unsupported { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
             Self::Blocked | Self::CountUnknown { .. } => {
@@ -225,6 +234,7 @@ impl BrokerError {
             Self::ProtocolMismatch { .. } => "ProtocolMismatch",
             Self::NothingToAdminister { .. } => "NothingToAdminister",
             Self::TransientQueuesRefused { .. } => "TransientQueuesRefused",
+            Self::Unsupported { .. } => "UnsupportedByBroker",
             Self::NodeDown { .. } => "BrokerNodeDown",
             Self::Blocked => "BrokerBlocked",
             Self::QuotaExceeded { .. } => "QuotaExceeded",
@@ -297,7 +307,9 @@ impl BrokerError {
             403 => Self::AccessRefused { why },
             404 if is_node_down(text) => Self::NodeDown { why },
             406 | 530 if is_limit(text) => Self::QuotaExceeded { why },
-            405 | 406 => Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why },
+            id @ (405 | 406 | 530) if id != 530 || is_exclusive_elsewhere(text) => {
+                Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why }
+            }
             541 if text.starts_with("INTERNAL_ERROR - Feature `transient_nonexcl_queues`") => {
                 Self::TransientQueuesRefused { why }
             }

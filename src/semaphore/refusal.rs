@@ -25,6 +25,14 @@ pub fn names_node(text: &str) -> bool {
     text.starts_with("NOT_FOUND - home node '")
 }
 
+/// Whether a 530 on an open connection is Qpid Broker-J's refusal of a queue that is
+/// exclusive to another connection. RabbitMQ answers 405.
+pub fn is_exclusive_elsewhere(text: &str) -> bool {
+    // "Queue 'x' is exclusive, but not created on this Connection."
+    // RabbitMQ's texts begin with "NOT_ALLOWED - ".
+    text.starts_with("Queue '")
+}
+
 /// Whether a 406 or 530 means that a limit was reached.
 pub fn is_limit(text: &str) -> bool {
     // "cannot declare queue 'x': queue limit in vhost '/' (4) is reached",

@@ -4,3 +4,4 @@
 pub mod access;
 pub mod change;
 pub mod mutex;
+pub mod offered;

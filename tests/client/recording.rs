@@ -11,12 +11,13 @@ use lapin::{BasicProperties, Channel};
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::record::{RecordState, SlotRecord};
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::Verdict;
+use lockkeeper::semaphore::{Client, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::{Method, Proxy, When};
 use crate::client::support::rabbitmq::eventually;
-use crate::client::{any, broker, held, lock, name, resize};
+use crate::client::{any, broker, held, lock, name, quick, resize};
 
 with_protocols! {
     slots {
@@ -24,6 +25,7 @@ with_protocols! {
         a_record_left_twice_or_lost_or_unreadable_never_repeats_a_token,
         a_slot_whose_holder_ended_uncleanly_rests_for_the_lock_delay,
         records_made_under_a_holder_say_that_the_slot_is_held,
+        a_record_that_reaches_no_queue_gives_no_token,
     }
 }
 
@@ -192,4 +194,27 @@ async fn records_made_under_a_holder_say_that_the_slot_is_held(protocol: Protoco
         broker.destroy(&place.lock_name(), desired, Some(2), &cancel).await.unwrap();
     }
     assert_eq!(holder.verify().await, Ok(Verdict::Draining));
+}
+
+async fn a_record_that_reaches_no_queue_gives_no_token(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let (_connection, channel) = place.channel().await;
+    seed(&channel, 1, &first(Duration::ZERO)).await;
+    let proxy = Proxy::start().await;
+    let client = Client::new(proxy.settings(place.settings()), quick());
+    let queue = name().record_queue(1).unwrap();
+    let on_its_way = proxy.hold_at(When::Before, {
+        let queue = queue.clone();
+        move |method: &Method| method.name == "basic.publish" && method.queue == queue
+    });
+    let acquiring = tokio::spawn({
+        let lock = client.semaphore(place.lock_name());
+        async move { lock.try_acquire(&any()).await }
+    });
+    on_its_way.wait().await;
+    // Confirmed nevertheless, as if it had been stored.
+    channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+    proxy.resume();
+    assert_eq!(acquiring.await.unwrap().unwrap().fence(), None);
 }

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::clusters::{broker, first, is_node_down, lock, resize};
 use crate::support::cluster::Cluster;
 use crate::support::protocols::{name, with_protocols};
+use crate::support::proxy::{Method, Proxy, When};
 use crate::support::rabbitmq::eventually;
 
 with_protocols! {
@@ -77,6 +78,31 @@ async fn a_slot_is_not_acquired_without_its_record_whose_node_is_down() {
         acquired.is_ok()
     })
     .await;
+}
+
+/// The publish of the new record is on its way when the node is lost. A publish that is not
+/// mandatory would be confirmed, and lost (Mnesia), and the next holder would get the same
+/// token.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_token_is_given_whose_record_was_not_stored() {
+    let cluster = Cluster::whole().await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let with_records = DesiredSlots { records: Some(Duration::ZERO), ..DesiredSlots::new(1) };
+    resize(&cluster, 2, &name(), with_records).await;
+    let proxy = Proxy::before(&cluster.settings(1)).await;
+    let options = ClientOptions::default().with_warm(0);
+    let through = Client::new(proxy.settings(cluster.settings(1)), options).semaphore(name());
+    let queue = name().record_queue(1).unwrap();
+    let on_its_way = proxy.hold_at(When::Before, move |method: &Method| {
+        method.name == "basic.publish" && method.queue == queue
+    });
+    let acquiring = tokio::spawn(async move { through.try_acquire(&first()).await });
+    on_its_way.wait().await;
+    cluster.lose(2).await;
+    proxy.resume();
+    let failed = acquiring.await.unwrap();
+    assert!(is_node_down(&failed), "{failed:?}");
+    cluster.regain(2).await;
 }
 
 /// Its holder queue is the proof, and is on the holder's own node.

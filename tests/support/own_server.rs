@@ -21,6 +21,11 @@ impl OwnServer {
         Self::new("rabbitmq").await
     }
 
+    /// Starts an Apache Qpid Broker-J.
+    pub async fn qpid() -> Self {
+        Self::new("qpid").await
+    }
+
     /// Starts a Redis.
     pub async fn redis() -> Self {
         Self::new("redis").await
@@ -123,7 +128,7 @@ impl OwnServer {
     }
 
     /// Returns a variable of its environment: `AMQP_URL`, `RABBITMQ_MANAGEMENT_URL`,
-    /// `REDIS_URL` or `KUBECONFIG`; with TLS `AMQPS_URL` and
+    /// `QPID_URL`, `REDIS_URL` or `KUBECONFIG`; with TLS `AMQPS_URL` and
     /// `RABBITMQ_MANAGEMENT_TLS_URL`.
     pub fn variable(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.directory.join("env")).unwrap();

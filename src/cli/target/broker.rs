@@ -4,7 +4,7 @@
 use super::lock::FoundLock;
 use super::usage;
 use crate::cli::failure::Failure;
-use crate::plan::connection::RabbitmqSettings;
+use crate::plan::connection::{Probe, RabbitmqSettings};
 use crate::plan::naming::{LockName, Protocol};
 
 /// Location of the broker.
@@ -25,12 +25,35 @@ pub(in crate::cli) struct BrokerLocation {
     /// Virtual host; overrides the one of the URL
     #[arg(long)]
     vhost: Option<String>,
+
+    /// How to find out whether a queue exists: by messages with publisher confirms, by
+    /// messages in a transaction, or by declares only [default: whatever the broker offers]
+    #[arg(long, env = "LOCKKEEPER_PROBE", value_enum, value_name = "WAY")]
+    probe: Option<ProbeName>,
+}
+
+/// [`Probe`] as an argument, spelled as in a connection Secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ProbeName {
+    Confirm,
+    Tx,
+    Declare,
+}
+
+impl From<ProbeName> for Probe {
+    fn from(name: ProbeName) -> Self {
+        match name {
+            ProbeName::Confirm => Self::Confirm,
+            ProbeName::Tx => Self::Tx,
+            ProbeName::Declare => Self::Declare,
+        }
+    }
 }
 
 impl BrokerLocation {
     /// Uses these URLs.
     pub fn of_urls(url: Option<String>, management_url: Option<String>) -> Self {
-        Self { url, management_url, vhost: None }
+        Self { url, management_url, vhost: None, probe: None }
     }
 
     /// Whether the virtual host was given apart from the URL.
@@ -59,7 +82,7 @@ impl BrokerLocation {
         let read = |file: &str| std::fs::read_to_string(file).ok();
         RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
             .and_then(|settings| settings.with_tls_of_environment(variable, read))
-            .map(Some)
+            .map(|settings| Some(settings.with_probe(self.probe.map(Probe::from))))
             .map_err(|error| usage(&error))
     }
 }

@@ -8,8 +8,8 @@ use url::Url;
 
 use super::tls::Names;
 use super::{
-    SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port, port_of_url,
-    value,
+    Probe, SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port,
+    port_of_url, value,
 };
 
 const PLAIN_PORT: u16 = 5672;
@@ -42,6 +42,8 @@ pub struct RabbitmqSettings {
     /// The management API with administrator credentials, which may close other users'
     /// connections.
     pub administrator: Option<ManagementSettings>,
+    /// How to find out whether a queue exists. `None`: by the broker's properties.
+    pub probe: Option<Probe>,
 }
 
 /// Address and credentials of a broker's management API.
@@ -82,6 +84,7 @@ impl RabbitmqSettings {
     /// * `amqpUri` and `managementUri`, which name one of them explicitly.
     /// * `ca.crt`, `tls.crt` and `tls.key` as PEM, for encrypted connections. These are
     ///   `amqps`, `https`, and `host` with `tls` (`true`).
+    /// * `probe`: `auto`, `confirm`, `tx` or `declare` ([`Probe`]).
     ///
     /// `vhost` is the resource's. Defaults to the URI's path, or else `/`.
     ///
@@ -141,8 +144,10 @@ impl RabbitmqSettings {
                 tls: is_tls.then(TlsSettings::default),
                 management: None,
                 administrator: None,
+                probe: None,
             }
         };
+        settings.probe = Probe::from_key(get("probe").as_deref())?;
         if let Some(vhost) = vhost {
             vhost.clone_into(&mut settings.vhost);
         }
@@ -180,6 +185,12 @@ impl RabbitmqSettings {
         }
         self.administrator = Some(administrator);
         Ok(self)
+    }
+
+    /// Sets how to find out whether a queue exists. `None`: by the broker's properties.
+    #[must_use]
+    pub fn with_probe(self, probe: Option<Probe>) -> Self {
+        Self { probe, ..self }
     }
 
     /// Parses `amqp://user:password@host:port/vhost` and, if set, the management API's
@@ -299,6 +310,7 @@ impl RabbitmqSettings {
             tls: is_tls.then(TlsSettings::default),
             management: None,
             administrator: None,
+            probe: None,
         })
     }
 

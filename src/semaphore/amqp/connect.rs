@@ -1,33 +1,32 @@
-//! Opens one connection to the broker, and closes it reliably. See `link` for retries and
-//! sharing, and `lane` and `probe` for operations.
+//! Opens one connection to the broker, and closes it reliably. See `endpoint` for its
+//! address, `link` for retries and sharing, and `lane` and `probe` for operations.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
-use rustls::ClientConfig;
-use secrecy::ExposeSecret;
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
+use super::endpoint::Endpoint;
+use super::features::Features;
+use super::identity::greet;
 use super::lane::IdleLanes;
+use super::new_id;
 use super::unanswered::Unanswered;
-use crate::plan::connection::RabbitmqSettings;
 use crate::semaphore::error::BrokerError;
-use crate::tls::client_config;
 
-/// Maximum frame size, in bytes. lapin keeps two buffers of 32 frames for each
-/// connection. With the broker's 128 KiB that is 8 MiB, and Lockkeeper's largest frame
-/// has only a queue name and a few facts of a holder.
-const FRAME_MAX: u32 = 16 * 1024;
+/// The number of channels that RabbitMQ allows by default. A broker that proposes it is
+/// taken for RabbitMQ. Any other is asked for its properties, which takes a connection of
+/// its own, because lapin does not expose them.
+const RABBITMQ_CHANNELS: u16 = 2047;
 
 /// How long to wait for the reason with which a closed connection was closed. lapin tells
 /// it right after the operations fail.
@@ -35,64 +34,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The tasks that end connections on which a claim was given up, of all clients.
 static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
-
-/// The address of a broker, and how to connect to it.
-pub struct Endpoint {
-    pub settings: RabbitmqSettings,
-    /// Connection name shown by the broker's management UI.
-    pub client_name: String,
-    /// Time limit of TCP and the whole handshake.
-    pub connect_timeout: Duration,
-    /// Time limit of each operation on the open connection.
-    pub operation_timeout: Duration,
-    /// In seconds. `None`: the broker's proposal.
-    pub heartbeat: Option<u16>,
-    /// The TLS configuration, created with the first connection.
-    pub connector: Connector,
-    /// Whether a connection to it has ever succeeded.
-    pub connected: AtomicBool,
-}
-
-impl Endpoint {
-    /// Returns `host:port`, for messages.
-    pub fn address(&self) -> String {
-        self.settings.address()
-    }
-
-    fn uri(&self) -> AMQPUri {
-        AMQPUri {
-            // Also with TLS, which is added once this process has its own handle on the
-            // socket.
-            scheme: AMQPScheme::AMQP,
-            authority: AMQPAuthority {
-                userinfo: AMQPUserInfo {
-                    username: self.settings.username.clone(),
-                    password: self.settings.password.expose_secret().to_owned(),
-                },
-                host: self.settings.host.clone(),
-                port: self.settings.port,
-            },
-            vhost: self.settings.vhost.clone(),
-            query: AMQPQueryString {
-                heartbeat: self.heartbeat,
-                frame_max: Some(FRAME_MAX),
-                ..AMQPQueryString::default()
-            },
-        }
-    }
-
-    /// Returns the TLS configuration. `None` for an unencrypted connection.
-    pub fn tls(&self) -> Result<Option<Arc<ClientConfig>>, BrokerError> {
-        let Some(tls) = &self.settings.tls else { return Ok(None) };
-        let made = self.connector.get_or_init(|| client_config(Some(tls)));
-        made.clone()
-            .map(Some)
-            .map_err(|why| BrokerError::CertificateRefused { endpoint: self.address(), why })
-    }
-}
-
-/// The TLS configuration, or why it could not be created.
-pub type Connector = OnceLock<Result<Arc<ClientConfig>, String>>;
 
 /// An open connection. It is never recovered: a replacement is a new connection, and
 /// exclusive objects of the old one are gone (hazard A11).
@@ -105,6 +46,8 @@ pub struct Conn {
     /// The first error of the connection.
     failure: Arc<SetOnce<BrokerError>>,
     pub operation_timeout: Duration,
+    /// What the broker offers.
+    pub features: Features,
     pub idle: IdleLanes,
     /// The queues that do not answer.
     pub unanswered: Unanswered,
@@ -142,7 +85,11 @@ impl Conn {
         let properties = ConnectionProperties::default()
             .with_connection_name(format!("{} {role}", endpoint.client_name).into())
             .with_client_property("product".into(), "lockkeeper".into())
-            .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into());
+            .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
+            // For Qpid: the owner of exclusive queues, and mandatory messages that reach no
+            // queue are returned instead of ending the connection.
+            .with_client_property("instance".into(), new_id().into())
+            .with_client_property("qpid.close_when_no_route".into(), "false".into());
 
         let unreachable = |why: &str| BrokerError::Unreachable {
             endpoint: endpoint.address(),
@@ -187,6 +134,13 @@ impl Conn {
                     &settings.vhost,
                 )
             })?;
+        let features = match endpoint.features.get() {
+            Some(features) => *features,
+            None => {
+                let found = features_of(endpoint, &lapin).await?;
+                *endpoint.features.get_or_init(|| found)
+            }
+        };
         endpoint.connected.store(true, Ordering::Release);
         Ok(Self {
             lapin,
@@ -194,6 +148,7 @@ impl Conn {
             retired: AtomicBool::new(false),
             failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
+            features,
             idle: IdleLanes::default(),
             unanswered: Unanswered::default(),
             abandoned: TaskTracker::new(),
@@ -321,6 +276,19 @@ impl Drop for Conn {
             shut_down(&self.socket);
         }
     }
+}
+
+/// Determines what the broker at the other end of `connection` offers. Cancel safe.
+async fn features_of(
+    endpoint: &Endpoint,
+    connection: &Connection,
+) -> Result<Features, BrokerError> {
+    let chosen = endpoint.settings.probe;
+    if connection.configuration().channel_max() == RABBITMQ_CHANNELS {
+        return Ok(Features::of_rabbitmq(chosen));
+    }
+    let greeting = greet(endpoint).await?;
+    Ok(Features::announced(&greeting.identity.product, greeting.confirms, chosen))
 }
 
 /// A connection attempt that closes its socket when it is dropped. Otherwise lapin's

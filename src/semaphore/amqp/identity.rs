@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::connect::Endpoint;
+use super::endpoint::Endpoint;
 use crate::plan::clean_text;
 use crate::semaphore::error::BrokerError;
 
@@ -32,8 +32,16 @@ pub struct BrokerIdentity {
     pub version: String,
 }
 
-/// Reads the identity over AMQP. The cluster's id stays empty.
-pub async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerError> {
+/// What a broker sends first on a connection.
+pub struct Greeting {
+    /// The cluster's id is empty.
+    pub identity: BrokerIdentity,
+    /// Whether it announces publisher confirms.
+    pub confirms: bool,
+}
+
+/// Reads the greeting over AMQP. Cancel safe.
+pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
     let limit = endpoint.connect_timeout;
     let tls = endpoint.tls()?.map(TlsConnector::from);
     let payload = tokio::time::timeout(limit, async {
@@ -61,12 +69,19 @@ pub async fn ask_identity(endpoint: &Endpoint) -> Result<BrokerIdentity, BrokerE
         Some(AMQPValue::LongString(text)) => clean_text(&text.to_string(), 256),
         _ => String::new(),
     };
-    Ok(BrokerIdentity {
+    let identity = BrokerIdentity {
         cluster_id: None,
         cluster_name: property("cluster_name"),
         product: property("product"),
         version: property("version"),
-    })
+    };
+    let confirms = match start.server_properties.inner().get("capabilities") {
+        Some(AMQPValue::FieldTable(offered)) => {
+            offered.inner().get("publisher_confirms") == Some(&AMQPValue::Boolean(true))
+        }
+        _ => false,
+    };
+    Ok(Greeting { identity, confirms })
 }
 
 async fn first_frame(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Vec<u8>> {

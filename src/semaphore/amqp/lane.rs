@@ -242,12 +242,24 @@ impl Lane {
 
     /// Classifies an error as a refusal, which closed only this channel, or as fatal for
     /// the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::NodeDown`] also has the code 404, but is no refusal: nothing is known
+    /// of the queue. Otherwise, the error of the connection.
     pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
         self.channel = None;
         let code = refusal_code(error);
         let error = BrokerError::operating(error, queue);
-        if let Some(code @ 403..=406) = code {
-            return Ok(Refused { code, error });
+        match code {
+            Some(404) if matches!(error, BrokerError::NodeDown { .. }) => {}
+            Some(code @ 403..=406) => return Ok(Refused { code, error }),
+            // The same as a 405 of RabbitMQ, except that it ended the connection.
+            Some(530) if matches!(error, BrokerError::IncompatibleQueue { .. }) => {
+                self.conn.kill();
+                return Ok(Refused { code: 405, error });
+            }
+            _ => {}
         }
         Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
     }
@@ -262,6 +274,7 @@ impl Lane {
     ) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
+        let arguments = self.conn.features.arguments(arguments);
         let declaring = channel.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
@@ -272,7 +285,13 @@ impl Lane {
     pub async fn delete(&mut self, name: &str) -> Result<(), BrokerError> {
         let channel = self.channel().await?;
         let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
-        self.answer("to queue.delete", name, deleting).await?.map_err(|r| r.error).map(|_| ())
+        match self.answer("to queue.delete", name, deleting).await? {
+            Ok(_) => Ok(()),
+            Err(Refused { code: 404, .. }) if self.conn.features.reports_missing_at_delete() => {
+                Ok(())
+            }
+            Err(refused) => Err(refused.error),
+        }
     }
 
     /// Declares `name` exclusive to this connection.
@@ -283,6 +302,7 @@ impl Lane {
     ) -> Result<Declared, BrokerError> {
         let channel = self.channel().await?;
         self.declares += 1;
+        let arguments = self.conn.features.exclusive_arguments(arguments);
         let declaring =
             channel.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
         match self.answer_to_claim(name, declaring).await? {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::connect::{Conn, Endpoint};
+use super::connect::Conn;
+use super::endpoint::Endpoint;
 use super::lane::Lane;
 use crate::clock::token_bucket::TokenBucket;
 use crate::semaphore::error::BrokerError;
@@ -82,6 +83,12 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// Opens a connection besides the shared one, for an operation that may end it
+    /// ([`Features::refusal_ends_connection`](super::features::Features)). Cancel safe.
+    pub async fn separate(&self) -> Result<Arc<Conn>, BrokerError> {
+        Conn::open(&self.endpoint, self.role).await.map(Arc::new)
     }
 
     /// Returns a channel for publishing. During an alarm the broker reads nothing from

@@ -1,18 +1,21 @@
 //! Probes which queues exist, by publishing to them. This module handles the
-//! unreliability of a single answer. The caller interprets the result.
+//! unreliability of a single answer. See `asking` for the requests. The caller interprets
+//! the result.
+
+mod asking;
 
 use std::collections::HashSet;
 use std::slice;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::stream::{self, FuturesUnordered};
+use futures::stream;
 use futures::{StreamExt, TryStreamExt};
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::Channel;
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
+use self::asking::Heard;
 use super::connect::Conn;
 use super::lane::{Lane, short};
 use super::link::Link;
@@ -147,16 +150,12 @@ fn stopped() -> BrokerError {
 
 /// The answers to a batch of probes.
 struct Batch {
+    link: Arc<Link>,
     conn: Arc<Conn>,
-    /// The queues that a publish did not reach.
-    missing: HashSet<String>,
-    /// True if a probe was refused. Then any of those that are not missing may be.
-    refused: bool,
-    /// The queues whose probes were not answered.
-    unanswered: HashSet<String>,
+    heard: Heard,
 }
 
-/// A task that owns one channel with publisher confirms.
+/// A task that owns one channel.
 struct Worker {
     link: Arc<Link>,
     open: Option<(Arc<Conn>, Channel)>,
@@ -218,44 +217,18 @@ impl Worker {
         let names: HashSet<&ShortString> =
             names.filter(|name| !conn.unanswered.contains(name.as_str())).collect();
         let asked = names.len();
-        let mut unanswered: HashSet<String> =
-            names.iter().map(|name| name.as_str().to_owned()).collect();
-        let mut answers: FuturesUnordered<_> =
-            names.into_iter().map(|name| probe(channel.clone(), name.clone())).collect();
-
-        // The message returned with an answer is often another probe's. lapin assigns
-        // returns in the order in which it completes the confirms, which is not the order
-        // of publishing (hazard A2; 117 to 131 of 200 batches wrong). Over all answers,
-        // the set of returned names is correct.
-        let (mut missing, mut refused) = (HashSet::new(), false);
-        let reading = async {
-            while let Some((name, answer)) = answers.next().await {
-                unanswered.remove(name.as_str());
-                let returned = match answer? {
-                    Confirmation::Ack(returned) => returned,
-                    Confirmation::Nack(returned) => {
-                        refused = true;
-                        returned
-                    }
-                    Confirmation::NotRequested => {
-                        let why = "a probe without confirm".to_owned();
-                        return Err(BrokerError::Protocol { why });
-                    }
-                };
-                missing.extend(returned.map(|m| m.routing_key.as_str().to_owned()));
-            }
-            Ok(())
-        };
-        match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), reading).await {
-            Ok(Ok(())) => self.keep(Arc::clone(&conn), channel, asked).await,
+        let mut heard = Heard::of(&names);
+        let asking = asking::ask(&channel, conn.features, names, &mut heard);
+        match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), asking).await {
+            Ok(Ok(true)) => self.keep(Arc::clone(&conn), channel, asked).await,
             Ok(Err(error)) if error.is_fatal_for_connection() => return Err(conn.fail(error)),
             Ok(Err(error)) => return Err(error),
             // Only this channel's answers are lost. When the alarm ends, the connection
             // continues.
             Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
-            Err(_) => {}
+            Ok(Ok(false)) | Err(_) => {}
         }
-        Ok(Batch { conn, missing, refused, unanswered })
+        Ok(Batch { link: Arc::clone(&self.link), conn, heard })
     }
 
     /// Keeps the channel for the next batch, unless it has had enough probes.
@@ -277,11 +250,7 @@ impl Worker {
             return Err(BrokerError::Blocked);
         }
         let limit = conn.operation_timeout;
-        let opening = async {
-            let channel = conn.lapin().create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok(channel)
-        };
+        let opening = asking::open(&conn);
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(channel)) => Ok((conn, channel)),
             Ok(Err(error)) => {
@@ -296,22 +265,6 @@ impl Worker {
     }
 }
 
-/// Sends one probe. It is empty, expires immediately if the queue keeps messages, and is
-/// mandatory, so that the broker returns it if the queue is missing.
-async fn probe(
-    channel: Channel,
-    name: ShortString,
-) -> (ShortString, Result<Confirmation, BrokerError>) {
-    let options = BasicPublishOptions { mandatory: true, immediate: false };
-    let properties = BasicProperties::default().with_expiration("0".into());
-    let sending = async {
-        let exchange = ShortString::default();
-        channel.basic_publish(exchange, name.clone(), options, &[], properties).await?.await
-    };
-    let answer = sending.await.map_err(|error| BrokerError::operating(&error, name.as_str()));
-    (name, answer)
-}
-
 /// Answers a caller. If a probe was refused or not answered, a task of its own inspects this
 /// caller's queues, so that the other callers need not wait for that.
 ///
@@ -319,14 +272,14 @@ async fn probe(
 /// (Khepri). It does not show which, nor reliably which queue it concerns (hazard A4).
 fn settle(batch: &Arc<Batch>, question: Question) {
     let is_settled = |name: &ShortString| {
-        batch.missing.contains(name.as_str())
-            || !batch.refused
-                && !batch.unanswered.contains(name.as_str())
+        batch.heard.missing.contains(name.as_str())
+            || !batch.heard.refused
+                && !batch.heard.unanswered.contains(name.as_str())
                 && !batch.conn.unanswered.contains(name.as_str())
     };
     if question.names.iter().all(is_settled) {
         let seen = |name: &ShortString| {
-            if batch.missing.contains(name.as_str()) { Seen::No } else { Seen::Yes }
+            if batch.heard.missing.contains(name.as_str()) { Seen::No } else { Seen::Yes }
         };
         let _ = question.answer.send(Ok(question.names.iter().map(seen).collect()));
         return;
@@ -347,10 +300,15 @@ fn settle(batch: &Arc<Batch>, question: Question) {
 
 impl Batch {
     async fn inspect(&self, name: &str) -> Result<Seen, BrokerError> {
-        if self.missing.contains(name) {
+        if self.heard.missing.contains(name) {
             return Ok(Seen::No);
         }
-        let mut lane = Lane::take(&self.conn).await?;
+        let conn = if self.conn.features.refusal_ends_connection() {
+            &self.link.separate().await?
+        } else {
+            &self.conn
+        };
+        let mut lane = Lane::take(conn).await?;
         lane.set_limit(SETTLED_WITHIN.min(self.conn.operation_timeout));
         match lane.look(name).await {
             Ok(Some(_)) => Ok(Seen::Yes),

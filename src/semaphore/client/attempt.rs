@@ -19,6 +19,7 @@ use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::claim::{Claim, Claimed, ClientProtocol, MUTEX_SLOT};
 use crate::semaphore::protocol::hold::Hold;
+use crate::semaphore::session::offered;
 
 /// Maximum of the one random pause after a first lost race.
 pub const SKEW: Duration = Duration::from_millis(50);
@@ -113,6 +114,7 @@ impl Lock {
         until: Option<Moment>,
     ) -> Result<(Permit, bool), AcquireError> {
         let mut conn = self.shared().pool.take().await?;
+        offered::check(conn.conn().features, self.name())?;
         let place = match place {
             // It has only one.
             Place::Any if !self.name().has_slots() => Place::Slot(MUTEX_SLOT),
@@ -152,6 +154,10 @@ impl Lock {
                 // Something may be left declared on the other one.
                 conn = self.shared().pool.take().await?;
                 continue;
+            }
+            if !conn.conn().is_usable() {
+                // The refusal ended it.
+                conn = self.shared().pool.take().await?;
             }
             if choice.looked || options.start == Start::Last {
                 lost += 1;

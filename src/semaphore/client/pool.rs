@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::semaphore::amqp::connect::{Conn, Endpoint};
+use crate::semaphore::amqp::connect::Conn;
+use crate::semaphore::amqp::endpoint::Endpoint;
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 

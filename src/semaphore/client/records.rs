@@ -1,12 +1,11 @@
 //! Reads and replaces a slot's record, as its holder. See [`crate::plan::record`] for the
 //! content of records. Administrators create and seed the queues.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel};
-use tokio::sync::Mutex;
+use lapin::{BasicProperties, Channel, Confirmation};
 
 use super::waiters_seen::WaitersSeen;
 use crate::plan::record::SlotRecord;
@@ -19,11 +18,26 @@ use crate::semaphore::error::BrokerError;
 /// publish (an administrator's seed) costs one attempt.
 const TRIES: u32 = 4;
 
+/// Maximum number of idle channels. Further ones are closed.
+const MAX_IDLE: usize = 8;
+
+/// What became of a published record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Published {
+    Stored,
+    /// The queue already has one, or its node is down (Khepri).
+    Refused,
+    /// It reached no queue: the queue is missing, or its node is down (Mnesia).
+    Returned,
+}
+
 /// Publishes on the connection for probes and messages. The connection that holds a slot
 /// never publishes (hazard A10).
 pub struct Publisher {
     link: Arc<Link>,
-    confirming: Mutex<Option<(Arc<Conn>, Channel)>>,
+    /// Idle channels with publisher confirms. Each has at most one publish in flight, since
+    /// lapin assigns a returned message to another publish of its channel (hazard A2).
+    idle: Mutex<Vec<(Arc<Conn>, Channel)>>,
     /// The known waiters. If a lock's wait queue was missing, wake-ups are sent without
     /// asking, in case the queue exists now.
     pub waiters: WaitersSeen,
@@ -32,14 +46,15 @@ pub struct Publisher {
 impl Publisher {
     /// Creates a publisher on `link`.
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, confirming: Mutex::default(), waiters: WaitersSeen::default() }
+        Self { link, idle: Mutex::default(), waiters: WaitersSeen::default() }
     }
 
-    /// Publishes a record. Returns `false` if the queue already has one.
-    async fn publish(&self, queue: &str, body: &[u8]) -> Result<bool, BrokerError> {
+    /// Publishes a record. It is mandatory: a record for a queue whose node is down would
+    /// otherwise be confirmed, and lost, and its fencing token given twice.
+    async fn publish(&self, queue: &str, body: &[u8]) -> Result<Published, BrokerError> {
         let (conn, channel) = self.channel().await?;
         let publish = async {
-            let options = BasicPublishOptions::default();
+            let options = BasicPublishOptions { mandatory: true, immediate: false };
             let persistent = BasicProperties::default().with_delivery_mode(2);
             let name = short(queue)?;
             let default = ShortString::default();
@@ -48,12 +63,22 @@ impl Publisher {
             confirm.await.map_err(|error| BrokerError::operating(&error, queue))
         };
         let limit = conn.operation_timeout;
-        match tokio::time::timeout(limit, publish).await {
-            Ok(Ok(confirmation)) => Ok(confirmation.is_ack()),
-            Ok(Err(error)) => Err(error),
-            Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
-            Err(_) => Err(conn.fail(BrokerError::Timeout { what: "to a record", after: limit })),
+        let published = match tokio::time::timeout(limit, publish).await {
+            Ok(Ok(Confirmation::Ack(None))) => Published::Stored,
+            Ok(Ok(Confirmation::Ack(Some(_)))) => Published::Returned,
+            Ok(Ok(Confirmation::Nack(_) | Confirmation::NotRequested)) => Published::Refused,
+            Ok(Err(error)) => return Err(error),
+            Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
+            Err(_) => {
+                let timeout = BrokerError::Timeout { what: "to a record", after: limit };
+                return Err(conn.fail(timeout));
+            }
+        };
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push((conn, channel));
         }
+        Ok(published)
     }
 
     /// Wakes one waiter of a lock, if there is one. A waiter has a consumer on the wait
@@ -69,13 +94,17 @@ impl Publisher {
         self.link.publisher().await?.wake(wait_queue, 1, slot).await
     }
 
+    /// Takes an idle channel, or opens one.
     async fn channel(&self) -> Result<(Arc<Conn>, Channel), BrokerError> {
-        let mut kept = self.confirming.lock().await;
-        if let Some((conn, channel)) = &*kept
-            && conn.is_usable()
-            && channel.status().connected()
+        let is_open = |(conn, channel): &(Arc<Conn>, Channel)| {
+            conn.is_usable() && channel.status().connected()
+        };
         {
-            return Ok((Arc::clone(conn), channel.clone()));
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(is_open);
+            if let Some(open) = idle.pop() {
+                return Ok(open);
+            }
         }
         let conn = self.link.get().await?;
         let limit = conn.operation_timeout;
@@ -84,18 +113,14 @@ impl Publisher {
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(channel)
         };
-        let channel = match tokio::time::timeout(limit, opening).await {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(BrokerError::operating(&error, "")),
-            Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
+        match tokio::time::timeout(limit, opening).await {
+            Ok(Ok(channel)) => Ok((conn, channel)),
+            Ok(Err(error)) => Err(BrokerError::operating(&error, "")),
+            Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
-                return Err(
-                    conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit })
-                );
+                Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
             }
-        };
-        *kept = Some((Arc::clone(&conn), channel.clone()));
-        Ok((conn, channel))
+        }
     }
 }
 
@@ -136,12 +161,17 @@ async fn replace_on<T>(
         }
         let merged = SlotRecord::merge(found.iter().map(|message| message.data.as_slice()));
         let (record, more) = next(merged.as_ref());
-        if publisher.publish(queue, &record.to_json()).await? {
-            for message in &found {
-                let acked = message.acker.ack(BasicAckOptions::default()).await;
-                acked.map_err(|error| BrokerError::operating(&error, queue))?;
+        match publisher.publish(queue, &record.to_json()).await? {
+            Published::Stored => {
+                for message in &found {
+                    let acked = message.acker.ack(BasicAckOptions::default()).await;
+                    acked.map_err(|error| BrokerError::operating(&error, queue))?;
+                }
+                return Ok(Some((record, more)));
             }
-            return Ok(Some((record, more)));
+            // Fails if the queue is not missing, but its node is down.
+            Published::Returned if lane.look(queue).await?.is_none() => return Ok(None),
+            Published::Returned | Published::Refused => {}
         }
     }
     Err(BrokerError::Protocol { why: format!("the slot record {queue:?} can't be replaced") })
@@ -167,10 +197,7 @@ impl Lane {
                     }
                 }
                 Ok(None) => return Ok(true),
-                Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => {
-                    return Err(error);
-                }
-                Err(refused) if refused.code == 404 => return Ok(false),
+                Err(Refused { code: 404, .. }) => return Ok(false),
                 Err(refused) => return Err(refused.error),
             }
         }

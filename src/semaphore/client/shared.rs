@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::memory::Memory;
 use super::options::ClientOptions;
@@ -10,7 +10,7 @@ use super::pool::Pool;
 use super::records::Publisher;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
-use crate::semaphore::amqp::connect::{Connector, Endpoint};
+use crate::semaphore::amqp::endpoint::{Connector, Endpoint};
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::amqp::probe::{Eyes, Prober};
 use crate::semaphore::protocol::claim::Checked;
@@ -42,6 +42,7 @@ impl Shared {
             heartbeat: Some(heartbeat),
             connector: Connector::default(),
             connected: AtomicBool::new(false),
+            features: OnceLock::new(),
         });
         let side = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self {

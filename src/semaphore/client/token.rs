@@ -9,6 +9,7 @@ use super::permit::{Begin, Permit};
 use crate::semaphore::amqp::new_id;
 use crate::semaphore::protocol::interface::Wait;
 use crate::semaphore::protocol::token::client::{HeldFacts, Request, Taken, take};
+use crate::semaphore::session::offered;
 
 impl Lock {
     /// Runs the whole acquisition, from the first request to the permit.
@@ -21,6 +22,7 @@ impl Lock {
     ) -> Result<Permit, AcquireError> {
         let id = new_id();
         let mut hold = self.shared().pool.take().await?;
+        offered::check(hold.conn().features, self.name())?;
         hold.begin();
         let request = Request {
             conn: hold.conn(),

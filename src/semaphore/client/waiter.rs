@@ -75,6 +75,9 @@ impl Waiter {
         options: &AcquireOptions,
     ) -> Result<Option<Self>, BrokerError> {
         let conn = link.get().await?;
+        if !conn.features.expires_later() {
+            return Ok(None);
+        }
         let limit = conn.operation_timeout;
         let mut arguments = FieldTable::default();
         arguments.insert("x-priority".into(), AMQPValue::LongInt(i32::from(options.priority)));

@@ -44,7 +44,9 @@ impl ClientProtocol for TrueMutex {
             Declared::Locked(_) => {
                 // The refusal closed the channel. Opens a new one, so that the next
                 // attempt need not wait for it.
-                lane.channel().await?;
+                if conn.is_usable() {
+                    lane.channel().await?;
+                }
                 Ok(Claimed::Locked)
             }
         }
@@ -83,7 +85,12 @@ impl LockProtocol for TrueMutex {
         _: u32,
     ) -> Result<Observed, BrokerError> {
         let queue = lock.holder_queue(MUTEX_SLOT);
-        let held = match access.publisher().await?.look(&queue).await? {
+        let mut lane = access.publisher().await?;
+        if lane.conn().features.refusal_ends_connection() {
+            let held = u32::from(access.any_exists(&[queue]).await?);
+            return Ok(Observed::Counted(ObservedTokens { total: 1, held }));
+        }
+        let held = match lane.look(&queue).await? {
             None => 0,
             Some(Declared::Locked(_)) => 1,
             Some(Declared::Ok) => {

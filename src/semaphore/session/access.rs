@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use derive_setters::Setters;
@@ -12,8 +12,9 @@ use super::mutex::LocalLocks;
 use crate::plan::MayAct;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Profile};
-use crate::semaphore::amqp::connect::{Conn, Connector, Endpoint};
-use crate::semaphore::amqp::identity::{BrokerIdentity, ask_identity};
+use crate::semaphore::amqp::connect::Conn;
+use crate::semaphore::amqp::endpoint::{Connector, Endpoint};
+use crate::semaphore::amqp::identity::{BrokerIdentity, greet};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::amqp::probe::{Eyes, Prober};
@@ -116,6 +117,7 @@ impl Access {
             heartbeat: options.heartbeat,
             connector: Connector::default(),
             connected: AtomicBool::new(false),
+            features: OnceLock::new(),
         });
         let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
         Self {
@@ -175,8 +177,8 @@ impl Access {
         {
             return Ok(identity);
         }
-        let (identity, cluster_id) = tokio::join!(ask_identity(&self.endpoint), self.cluster_id());
-        let identity = BrokerIdentity { cluster_id, ..identity? };
+        let (greeting, cluster_id) = tokio::join!(greet(&self.endpoint), self.cluster_id());
+        let identity = BrokerIdentity { cluster_id, ..greeting?.identity };
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Arc::downgrade(&conn), identity.clone()));
         Ok(identity)

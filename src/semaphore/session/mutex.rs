@@ -13,6 +13,7 @@ use crate::plan::naming::LockName;
 use crate::semaphore::amqp::lane::{Declared, Lane, exclusive_arguments};
 use crate::semaphore::amqp::link::Link;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::session::offered;
 
 /// First and longest pause between two attempts, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -82,7 +83,13 @@ impl AdminMutex {
                 Some(first) => first,
                 None => wait_for_turn(turns, cancel).await?,
             };
-            let mut lane = Lane::take(&link.get().await?).await?;
+            let mut conn = link.get().await?;
+            offered::check(conn.features, lock)?;
+            if conn.features.refusal_ends_connection() {
+                // With the shared connection, the other changes would end too.
+                conn = link.separate().await?;
+            }
+            let mut lane = Lane::take(&conn).await?;
             let mut arguments = exclusive_arguments();
             arguments.insert(ID.into(), AMQPValue::LongString(id.into()));
             match lane.declare_exclusive(&queue, arguments).await {
@@ -107,6 +114,9 @@ impl AdminMutex {
         };
         // An ordinary queue of that name is refused with the same code, and waiting for
         // it would never end.
+        if !lane.conn().is_usable() {
+            return Err(busy());
+        }
         match lane.look(&queue).await? {
             Some(Declared::Ok) => Err(BrokerError::IncompatibleQueue {
                 queue,

@@ -18,6 +18,8 @@ pub struct Method {
     pub name: String,
     /// The queue or routing key in the method, or empty.
     pub queue: String,
+    /// The arguments of a `queue.declare`, in the notation of the library's `Debug`.
+    pub arguments: String,
 }
 
 /// The two ends of a connection.
@@ -62,7 +64,13 @@ impl Reader {
                 Ok((_, AMQPFrame::Method(channel, class))) => {
                     let (connection, sender) = (self.connection, self.sender);
                     let (name, queue) = (name(&class), named_queue(&class));
-                    let method = Method { connection, channel, sender, name, queue };
+                    let arguments = match &class {
+                        AMQPClass::Queue(queue::AMQPMethod::Declare(declare)) => {
+                            format!("{:?}", declare.arguments)
+                        }
+                        _ => String::new(),
+                    };
+                    let method = Method { connection, channel, sender, name, queue, arguments };
                     methods.push((start.saturating_sub(before), end - before, method));
                 }
                 Ok(_) => {}

@@ -53,6 +53,7 @@ impl Lane {
         self.count_declares(2);
         let passive = QueueDeclareOptions::default().passive();
         let exists = channel.queue_declare(short(name)?, passive, FieldTable::default());
+        let arguments = self.conn.features.arguments(arguments);
         let same = channel.queue_declare(short(name)?, options, arguments);
         let both = async { Ok(futures::join!(exists, same)) };
         let (exists, same) = match self.answer_of_queues("to queue.declare", &queue, both).await? {
@@ -61,7 +62,6 @@ impl Lane {
         };
         if let Err(error) = exists {
             return match self.refused(&error, name)? {
-                Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => Err(error),
                 Refused { code: 404, .. } => Ok(None),
                 refused => Err(refused.error),
             };

@@ -48,10 +48,7 @@ impl Lane {
             looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
         }
         let what = "to queue.declare (passive)";
-        match self.answer_of_queues(what, names, together(looks)).await? {
-            Err(Refused { code: 404, error: error @ BrokerError::NodeDown { .. } }) => Err(error),
-            answer => Ok(answer),
-        }
+        self.answer_of_queues(what, names, together(looks)).await
     }
 
     /// Whether this connection still owns `holder` and whether `slot` exists, by passive
@@ -94,12 +91,11 @@ impl Lane {
 
     /// Returns the standing of a holder whose slot queue could not be inspected.
     fn standing_with(&mut self, error: &lapin::Error, slot: &str) -> Result<Standing, BrokerError> {
-        match self.refused(error, slot)? {
+        match self.refused(error, slot) {
             // The slot exists, but its node is down, or it may not be inspected.
-            Refused { code: 404, error: BrokerError::NodeDown { .. } }
-            | Refused { code: 405, .. } => Ok(Standing::Held),
-            Refused { code: 404, .. } => Ok(Standing::WithoutSlot),
-            refused => Err(refused.error),
+            Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Standing::Held),
+            Ok(Refused { code: 404, .. }) => Ok(Standing::WithoutSlot),
+            Ok(Refused { error, .. }) | Err(error) => Err(error),
         }
     }
 

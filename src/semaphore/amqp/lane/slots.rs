@@ -85,6 +85,7 @@ impl Lane {
         let mut declares = Vec::with_capacity(names.len());
         for name in names {
             let (options, arguments) = slot_queue(profile);
+            let arguments = self.conn.features.arguments(arguments);
             declares.push(channel.queue_declare(short(name)?, options, arguments));
         }
         let all = together(declares);
@@ -95,6 +96,9 @@ impl Lane {
     /// is down results in [`BrokerError::NodeDown`].
     pub async fn delete_missing(&mut self, names: &[String]) -> Result<(), BrokerError> {
         let Some(last) = names.last() else { return Ok(()) };
+        if self.conn.features.reports_missing_at_delete() {
+            return Ok(());
+        }
         let channel = self.channel().await?;
         let mut deletes = Vec::with_capacity(names.len());
         for name in names {

@@ -18,6 +18,7 @@ use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::change::Change;
+use crate::semaphore::session::offered;
 
 /// Number of record queues declared together on one channel. A new one takes the broker
 /// milliseconds, and all of them share one operation's time limit.
@@ -170,6 +171,9 @@ impl Change {
         swept_to: u32,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<(), BrokerError> {
+        if offered::check_records(lane.conn().features).is_err() {
+            return Ok(());
+        }
         let mut names = self.records(1, self.records_to(swept_to).await?);
         names.reverse();
         for chunk in names.chunks(DELETED_TOGETHER) {

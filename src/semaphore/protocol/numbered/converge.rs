@@ -16,6 +16,7 @@ use crate::plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::session::change::{Change, Converged};
+use crate::semaphore::session::offered;
 
 /// Maximum number of slot declares in flight, each on its own channel. After a lost
 /// connection, that many may still take effect.
@@ -33,6 +34,9 @@ impl Change {
         swept_to: u32,
     ) -> Result<Converged, BrokerError> {
         self.go_on(lane)?;
+        if self.desired.records.is_some() && !self.destroy {
+            offered::check_records(lane.conn().features)?;
+        }
         // Declares in flight on a lost connection may have created slots above the sweep.
         let disturbed = self.access.take_disturbed(&self.lock);
         let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });

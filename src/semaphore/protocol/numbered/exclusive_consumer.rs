@@ -236,11 +236,7 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             return Ok(Claimed::Yes(Box::new(held)));
         }
         (Err(error), _, _) => {
-            let refused = lane.refused(&error, &holder_queue)?;
-            match refused {
-                Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => {
-                    return Err(error);
-                }
+            match lane.refused(&error, &holder_queue)? {
                 Refused { code: 404, .. } => Claimed::NoSlot,
                 Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
                 // The answer to the check may arrive first.
@@ -251,9 +247,6 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             return Err(explain(lane.refused(&error, &holder_queue)?.error));
         }
         (_, _, Err(error)) => match lane.refused(&error, &slot_queue)? {
-            Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => {
-                return Err(error);
-            }
             Refused { code: 404, .. } => Claimed::NoSlot,
             refused => return Err(refused.error),
         },

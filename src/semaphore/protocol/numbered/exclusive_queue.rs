@@ -72,7 +72,7 @@ impl Holding for ExclusiveQueue {
         slot: u32,
         seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError> {
-        if !seen.held.contains(&slot) {
+        if !seen.held.contains(&slot) || lane.conn().features.refusal_ends_connection() {
             return Ok(None);
         }
         let queue = lock.holder_queue(slot);
@@ -171,7 +171,9 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     };
     // The refusal closed the channel. Opens a new one, so that the next acquisition need
     // not wait for it.
-    lane.channel().await?;
+    if conn.is_usable() {
+        lane.channel().await?;
+    }
     Ok(claimed)
 }
 
@@ -197,6 +199,7 @@ impl Lane {
             Ok(())
         };
         let exclusive = QueueDeclareOptions::exclusive();
+        let facts = self.conn().features.exclusive_arguments(facts);
         let declare = async {
             channel.queue_declare(short(holder)?, exclusive, facts).await?;
             Ok(())
@@ -225,7 +228,6 @@ impl Lane {
         };
         let refused = self.refused(&error, queue)?;
         match (refused.code, on_405, refused.error) {
-            (404, _, error @ BrokerError::NodeDown { .. }) => Err(error),
             (404, _, _) => Ok(on_404),
             (405, Some(claimed), _) => Ok(claimed),
             (_, _, error) => Err(error),

@@ -131,7 +131,6 @@ async fn get(lane: &mut Lane, queue: &str) -> Result<Waited, BrokerError> {
 
 fn is_missing(refused: Refused) -> Result<Waited, BrokerError> {
     match refused {
-        Refused { code: 404, error: error @ BrokerError::NodeDown { .. } } => Err(error),
         Refused { code: 404, .. } => Ok(Waited::Missing),
         refused => Err(refused.error),
     }
