@@ -28,6 +28,7 @@ soak: ## What takes too long for every run: locks fought over and lost more ofte
 	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \
 		operator::deletion::a_namespace_with_many
 	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::
+	@LOCKKEEPER_SOAK=1 dev/test --cluster clusters::faults::
 
 up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/env
 	@dev/build --up

@@ -1,6 +1,7 @@
 //! Commands of `lockkeeper exec` at all nodes of a cluster, while one node after the other
 //! is killed, suspended, restarted or separated. Each command writes to a register with its
-//! fencing token. `LOCKKEEPER_SEED` repeats a run, and `LOCKKEEPER_SOAK` makes it long.
+//! fencing token. `LOCKKEEPER_SEED` repeats a run, and `LOCKKEEPER_SOAK` makes it
+//! long, with `LOCKKEEPER_FAULTS` faults.
 
 mod loops;
 mod register;
@@ -73,7 +74,8 @@ impl Fault {
 fn faults(random: &mut StdRng) -> Vec<(Fault, usize)> {
     let mut kinds = Fault::ALL.to_vec();
     if is_soak() {
-        kinds = (0..200).map(|_| Fault::ALL[random.random_range(0..4)]).collect();
+        let count = std::env::var("LOCKKEEPER_FAULTS").map_or(100, |count| count.parse().unwrap());
+        kinds = (0..count).map(|_| Fault::ALL[random.random_range(0..4)]).collect();
     }
     kinds.shuffle(random);
     kinds.into_iter().map(|kind| (kind, random.random_range(2..=3))).collect()

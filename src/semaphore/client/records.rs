@@ -169,9 +169,14 @@ async fn replace_on<T>(
                 }
                 return Ok(Some((record, more)));
             }
-            // Fails if the queue is not missing, but its node is down.
-            Published::Returned if lane.look(queue).await?.is_none() => return Ok(None),
-            Published::Returned | Published::Refused => {}
+            Published::Returned | Published::Refused => {
+                // Fails if its node is down. On another channel, because with Khepri the
+                // answer comes late.
+                let mut other = Lane::take(lane.conn()).await?;
+                if other.look(queue).await?.is_none() {
+                    return Ok(None);
+                }
+            }
         }
     }
     Err(BrokerError::Protocol { why: format!("the slot record {queue:?} can't be replaced") })
