@@ -1,7 +1,7 @@
 //! Commands of `lockkeeper exec` at all nodes of a cluster, while one node after the other
 //! is killed, suspended, restarted or separated. Each command writes to a register with its
-//! fencing token. `LOCKKEEPER_SEED` repeats a run, and `LOCKKEEPER_SOAK` makes it
-//! long, with `LOCKKEEPER_FAULTS` faults.
+//! fencing token. `LOCKKEEPER_SEED` repeats a run, and `LOCKKEEPER_SOAK` makes it long, with
+//! 100 faults or `LOCKKEEPER_FAULTS`.
 
 mod loops;
 mod register;
@@ -70,7 +70,7 @@ impl Fault {
     }
 }
 
-/// Returns the faults and their nodes: one of each kind, or 200 in a soak.
+/// Returns the faults and their nodes: one of each kind, or many in a soak.
 fn faults(random: &mut StdRng) -> Vec<(Fault, usize)> {
     let mut kinds = Fault::ALL.to_vec();
     if is_soak() {
