@@ -241,6 +241,20 @@ impl Conn {
         error
     }
 
+    /// Returns the error to report for one that an operation on the connection met. An error
+    /// that makes the connection unusable closes it ([`Conn::fail`]).
+    pub fn found(&self, error: BrokerError) -> BrokerError {
+        if error.is_fatal_for_connection() { self.fail(error) } else { error }
+    }
+
+    /// Returns the error to report for a channel that could not be opened. If all channel
+    /// numbers are in use, the connection continues. If another operation has ended it, that
+    /// one's error is the cause.
+    pub fn unopened(&self, error: &lapin::Error) -> BrokerError {
+        let error = BrokerError::operating(error, "");
+        if self.is_usable() { error } else { self.fail(error) }
+    }
+
     /// Like [`Conn::fail`], but ends the connection as [`Conn::kill_when_answered`] does.
     pub fn fail_when_answered(self: &Arc<Self>, error: BrokerError) -> BrokerError {
         let error = self.blame(error);

@@ -150,7 +150,7 @@ impl Lane {
         let opened = tokio::time::timeout(limit, self.conn.lapin().create_channel()).await;
         let channel = match opened {
             Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(BrokerError::operating(&error, "")),
+            Ok(Err(error)) => return Err(self.conn.unopened(&error)),
             Err(_) => return Err(self.no_answer("to a new channel", limit)),
         };
         self.channel = Some(channel.clone());
@@ -261,7 +261,7 @@ impl Lane {
             }
             _ => {}
         }
-        Err(if error.is_fatal_for_connection() { self.conn.fail(error) } else { error })
+        Err(self.conn.found(error))
     }
 
     /// Declares a queue. An existing queue with other arguments results in

@@ -221,8 +221,7 @@ impl Worker {
         let asking = asking::ask(&channel, conn.features, names, &mut heard);
         match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), asking).await {
             Ok(Ok(true)) => self.keep(Arc::clone(&conn), channel, asked).await,
-            Ok(Err(error)) if error.is_fatal_for_connection() => return Err(conn.fail(error)),
-            Ok(Err(error)) => return Err(error),
+            Ok(Err(error)) => return Err(conn.found(error)),
             // Only this channel's answers are lost. When the alarm ends, the connection
             // continues.
             Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
@@ -253,10 +252,7 @@ impl Worker {
         let opening = asking::open(&conn);
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(channel)) => Ok((conn, channel)),
-            Ok(Err(error)) => {
-                let error = BrokerError::operating(&error, "");
-                Err(if error.is_fatal_for_connection() { conn.fail(error) } else { error })
-            }
+            Ok(Err(error)) => Err(conn.found(BrokerError::operating(&error, ""))),
             Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
                 Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))

@@ -67,7 +67,7 @@ impl Publisher {
             Ok(Ok(Confirmation::Ack(None))) => Published::Stored,
             Ok(Ok(Confirmation::Ack(Some(_)))) => Published::Returned,
             Ok(Ok(Confirmation::Nack(_) | Confirmation::NotRequested)) => Published::Refused,
-            Ok(Err(error)) => return Err(error),
+            Ok(Err(error)) => return Err(conn.found(error)),
             Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
             Err(_) => {
                 let timeout = BrokerError::Timeout { what: "to a record", after: limit };
@@ -115,7 +115,7 @@ impl Publisher {
         };
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(channel)) => Ok((conn, channel)),
-            Ok(Err(error)) => Err(BrokerError::operating(&error, "")),
+            Ok(Err(error)) => Err(conn.unopened(&error)),
             Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
                 Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
