@@ -21,16 +21,6 @@ const TRIES: u32 = 4;
 /// Maximum number of idle channels. Further ones are closed.
 const MAX_IDLE: usize = 8;
 
-/// What became of a published record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Published {
-    Stored,
-    /// The queue already has one, or its node is down (Khepri).
-    Refused,
-    /// It reached no queue: the queue is missing, or its node is down (Mnesia).
-    Returned,
-}
-
 /// Publishes on the connection for probes and messages. The connection that holds a slot
 /// never publishes (hazard A10).
 pub struct Publisher {
@@ -49,9 +39,11 @@ impl Publisher {
         Self { link, idle: Mutex::default(), waiters: WaitersSeen::default() }
     }
 
-    /// Publishes a record. It is mandatory: a record for a queue whose node is down would
-    /// otherwise be confirmed, and lost, and its fencing token given twice.
-    async fn publish(&self, queue: &str, body: &[u8]) -> Result<Published, BrokerError> {
+    /// Publishes a record. Returns whether it was stored. It is refused if the queue already
+    /// has one, and returned if the queue is missing. If its node is down, it is refused
+    /// (Khepri) or returned (Mnesia). It is mandatory, because it would otherwise be
+    /// confirmed then, and lost, and its fencing token given twice.
+    async fn publish(&self, queue: &str, body: &[u8]) -> Result<bool, BrokerError> {
         let (conn, channel) = self.channel().await?;
         let publish = async {
             let options = BasicPublishOptions { mandatory: true, immediate: false };
@@ -63,10 +55,8 @@ impl Publisher {
             confirm.await.map_err(|error| BrokerError::operating(&error, queue))
         };
         let limit = conn.operation_timeout;
-        let published = match tokio::time::timeout(limit, publish).await {
-            Ok(Ok(Confirmation::Ack(None))) => Published::Stored,
-            Ok(Ok(Confirmation::Ack(Some(_)))) => Published::Returned,
-            Ok(Ok(Confirmation::Nack(_) | Confirmation::NotRequested)) => Published::Refused,
+        let stored = match tokio::time::timeout(limit, publish).await {
+            Ok(Ok(confirmation)) => matches!(confirmation, Confirmation::Ack(None)),
             Ok(Err(error)) => return Err(conn.found(error)),
             Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
             Err(_) => {
@@ -78,7 +68,7 @@ impl Publisher {
         if idle.len() < MAX_IDLE {
             idle.push((conn, channel));
         }
-        Ok(published)
+        Ok(stored)
     }
 
     /// Wakes one waiter of a lock, if there is one. A waiter has a consumer on the wait
@@ -161,22 +151,18 @@ async fn replace_on<T>(
         }
         let merged = SlotRecord::merge(found.iter().map(|message| message.data.as_slice()));
         let (record, more) = next(merged.as_ref());
-        match publisher.publish(queue, &record.to_json()).await? {
-            Published::Stored => {
-                for message in &found {
-                    let acked = message.acker.ack(BasicAckOptions::default()).await;
-                    acked.map_err(|error| BrokerError::operating(&error, queue))?;
-                }
-                return Ok(Some((record, more)));
+        if publisher.publish(queue, &record.to_json()).await? {
+            for message in &found {
+                let acked = message.acker.ack(BasicAckOptions::default()).await;
+                acked.map_err(|error| BrokerError::operating(&error, queue))?;
             }
-            Published::Returned | Published::Refused => {
-                // Fails if its node is down. On another channel, because with Khepri the
-                // answer comes late.
-                let mut other = Lane::take(lane.conn()).await?;
-                if other.look(queue).await?.is_none() {
-                    return Ok(None);
-                }
-            }
+            return Ok(Some((record, more)));
+        }
+        // Fails if its node is down. On another channel, because with Khepri the answer
+        // comes late.
+        let mut other = Lane::take(lane.conn()).await?;
+        if other.look(queue).await?.is_none() {
+            return Ok(None);
         }
     }
     Err(BrokerError::Protocol { why: format!("the slot record {queue:?} can't be replaced") })
