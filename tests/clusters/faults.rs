@@ -97,7 +97,7 @@ async fn loops_survive_random_faults() {
 
     let mut faults_by_kind = BTreeMap::<Fault, usize>::new();
     for (fault, node) in faults(&mut random) {
-        // Otherwise the fault would affect no holder.
+        // Otherwise the fault would affect no holder, or every slot.
         register.until_entered_at(node).await;
         register.suffers(Some(fault));
         let begun = Instant::now();

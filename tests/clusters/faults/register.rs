@@ -96,11 +96,16 @@ impl Register {
         self.state.lock().unwrap().fault = fault;
     }
 
-    /// Waits until a command whose lock is held at this node is in its place.
+    /// Waits until a command whose lock is held at this node is in its place, and another one
+    /// whose lock is held at another node. A slot of a node that hangs may stay unavailable
+    /// until the node is back, so one at another node is needed to enter again.
     pub async fn until_entered_at(&self, node: usize) {
-        eventually(&format!("a holder at node {node}"), async || {
+        eventually(&format!("holders at node {node} and at another one"), async || {
             let state = self.state.lock().unwrap();
-            state.places.values().flat_map(|place| &place.inside).any(|entry| entry.node == node)
+            let inside = state.places.values().flat_map(|place| &place.inside);
+            let (here, elsewhere): (Vec<&Entry>, Vec<_>) =
+                inside.partition(|entry| entry.node == node);
+            !here.is_empty() && !elsewhere.is_empty()
         })
         .await;
     }
