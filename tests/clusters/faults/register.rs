@@ -3,7 +3,7 @@
 //! token of each slot, and rejects a write with a smaller one, because it is late. It
 //! records every time that two commands are in the same place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -96,16 +96,12 @@ impl Register {
         self.state.lock().unwrap().fault = fault;
     }
 
-    /// Waits until a command whose lock is held at this node is in its place, and another one
-    /// whose lock is held at another node. A slot of a node that hangs may stay unavailable
-    /// until the node is back, so one at another node is needed to enter again.
-    pub async fn until_entered_at(&self, node: usize) {
-        eventually(&format!("holders at node {node} and at another one"), async || {
+    /// Waits until the locks of the commands in their places are held at nodes that match.
+    pub async fn until_held_at(&self, matches: impl Fn(&BTreeSet<usize>) -> bool) {
+        eventually("locks are held at the nodes of the next fault", async || {
             let state = self.state.lock().unwrap();
             let inside = state.places.values().flat_map(|place| &place.inside);
-            let (here, elsewhere): (Vec<&Entry>, Vec<_>) =
-                inside.partition(|entry| entry.node == node);
-            !here.is_empty() && !elsewhere.is_empty()
+            matches(&inside.map(|entry| entry.node).collect())
         })
         .await;
     }
