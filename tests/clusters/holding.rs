@@ -18,6 +18,7 @@ use crate::support::rabbitmq::eventually;
 with_protocols! {
     every {
         a_lock_whose_node_is_down_is_reported_as_such_and_usable_afterwards,
+        a_slot_is_free_once_its_holders_node_is_lost_unless_the_broker_keeps_its_queue,
     }
     slots {
         slots_on_live_nodes_are_acquired_past_one_whose_node_is_down,
@@ -57,6 +58,33 @@ async fn slots_on_live_nodes_are_acquired_past_one_whose_node_is_down(protocol: 
         client.try_acquire(&first()).await.is_ok_and(|two| two.slot() == Some(2))
     })
     .await;
+}
+
+/// Khepri keeps the exclusive queue of a connection to a killed node until the node is back.
+/// Mnesia deletes it, as both do with a consumer.
+async fn a_slot_is_free_once_its_holders_node_is_lost_unless_the_broker_keeps_its_queue(
+    protocol: Protocol,
+) {
+    let cluster = Cluster::whole().await;
+    let deploy = name().with_protocol(protocol);
+    resize(&cluster, 1, &deploy, DesiredSlots::new(1)).await;
+    let options = ClientOptions::default().with_warm(0);
+    let client = Client::new(cluster.settings(3), options).semaphore(deploy.clone());
+    let permit = client.try_acquire(&first()).await.unwrap();
+    cluster.lose(3).await;
+    permit.lost().await;
+    let next = lock(&cluster, &deploy);
+    if protocol == Protocol::default() && cluster.has_khepri() {
+        let failed = next.try_acquire(&first()).await;
+        assert!(is_node_down(&failed), "{failed:?}");
+        let nodes = cluster.vhost.nodes_of_queues().await;
+        assert_eq!(nodes[&deploy.holder_queue(1)], cluster.down().await);
+        cluster.regain(3).await;
+        eventually("it is acquired", async || next.try_acquire(&first()).await.is_ok()).await;
+    } else {
+        eventually("it is acquired", async || next.try_acquire(&first()).await.is_ok()).await;
+        cluster.regain(3).await;
+    }
 }
 
 /// The slot would be acquired at once, without a fencing token and without the lock delay.

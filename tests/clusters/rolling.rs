@@ -242,14 +242,9 @@ async fn marked(cluster: &Cluster) -> BTreeSet<String> {
 
 /// Returns how many nodes have slots.
 async fn nodes_with_slots(cluster: &Cluster) -> usize {
-    let path = format!("queues/{}?columns=name,node&disable_stats=true", cluster.vhost.name);
-    let queues = cluster.vhost.management.get(&path).await.unwrap();
-    let slots = queues
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|queue| queue["name"].as_str().unwrap().ends_with("-A"));
-    slots.map(|queue| queue["node"].to_string()).collect::<BTreeSet<_>>().len()
+    let nodes = cluster.vhost.nodes_of_queues().await;
+    let slots = nodes.into_iter().filter(|(queue, _)| queue.ends_with("-A"));
+    slots.map(|(_, node)| node).collect::<BTreeSet<_>>().len()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -184,9 +184,15 @@ impl Cluster {
 
     /// Returns the name of the node that is down.
     pub async fn down(&self) -> String {
-        let states = self.states().await;
-        let down = states.iter().find(|node| !is_running(node)).expect("a node is down");
-        down["name"].as_str().unwrap().to_owned()
+        let mut name = None;
+        eventually("node 1 knows which node is down", async || {
+            let states = self.states().await;
+            let down = states.iter().find(|node| !is_running(node));
+            name = down.map(|node| node["name"].as_str().unwrap().to_owned());
+            name.is_some()
+        })
+        .await;
+        name.unwrap()
     }
 
     async fn running(&self) -> usize {

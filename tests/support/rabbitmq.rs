@@ -1,6 +1,7 @@
 //! A separate virtual host for each test, on the real broker, and the management API to
 //! observe it and to interfere. Everything is removed at the end.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lapin::uri::AMQPUri;
@@ -172,6 +173,18 @@ impl Vhost {
         let path = format!("queues/{}?columns=name&disable_stats=true", self.name);
         let list = self.management.get(&path).await.unwrap();
         list.as_array().unwrap().iter().map(|q| q["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Returns the node of each queue, which may be down. Empty if the broker cannot say.
+    pub async fn nodes_of_queues(&self) -> BTreeMap<String, String> {
+        let path = format!("queues/{}?columns=name,node&disable_stats=true", self.name);
+        let list = self.management.get(&path).await.unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .map(|q| (text(&q["name"]), text(&q["node"])))
+            .collect()
     }
 
     /// Returns the management API's description of a queue.

@@ -3,7 +3,7 @@
 //! token of each slot, and rejects a write with a smaller one, because it is late. It
 //! records every time that two commands are in the same place.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -96,21 +96,18 @@ impl Register {
         self.state.lock().unwrap().fault = fault;
     }
 
-    /// Waits until the locks of the commands in their places are held at nodes that match.
-    pub async fn until_held_at(&self, matches: impl Fn(&BTreeSet<usize>) -> bool) {
-        eventually("locks are held at the nodes of the next fault", async || {
+    /// Waits until the lock of a command in its place is held at this node.
+    pub async fn until_held_at(&self, node: usize) {
+        eventually("a lock is held at the node of the next fault", async || {
             let state = self.state.lock().unwrap();
-            let inside = state.places.values().flat_map(|place| &place.inside);
-            matches(&inside.map(|entry| entry.node).collect())
+            state.places.values().flat_map(|place| &place.inside).any(|entry| entry.node == node)
         })
         .await;
     }
 
-    /// Waits for this number of further entries.
-    pub async fn until_entered_again(&self, times: usize) {
-        let entries = || self.state.lock().unwrap().account.entries;
-        let before = entries();
-        eventually("further commands enter", async || entries() >= before + times).await;
+    /// Returns how many commands have entered.
+    pub fn entries(&self) -> usize {
+        self.state.lock().unwrap().account.entries
     }
 
     /// Closes the register. Returns its account.
