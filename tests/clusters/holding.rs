@@ -9,7 +9,7 @@ use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, Lock, Moment, Verdict};
 use tokio::task::JoinSet;
 
-use crate::clusters::{broker, first, is_node_down, lock, resize};
+use crate::clusters::{broker, first, is_node_down, lock, lock_through, resize};
 use crate::support::cluster::Cluster;
 use crate::support::protocols::{name, with_protocols};
 use crate::support::proxy::{Method, Proxy, When};
@@ -68,9 +68,7 @@ async fn a_slot_is_free_once_its_holders_node_is_lost_unless_the_broker_keeps_it
     let cluster = Cluster::whole().await;
     let deploy = name().with_protocol(protocol);
     resize(&cluster, 1, &deploy, DesiredSlots::new(1)).await;
-    let options = ClientOptions::default().with_warm(0);
-    let client = Client::new(cluster.settings(3), options).semaphore(deploy.clone());
-    let permit = client.try_acquire(&first()).await.unwrap();
+    let permit = lock_through(&cluster, 3, &deploy).try_acquire(&first()).await.unwrap();
     cluster.lose(3).await;
     permit.lost().await;
     let next = lock(&cluster, &deploy);

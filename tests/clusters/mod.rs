@@ -31,7 +31,13 @@ async fn resize(cluster: &Cluster, node: usize, lock: &LockName, desired: Desire
 
 /// Returns the lock, with a client of its own at node 1.
 fn lock(cluster: &Cluster, name: &LockName) -> Lock {
-    Client::new(cluster.settings(1), ClientOptions::default().with_warm(0)).semaphore(name.clone())
+    lock_through(cluster, 1, name)
+}
+
+/// Returns the lock, with a client of its own at this node.
+fn lock_through(cluster: &Cluster, node: usize, name: &LockName) -> Lock {
+    let options = ClientOptions::default().with_warm(0);
+    Client::new(cluster.settings(node), options).semaphore(name.clone())
 }
 
 /// Returns options that try the lowest slot first.

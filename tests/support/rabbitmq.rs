@@ -170,21 +170,25 @@ impl Vhost {
 
     /// Returns the names of all queues, in the broker's order.
     pub async fn queues(&self) -> Vec<String> {
-        let path = format!("queues/{}?columns=name&disable_stats=true", self.name);
-        let list = self.management.get(&path).await.unwrap();
+        let list = self.list("name").await.unwrap();
         list.as_array().unwrap().iter().map(|q| q["name"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Returns the node of each queue, which may be down. Empty if the broker cannot say.
     pub async fn nodes_of_queues(&self) -> BTreeMap<String, String> {
-        let path = format!("queues/{}?columns=name,node&disable_stats=true", self.name);
-        let list = self.management.get(&path).await.unwrap_or_default();
+        let list = self.list("name,node").await.unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         list.as_array()
             .into_iter()
             .flatten()
             .map(|q| (text(&q["name"]), text(&q["node"])))
             .collect()
+    }
+
+    /// Returns these columns of all queues.
+    async fn list(&self, columns: &str) -> Option<Value> {
+        let path = format!("queues/{}?columns={columns}&disable_stats=true", self.name);
+        self.management.get(&path).await
     }
 
     /// Returns the management API's description of a queue.
