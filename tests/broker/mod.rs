@@ -20,10 +20,12 @@ mod token;
 mod waiting;
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Converged};
+use support::proxy::Method;
 use support::rabbitmq::Vhost;
 use tokio_util::sync::CancellationToken;
 
@@ -51,4 +53,22 @@ async fn resize(broker: &Broker, slots: u32, mark: u32) -> Result<Converged, Bro
 async fn existing(vhost: &Vhost) -> BTreeSet<u32> {
     let lock = lock();
     vhost.queues().await.iter().filter_map(|queue| lock.slot_of_slot_queue(queue)).collect()
+}
+
+/// Returns which of these slots were deleted on the wire, in this order. Each deletion must
+/// be answered before the next one is requested.
+fn deleted_one_by_one(seen: &[Method], lock: &LockName, slots: RangeInclusive<u32>) -> Vec<u32> {
+    let (mut deleted, mut unanswered) = (Vec::new(), None);
+    for method in seen {
+        let on = (method.connection, method.channel);
+        match (method.name.as_str(), lock.slot_of_slot_queue(&method.queue)) {
+            ("queue.delete", Some(slot)) if slots.contains(&slot) => {
+                assert_eq!(unanswered.replace(on), None, "a deletion before that of slot {slot}");
+                deleted.push(slot);
+            }
+            ("queue.delete-ok", _) if unanswered == Some(on) => unanswered = None,
+            _ => {}
+        }
+    }
+    deleted
 }

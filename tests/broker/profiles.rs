@@ -1,9 +1,6 @@
 //! Profile `AmqpLocksPython`: its names and arguments on the broker, and the mutex that
 //! it shares with a lock of the same name in the other profile.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile};
@@ -12,8 +9,9 @@ use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::broker::support::proxy::Proxy;
 use crate::broker::support::rabbitmq::Vhost;
-use crate::broker::{broker, desired, lock, resize, sweep_to};
+use crate::broker::{broker, deleted_one_by_one, desired, lock, resize, sweep_to};
 
 fn python() -> LockName {
     lock().with_profile(Profile::AmqpLocksPython)
@@ -96,24 +94,9 @@ async fn with_order_ascending_the_lowest_removed_slot_goes_first() {
     let broker = broker(&vhost);
     let upwards = |slots| DesiredSlots { order: DeletionOrder::Ascending, ..desired(slots) };
     converge(&broker, desired(200), 0, false).await;
-    let watcher = broker.clone();
-    let done = Arc::new(AtomicBool::new(false));
-    let stop = Arc::clone(&done);
-    let watching = tokio::spawn(async move {
-        let mut partial = 0;
-        while !stop.load(Ordering::Relaxed) {
-            let seen = watcher.observe(&python(), 200, 0).await.unwrap();
-            let seen = &seen.numbered().unwrap().slots;
-            let above: Vec<u32> = seen.range(6..).copied().collect();
-            // The remaining slots are the highest ones, except for the few deleted during
-            // the check.
-            assert!(above.last().is_none_or(|last| *last > 150), "{above:?}");
-            partial += u32::from(!above.is_empty() && above.len() < 195);
-        }
-        partial
-    });
-    assert_eq!(converge(&broker, upwards(5), 200, false).await.deleted, 195);
-    done.store(true, Ordering::Relaxed);
-    let partial = watching.await.unwrap();
-    assert!(partial > 0, "no look fell into the change");
+    let proxy = Proxy::start().await;
+    let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
+    assert_eq!(converge(&through, upwards(5), 200, false).await.deleted, 195);
+    let deleted = deleted_one_by_one(&proxy.seen(), &python(), 1..=200);
+    assert_eq!(deleted, (6..=200).collect::<Vec<_>>());
 }
