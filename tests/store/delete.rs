@@ -1,6 +1,6 @@
 //! Deleting queues in two steps, whichever clients use them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Deletion, Holder, Store, StoreOptions};
@@ -9,7 +9,8 @@ use crate::store::pressure_text::{TextClient, TextError, Worker};
 use crate::store::redis_support::{Place, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
-const A_SECOND: Duration = Duration::from_secs(1);
+/// Who is not woken waits forever.
+const SOON: Duration = Duration::from_secs(30);
 
 async fn created(bound: u64) -> (Place, Store) {
     let place = Place::new().await;
@@ -22,14 +23,12 @@ fn holder(id: &str) -> Holder {
     Holder { id: Some(id.to_owned()) }
 }
 
-/// Deletes until nothing is left. Fails if that takes a second or more.
-async fn delete_within_a_second(store: &Store, place: &Place) {
-    let began = Instant::now();
+/// Deletes until nothing is left.
+async fn delete_until_gone(store: &Store, place: &Place) {
     eventually("the queue is gone", async || {
         store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
     })
     .await;
-    assert!(began.elapsed() < A_SECOND, "took {:?}", began.elapsed());
     assert!(place.dump().await.is_empty(), "left behind: {:?}", place.dump().await);
 }
 
@@ -50,7 +49,7 @@ async fn a_blocked_producer_ends_and_leaves_nothing_behind() {
     let (place, store) = created(2).await;
     let producer = Worker::produce(&text_queue(&place), "producer", numbers(9)).await;
     wait_until_blocked(&place.raw, producer.client).await;
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     let record = producer.join().await;
     // According to the protocol its put succeeds, and the next one finds no queue.
     assert_eq!(record.elements.len(), 3);
@@ -63,7 +62,7 @@ async fn a_blocked_consumer_ends_and_leaves_nothing_behind() {
     let (place, store) = created(2).await;
     let consumer = Worker::consume(&text_queue(&place), "consumer", 1).await;
     wait_until_blocked(&place.raw, consumer.client).await;
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     assert!(matches!(consumer.join().await.error, Some(TextError::Closed)));
     assert!(place.dump().await.is_empty());
 }
@@ -78,7 +77,7 @@ async fn producers_that_queue_for_the_role_end_one_after_the_other() {
         wait_until_blocked(&place.raw, producer.client).await;
         producers.push(producer);
     }
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     for producer in producers {
         assert!(matches!(producer.join().await.error, Some(TextError::DoesNotExist)));
     }
@@ -94,7 +93,7 @@ async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
         wait_until_blocked(&place.raw, consumer.client).await;
         consumers.push(consumer);
     }
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     for consumer in consumers {
         assert!(matches!(consumer.join().await.error, Some(TextError::Closed)));
     }
@@ -125,9 +124,9 @@ async fn waiters_without_a_role_are_woken_before_the_last_step() {
         let key = place.key(suffix);
         waiters.push(waiter(&place, &["BLMOVE", &key, &key, "RIGHT", "RIGHT", "0"]).await);
     }
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     for waiter in waiters {
-        tokio::time::timeout(A_SECOND, waiter).await.expect("woken").unwrap();
+        tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
     }
     assert!(place.dump().await.is_empty());
 }
@@ -143,7 +142,7 @@ async fn a_consumer_that_finds_the_mark_of_the_close_used_up_is_woken_too() {
     let () = place.run(&["RPOP", &place.key(":closed"), "2"]).await;
     let consumer = waiter(&place, &["BRPOP", &place.key(""), &place.key(":closed"), "0"]).await;
     assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
-    tokio::time::timeout(A_SECOND, consumer).await.expect("woken").unwrap();
+    tokio::time::timeout(SOON, consumer).await.expect("woken").unwrap();
 }
 
 #[tokio::test]
@@ -279,7 +278,7 @@ async fn the_next_queue_of_the_name_starts_fresh() {
     let (place, store) = created(1).await;
     let producer = Worker::produce(&text_queue(&place), "producer", numbers(9)).await;
     wait_until_blocked(&place.raw, producer.client).await;
-    delete_within_a_second(&store, &place).await;
+    delete_until_gone(&store, &place).await;
     producer.join().await;
     store.apply(&place.queue, &QueueEffect::Create { bound: 4 }).await.unwrap();
     let seen = store.observe(&place.queue).await.unwrap();

@@ -207,15 +207,15 @@ async fn a_server_that_accepts_and_never_answers_is_given_up_in_time_by_everyone
     let mut settings = place.settings();
     settings.port = listener.local_addr().unwrap().port();
     let mut options = StoreOptions::new("the operator");
-    options.connect_timeout = Duration::from_millis(300);
+    options.connect_timeout = Duration::from_secs(1);
     let store = Store::new(settings, options);
     let began = Instant::now();
     let all = (0..20).map(|_| store.observe(&place.queue));
     for result in futures::future::join_all(all).await {
         assert_eq!(result.unwrap_err(), StoreError::Timeout);
     }
-    // Twenty attempts one after the other would take six seconds.
-    assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
+    // Twenty attempts one after the other would take twenty seconds.
+    assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
 }
 
 #[tokio::test]
