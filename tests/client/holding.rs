@@ -1,7 +1,7 @@
 //! Acquiring, proving, losing and releasing a slot.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::semaphore::{
@@ -20,6 +20,7 @@ with_protocols! {
         two_permits_of_one_client_never_share_a_slot_or_a_connection,
         a_slot_whose_queue_went_away_is_lost_although_its_connection_lives,
         a_killed_connection_loses_its_slot_immediately_with_the_close_reason,
+        a_verification_ends_with_its_connection,
         a_slot_stays_held_for_longer_than_its_heartbeats_would_last,
         no_two_of_many_at_once_get_the_same_slot,
         a_cut_off_holder_knows_before_the_broker_gives_its_slot_away,
@@ -139,6 +140,28 @@ async fn a_killed_connection_loses_its_slot_immediately_with_the_close_reason(pr
         assert_eq!(next.slot(), place.slot(1));
         next.release().await.unwrap();
         eventually("it is gone", async || place.connections("hold").await.is_empty()).await;
+    }
+}
+
+/// lapin does not always end a request that meets the end of its connection.
+async fn a_verification_ends_with_its_connection(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let proxy = Proxy::start().await;
+    let client = Client::new(proxy.settings(place.settings()), quick());
+    let lock = client.semaphore(place.lock_name());
+    for round in 0..100 {
+        let permit = lock.acquire_timeout(&any(), SOON).await.unwrap();
+        proxy.cut();
+        // Before, while and after the client notices.
+        tokio::time::sleep(Duration::from_micros(20 * (round % 20))).await;
+        let (verified, ended) =
+            tokio::join!(async { (permit.verify().await, Instant::now()) }, async {
+                (permit.lost().await, Instant::now())
+            },);
+        assert!(matches!(verified.0, Ok(Verdict::Lost) | Err(_)), "round {round}: {verified:?}");
+        let after = verified.1.saturating_duration_since(ended.1);
+        assert!(after < Duration::from_secs(2), "round {round}: {after:?} after the loss");
     }
 }
 

@@ -210,7 +210,13 @@ impl Permit {
         if !self.is_valid() {
             return Ok(Verdict::Lost);
         }
-        let standing = match self.grip.verify().await {
+        // The client may know of the loss before the request ends: lapin does not always end
+        // a request that meets the end of its connection.
+        let verified = tokio::select! {
+            verified = self.grip.verify() => verified,
+            _ = self.lost() => return Ok(Verdict::Lost),
+        };
+        let standing = match verified {
             Ok(standing) => standing,
             // The slot is lost. The keeper is about to receive the reason.
             Err(_) if !self.grip.held.is_open() => {
