@@ -8,7 +8,8 @@ use std::time::Duration;
 use lockkeeper::api::{Semaphore, SemaphoreStatus};
 
 use self::client::{Client, LOCKED};
-use crate::operator::audit::Reader;
+use crate::operator::audit::{Reader, Request};
+use crate::operator::support::rabbitmq::eventually;
 use crate::operator::world::{Kind as _, PATIENCE, World, has, has_reason, in_a_world, kubectl};
 
 /// Returns the holder queue of a slot of the semaphore `deploy`.
@@ -234,13 +235,19 @@ async fn holders_that_come_and_go_cost_at_most_one_write_in_five_seconds() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         until(&world, "nine held", |s| s.held == Some(9)).await;
-        // By the API server's account: a watch may deliver an object late.
-        let writes: Vec<_> = log
-            .read()
-            .into_iter()
-            .filter(|r| r.is_by_an_operator() && r.namespace() == world.namespace)
-            .filter(|r| r.resource() == "semaphores/status" && r.code() == 200)
-            .collect();
+        // By the API server's account: a watch may deliver an object late, and before the log
+        // has the write.
+        let mut writes = Vec::new();
+        eventually("the last write is in the log", async || {
+            let of_status = |r: &Request| {
+                r.is_by_an_operator()
+                    && r.namespace() == world.namespace
+                    && (r.resource().as_str(), r.code()) == ("semaphores/status", 200)
+            };
+            writes.extend(log.read().into_iter().filter(of_status));
+            writes.last().is_some_and(|last| last.object()["status"]["held"] == 9)
+        })
+        .await;
         let counts: Vec<_> =
             writes.iter().map(|write| write.object()["status"]["held"].clone()).collect();
         println!("held, as reported: {counts:?}");
