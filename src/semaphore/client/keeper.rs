@@ -181,27 +181,12 @@ impl Grip {
         });
     }
 
-    /// Returns why the connection was closed, given its close reason.
+    /// Returns why the slot was lost, given the close reason of its connection or channel.
     fn reason(&self, error: Option<lapin::Error>) -> LostReason {
         if self.state.borrow().valid_until.left().is_zero() {
             return LostReason::HeartbeatMissed;
         }
-        match (self.conn.failure(), error) {
-            // An operation of this client failed, and may have closed the connection.
-            (Some(failure), _) => LostReason::from_error(&failure),
-            (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
-                LostReason::HeartbeatMissed
-            }
-            // The channel on which the slot was held was closed.
-            (None, Some(error)) if error.is_amqp_soft_error() => match error.kind() {
-                ErrorKind::ProtocolError(refusal) if refusal.get_id() != 404 => {
-                    LostReason::closed(refusal.get_message().as_str())
-                }
-                _ => LostReason::VerifyFailed,
-            },
-            (None, Some(error)) => LostReason::from_error(&BrokerError::operating(&error, "")),
-            (None, None) => LostReason::closed("without a word"),
-        }
+        reason(self.conn.failure(), error, self.conn.is_usable())
     }
 
     /// Marks the slot as lost, with the broker's close reason or else `error`. The permit
@@ -260,6 +245,34 @@ impl Grip {
     }
 }
 
+/// Returns why a slot was lost: `failure` is that of an operation of this client, `error` the
+/// close reason, and `connected` whether the connection is open.
+fn reason(
+    failure: Option<BrokerError>,
+    error: Option<lapin::Error>,
+    connected: bool,
+) -> LostReason {
+    match (failure, error) {
+        // An operation of this client failed, and may have closed the connection.
+        (Some(failure), _) => LostReason::from_error(&failure),
+        (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
+            LostReason::HeartbeatMissed
+        }
+        // The channel on which the slot was held was closed.
+        (None, Some(error)) if error.is_amqp_soft_error() => match error.kind() {
+            ErrorKind::ProtocolError(refusal) if refusal.get_id() != 404 => {
+                LostReason::closed(refusal.get_message().as_str())
+            }
+            _ => LostReason::VerifyFailed,
+        },
+        (None, Some(error)) => LostReason::from_error(&BrokerError::operating(&error, "")),
+        // The broker closes only a channel if it refuses a request, here a look at a queue
+        // that is gone. Its reason may come later than this client waits for it.
+        (None, None) if connected => LostReason::VerifyFailed,
+        (None, None) => LostReason::closed("without a word"),
+    }
+}
+
 /// Returns the error that closed the connection, or the channel of `held`. Errors of
 /// other channels are ordinary refusals.
 async fn last_words(
@@ -287,6 +300,13 @@ mod tests {
             assert!(valid_for(heartbeat) < least, "{heartbeat}");
             assert!(valid_for(heartbeat) > least / 2, "{heartbeat}");
         }
+    }
+
+    #[test]
+    fn a_channel_closed_without_a_reason_is_no_closed_connection() {
+        assert_eq!(reason(None, None, true), LostReason::VerifyFailed);
+        let closed = LostReason::ConnectionClosed { text: "without a word".to_owned() };
+        assert_eq!(reason(None, None, false), closed);
     }
 
     #[test]
