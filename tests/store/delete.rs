@@ -9,7 +9,7 @@ use crate::store::pressure_text::{TextClient, TextError, Worker};
 use crate::store::redis_support::{Place, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
-/// Who is not woken waits forever.
+/// A client that is not woken waits forever.
 const SOON: Duration = Duration::from_secs(30);
 
 async fn created(bound: u64) -> (Place, Store) {
