@@ -6,11 +6,8 @@ use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Deletion, Holder, Store, StoreOptions};
 
 use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::{Place, eventually, wait_until_blocked};
+use crate::store::redis_support::{Place, SOON, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
-
-/// A client that is not woken waits forever.
-const SOON: Duration = Duration::from_secs(30);
 
 async fn created(bound: u64) -> (Place, Store) {
     let place = Place::new().await;
