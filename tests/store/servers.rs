@@ -9,7 +9,7 @@ use lockkeeper::plan::naming::QueueName;
 use lockkeeper::plan::pressure_queue::QueueEffect;
 use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
-use crate::store::redis_support::{AclUser, Place, PrivateRedis};
+use crate::store::redis_support::{AclUser, Place, PrivateRedis, connect};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 
@@ -112,11 +112,7 @@ async fn a_crowded_server_is_not_mistaken_for_a_wrong_password() {
     let server = PrivateRedis::start(&["--requirepass", "hush"]).await;
     let mut settings = RedisSettings::from_url(&server.url()).unwrap();
     settings.password = Some("hush".into());
-    let mut admin = redis::Client::open(server.url().replace("://", "://:hush@"))
-        .unwrap()
-        .get_multiplexed_async_connection()
-        .await
-        .unwrap();
+    let mut admin = connect(&server.url().replace("://", "://:hush@")).await;
     let () = redis::cmd("CONFIG")
         .arg(&["SET", "maxclients", "1"])
         .query_async(&mut admin)

@@ -11,6 +11,8 @@
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 
+use super::redis::connection;
+
 /// Errors that the pseudo-code raises.
 #[derive(Debug)]
 pub enum PseudoError {
@@ -47,9 +49,7 @@ impl PseudoClient {
     /// Connects to the queue whose data list is `data`. The client writes `id` into
     /// `:producer` and `:consumer`.
     pub async fn connect(url: &str, data: &str, id: &str) -> Result<Self, PseudoError> {
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-        let mut connection =
-            redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = connection(url).await?;
         let client = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await?;
         Ok(Self { connection, data: data.to_owned(), id: id.to_owned(), client })
     }

@@ -16,6 +16,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 use tokio::task::JoinHandle;
 
+use super::redis::connection;
+
 /// Reason why an operation failed.
 #[derive(Debug)]
 pub enum TextError {
@@ -74,11 +76,7 @@ pub struct TextClient {
 impl TextClient {
     /// Connects. The client writes `id` into `:producer` and `:consumer`.
     pub async fn connect(queue: &TextQueue, id: &str) -> Result<Self, TextError> {
-        // BRPOP blocks for any time.
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-        let mut connection = redis::Client::open(queue.url.as_str())?
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        let mut connection = connection(&queue.url).await?;
         let client = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await?;
         let data = format!("{}:{}", queue.prefix, queue.name);
         let (id, connection, fate) = (id.to_owned(), Some(connection), Fate::Lives);

@@ -7,6 +7,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError};
 
+use super::redis::connection;
+
 /// Reason why an operation failed.
 #[derive(Debug)]
 pub enum UnblockedError {
@@ -42,9 +44,7 @@ pub struct UnblockedClient {
 impl UnblockedClient {
     /// Connects to the queue whose data list is `data`.
     pub async fn connect(url: &str, data: &str, id: &str) -> Result<Self, UnblockedError> {
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-        let connection =
-            redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
+        let connection = connection(url).await?;
         Ok(Self { connection, data: data.to_owned(), id: id.to_owned() })
     }
 

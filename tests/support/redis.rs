@@ -29,11 +29,17 @@ pub fn random_word() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// Opens a connection without a response timeout.
+/// Opens a connection.
 pub async fn connect(url: &str) -> MultiplexedConnection {
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-    let client = redis::Client::open(url).expect("a Redis URL");
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("Redis answers")
+    connection(url).await.expect("Redis answers")
+}
+
+/// Opens a connection without time limits: the crate's defaults, 500 ms for an answer and
+/// 1 s for a connection, are shorter than a pause of a loaded machine.
+pub async fn connection(url: &str) -> redis::RedisResult<MultiplexedConnection> {
+    let config =
+        redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }
 
 /// Waits until `condition` holds. Fails the test after [`SOON`].
@@ -313,11 +319,7 @@ impl PrivateRedis {
 
     async fn wait_until_up(&self) {
         let what = format!("the private {} answers (is it installed?)", self.program);
-        eventually(&what, async || {
-            let client = redis::Client::open(self.url()).unwrap();
-            client.get_multiplexed_async_connection().await.is_ok()
-        })
-        .await;
+        eventually(&what, async || connection(&self.url()).await.is_ok()).await;
     }
 }
 

@@ -23,6 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
 
+use super::redis::connect;
 pub use crate::environment::signal;
 use crate::environment::{pause, random, variable};
 
@@ -160,14 +161,9 @@ impl World {
         format!("{}/{}", &base[..at], self.database)
     }
 
-    /// Opens a connection to this world's database, without a response timeout.
+    /// Opens a connection to this world's database.
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
-        redis::Client::open(self.redis_url())
-            .unwrap()
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .unwrap()
+        connect(&self.redis_url()).await
     }
 
     /// Opens a connection to this world's vhost.
