@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-brokers test-cluster soak up down lint generate bench foreign
+.PHONY: help demo test test-brokers test-cluster soak up down lint generate bench prove foreign
 
 # Arguments for the script behind a target: make test ARGS='client::waiting::'
 ARGS ?=
@@ -48,6 +48,9 @@ bench: ## Measure, with the optimised program
 	@dev/install
 	@cargo build --quiet --release
 	@dev/bench $(ARGS)
+
+prove: ## Judge our clients and those in Python, and write docs/proved: make prove [SRC=<amqp-locks-python>]
+	@SRC="$(SRC)" dev/prove $(ARGS)
 
 foreign: ## Share locks and queues with others' clients: make foreign SRC=<a checkout of one>
 	@dev/foreign $(SRC)

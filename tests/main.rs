@@ -28,6 +28,7 @@ mod observability;
 mod operator;
 mod other_brokers;
 mod pipe;
+mod prover;
 mod queue;
 mod rooms;
 mod scale;

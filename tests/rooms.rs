@@ -117,7 +117,7 @@ fn the_decisions_have_neither_clock_nor_async() {
 #[test]
 fn every_file_starts_with_its_purpose_and_has_one_subject() {
     let mut wrong = Vec::new();
-    for file in ["src", "tests", "benches"].into_iter().flat_map(sources) {
+    for file in ["src", "tests", "benches", "prove"].into_iter().flat_map(sources) {
         let path = file.path.display();
         if !file.text.starts_with("//! ") {
             wrong.push(format!("{path}: must start with //! and its purpose"));

@@ -74,12 +74,14 @@ class ConsumerSlot(Slot):
         self.lost = "its queue was deleted"
 
     def verify(self):
-        """On the consumer's channel: that answers only while we consume."""
+        """On the consumer's channel: that answers only while we consume. A is gone when the
+        slot is draining: it stays ours until we release it."""
         sent, self.doubt = now(), False
         consumers = self.channel.queue_declare(self.holder, passive=True).method.consumer_count
         if self.lost or consumers == 0:
             raise AMQPError(self.lost or "nobody consumes from the holder queue")
         self.proven = sent
+        return "draining" if self.consumers(f"{self.name}-{self.number}-A") is None else "held"
 
     def give_back(self):
         self.channel.close()  # ends the consumer; cancelling it does as well

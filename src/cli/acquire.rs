@@ -66,7 +66,8 @@ pub(super) struct Acquire {
     pub quiet: bool,
 }
 
-fn heartbeat(text: &str) -> Result<Duration, String> {
+/// Parses a heartbeat interval.
+pub(super) fn heartbeat(text: &str) -> Result<Duration, String> {
     let heartbeat = duration(text)?;
     if !(1..=300).contains(&heartbeat.as_secs()) {
         return Err("a heartbeat is from 1s to 5m".to_owned());

@@ -9,6 +9,7 @@ mod common;
 mod completion;
 mod crds;
 mod doctor;
+mod drive;
 mod exec;
 mod failure;
 mod hold;
@@ -65,6 +66,9 @@ enum Verb {
     Verify(verify::Arguments),
     /// Acquire a lock and hold it until a signal arrives
     Hold(hold::Arguments),
+    /// Answer JSON requests on stdin, as a client and administrator under test by
+    /// lockkeeper-prove
+    Drive(drive::Arguments),
     /// Administer or inspect a semaphore on a broker, without Kubernetes
     Semaphore(semaphore::Arguments),
     /// Inspect a mutex on a broker, or revoke it from its holder
@@ -120,6 +124,7 @@ pub fn main() -> ExitCode {
         Verb::Exec(arguments) => exec::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
+        Verb::Drive(arguments) => drive::run(arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
         Verb::Mutex(arguments) => mutex::run(arguments),
         Verb::Queue(arguments) => queue::run(arguments),

@@ -105,9 +105,11 @@ fn the_image_is_built_from_existing_files_and_runs_without_root() {
     assert_eq!(copied, ignored.lines().filter(|line| line.starts_with('!')).count());
     let manifest = read("Cargo.toml");
     assert!(text.contains("--bin lockkeeper") && manifest.contains("name = \"lockkeeper\""));
-    // Every target's file must be in a copied folder. Otherwise cargo rejects the
-    // manifest.
-    for line in manifest.lines().filter_map(|line| line.strip_prefix("path = \"")) {
+    // Every target's file, and every member of the workspace, must be in a copied folder.
+    // Otherwise cargo rejects the manifest.
+    let targets = manifest.lines().filter_map(|line| line.strip_prefix("path = \""));
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = [\"")).unwrap();
+    for line in targets.chain(members.trim_end_matches("\"]").split("\", \"")) {
         let folder = line.split('/').next().unwrap();
         assert!(steps.contains(&format!("COPY {folder} {folder}").as_str()), "{line}");
     }

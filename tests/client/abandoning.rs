@@ -103,7 +103,9 @@ async fn clients_that_give_up_take_no_slot_from_another() {
             claiming.abort();
             assert!(claiming.await.unwrap_err().is_cancelled());
         }
-        proxies.iter().for_each(Proxy::resume);
+        for proxy in &proxies {
+            proxy.resume();
+        }
         let permit = loop {
             match other.try_acquire(&any()).await {
                 Ok(permit) => break permit,

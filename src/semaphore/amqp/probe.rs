@@ -4,7 +4,7 @@
 
 mod asking;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::slice;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -214,7 +214,9 @@ impl Worker {
             self.open = Some((conn, channel));
             return Err(BrokerError::Blocked);
         }
-        let names: HashSet<&ShortString> =
+        // In a fixed order: the prover repeats an interleaving only if a client repeats its
+        // requests.
+        let names: BTreeSet<&ShortString> =
             names.filter(|name| !conn.unanswered.contains(name.as_str())).collect();
         let asked = names.len();
         let mut heard = Heard::of(&names);

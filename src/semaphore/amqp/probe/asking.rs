@@ -1,7 +1,7 @@
 //! The requests of one batch of probes, on one channel: with publisher confirms, or in a
 //! transaction. See `probe` for the batches, and for queues that are inspected instead.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use futures::StreamExt;
 use futures::future::join_all;
@@ -28,7 +28,7 @@ pub struct Heard {
 
 impl Heard {
     /// Nothing is known of these queues yet.
-    pub fn of(names: &HashSet<&ShortString>) -> Self {
+    pub fn of(names: &BTreeSet<&ShortString>) -> Self {
         let unanswered = names.iter().map(|name| name.as_str().to_owned()).collect();
         Self { missing: HashSet::new(), refused: false, unanswered }
     }
@@ -51,7 +51,7 @@ pub async fn open(conn: &Conn) -> Result<Channel, lapin::Error> {
 pub async fn ask(
     channel: &Channel,
     features: Features,
-    names: HashSet<&ShortString>,
+    names: BTreeSet<&ShortString>,
     heard: &mut Heard,
 ) -> Result<bool, BrokerError> {
     match features.probe {
@@ -70,7 +70,7 @@ pub async fn ask(
 async fn confirmed(
     channel: &Channel,
     features: Features,
-    names: HashSet<&ShortString>,
+    names: BTreeSet<&ShortString>,
     heard: &mut Heard,
 ) -> Result<(), BrokerError> {
     let probe = |name: &ShortString| {
@@ -112,7 +112,7 @@ async fn confirmed(
 async fn in_transaction(
     channel: &Channel,
     features: Features,
-    names: HashSet<&ShortString>,
+    names: BTreeSet<&ShortString>,
     heard: &mut Heard,
 ) -> Result<bool, BrokerError> {
     let sending = join_all(names.into_iter().map(|name| publish(channel, features, name))).await;

@@ -1,0 +1,233 @@
+//! Checks exclusion: S1, S2 and S3. See `sweep` for how violations of S2 and S3 are found.
+
+use std::collections::BTreeMap;
+
+use super::{Existence, Judge, backing_of, is_of, name};
+use crate::check::holds::{Grant, Key};
+use crate::check::ownership::{Ended, Owned, Ownerships, Thing};
+use crate::check::register::Position;
+use crate::check::sweep::Found;
+use crate::check::verdict::{Cause, Property};
+
+/// Time within which a program must react to the end of its connection, in microseconds. A hold
+/// that ends within this time after the loss is not a violation.
+const NOTICE_US: u64 = 1_000_000;
+
+/// State at the broker of a hold that another grant contradicts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    /// The connection owned nothing.
+    Unbacked,
+    /// The connection may still own the slot.
+    Backed,
+    /// The broker or a fault ended the ownership, and the program had no time to notice.
+    Stale,
+    /// The broker or a fault ended the ownership, and the program continued to hold.
+    Unnoticed,
+    /// The client released the slot, and the program continued to hold.
+    GivenUp,
+}
+
+impl Judge<'_> {
+    /// Checks S1: the broker gives each slot, token or mutex to one connection at a time.
+    pub(super) fn disjoint(&mut self, ownerships: &Ownerships) {
+        let mut owned: Vec<&Owned> =
+            ownerships.owned.iter().filter(|owned| owned.thing != Thing::Token).collect();
+        owned.sort_by_key(|owned| owned.began);
+        let mut last: BTreeMap<Option<&Key>, &Owned> = BTreeMap::new();
+        for later in owned {
+            let earlier = last.entry(later.key()).or_insert(later);
+            if earlier.overlaps(later) {
+                let thing = later.key().map_or("the admin mutex".to_owned(), ToString::to_string);
+                let what = format!(
+                    "the broker gave {thing} to connection {} of process {} while connection {} \
+                     of process {} owned it",
+                    later.connection, later.process, earlier.connection, earlier.process,
+                );
+                let processes = [earlier.process, later.process];
+                let at = later.began;
+                self.violation((Property::S1, Cause::Broker), at, &processes, what);
+            }
+            if earlier.certain_end <= later.certain_end {
+                *earlier = later;
+            }
+        }
+    }
+
+    /// Checks S2 and S3.
+    pub(super) fn exclusion(
+        &mut self,
+        ownerships: Option<&Ownerships>,
+        existence: Option<&Existence>,
+        found: &[Found],
+    ) {
+        for found in found {
+            match found {
+                Found::Both { first, second } => self.both(ownerships, *first, *second),
+                Found::TooMany { holds, slots } => self.too_many(ownerships, holds, *slots),
+                Found::Missing { grant } => self.missing(existence, *grant),
+            }
+        }
+    }
+
+    fn both(&mut self, ownerships: Option<&Ownerships>, first: usize, second: usize) {
+        let grants = &self.reported.grants;
+        let (first, second) = (&grants[first], &grants[second]);
+        if first.process == second.process {
+            return self.again(ownerships, first, second);
+        }
+        let (cause, how) = match ownerships {
+            None => (Cause::Unknown, ""),
+            Some(ownerships) => match self.cause(ownerships, first, second) {
+                Some(cause) => cause,
+                None => return self.count("stale holds"),
+            },
+        };
+        let what = format!(
+            "process {} was granted {} while process {} held it{how}",
+            second.process,
+            name(second.key.as_ref()),
+            first.process,
+        );
+        let processes = [first.process, second.process];
+        self.violation((Property::S2, cause), second.granted, &processes, what);
+    }
+
+    /// Checks a second grant to the process that already holds the slot. It is legal if the
+    /// process had lost the slot, because it is then a new hold.
+    fn again(&mut self, ownerships: Option<&Ownerships>, first: &Grant, second: &Grant) {
+        let owned = ownerships.and_then(|ownerships| backing_of(ownerships, second));
+        if owned.is_some_and(|owned| owned.began <= first.granted) {
+            let what = format!(
+                "process {} was granted {} again on the connection that held it",
+                second.process,
+                name(second.key.as_ref())
+            );
+            let processes = [first.process];
+            self.violation((Property::S2, Cause::Client), second.granted, &processes, what);
+        }
+    }
+
+    /// Checks S2: a lost hold is not resumed, because another process may have held in between.
+    pub(super) fn resumed(&mut self, ownerships: &Ownerships) {
+        let reported = self.reported;
+        for grant in &reported.grants {
+            let until = grant.end.min(reported.next_request(grant.process, grant.granted));
+            let Some(first) = backing_of(ownerships, grant) else { continue };
+            let mut owned = ownerships.of(grant.process, grant.granted, until);
+            let second = owned.find(|owned| {
+                let same = owned.thing == first.thing && owned.key().is_some();
+                same && owned.began > grant.granted && owned.requested > first.known_end
+            });
+            if let Some(second) = second {
+                let what = format!(
+                    "process {} lost {} and acquired it again without reporting that",
+                    grant.process,
+                    name(first.key())
+                );
+                let (at, processes) = (second.began, [grant.process]);
+                self.violation((Property::S2, Cause::Client), at, &processes, what);
+            }
+        }
+    }
+
+    /// Returns the cause and the explanation of two overlapping holds, or `None` if the earlier
+    /// holder could not have noticed its loss yet.
+    fn cause(
+        &self,
+        ownerships: &Ownerships,
+        first: &Grant,
+        second: &Grant,
+    ) -> Option<(Cause, &'static str)> {
+        let later = backing_of(ownerships, second);
+        let Some(later) = later else {
+            return Some((Cause::Client, ": the later holder owned nothing at the broker"));
+        };
+        let earlier = latest(ownerships, first, second.granted);
+        if earlier.is_some_and(|earlier| earlier.overlaps(later)) {
+            return Some((Cause::Broker, ": the broker gave it to both"));
+        }
+        match self.hold(ownerships, first, second.granted) {
+            Hold::Stale | Hold::Backed => None,
+            Hold::Unbacked => {
+                Some((Cause::Client, ": the earlier holder owned nothing at the broker"))
+            }
+            Hold::Unnoticed => Some((
+                Cause::Client,
+                ": the earlier holder continued after its connection had ended",
+            )),
+            Hold::GivenUp => Some((Cause::Client, ": the earlier holder had released it")),
+        }
+    }
+
+    /// Compares a hold with the state of the broker at the time of another grant.
+    fn hold(&self, ownerships: &Ownerships, grant: &Grant, until: Position) -> Hold {
+        let Some(owned) = latest(ownerships, grant, until) else { return Hold::Unbacked };
+        match owned.ended {
+            Ended::Released | Ended::ChannelClosed if owned.end <= until => Hold::GivenUp,
+            _ if owned.known_end >= grant.end => Hold::Backed,
+            _ if self.at(grant.end) <= self.at(owned.known_end) + NOTICE_US => Hold::Stale,
+            _ => Hold::Unnoticed,
+        }
+    }
+
+    fn too_many(&mut self, ownerships: Option<&Ownerships>, holds: &[usize], slots: u32) {
+        let reported = self.reported;
+        let grants: Vec<&Grant> = holds.iter().map(|&hold| &reported.grants[hold]).collect();
+        let Some(at) = grants.iter().map(|grant| grant.granted).max() else { return };
+        let states: Vec<Hold> = ownerships.map_or_else(Vec::new, |ownerships| {
+            grants.iter().map(|grant| self.hold(ownerships, grant, at)).collect()
+        });
+        let stale = states.iter().filter(|&&state| state == Hold::Stale).count();
+        if holds.len() - stale <= slots as usize {
+            return self.count("stale holds");
+        }
+        let cause = match ownerships {
+            None => Cause::Unknown,
+            Some(_)
+                if states.iter().any(|&state| state != Hold::Backed && state != Hold::Stale) =>
+            {
+                Cause::Client
+            }
+            Some(ownerships) if overlapping(ownerships, &grants, at) => Cause::Broker,
+            // There are more slots at the broker than requested.
+            Some(_) => Cause::Administrator,
+        };
+        let processes: Vec<u32> = grants.iter().map(|grant| grant.process).collect();
+        let what = format!(
+            "{} processes held at the same time, but the number of slots was at most {slots}",
+            holds.len()
+        );
+        self.violation((Property::S2, cause), at, &processes, what);
+    }
+
+    fn missing(&mut self, existence: Option<&Existence>, grant: usize) {
+        let grant = &self.reported.grants[grant];
+        let Some(Key::Slot(slot)) = grant.key else { return };
+        let existed = existence.map(|it| it.possible(slot, grant.invoked, grant.granted));
+        let cause = match existed {
+            None => Cause::Unknown,
+            Some(true) => Cause::Administrator,
+            Some(false) => Cause::Client,
+        };
+        let what = format!(
+            "process {} was granted slot {slot}, but no resize had requested that slot",
+            grant.process
+        );
+        self.violation((Property::S3, cause), grant.granted, &[grant.process], what);
+    }
+}
+
+/// Returns the latest ownership behind a hold up to a position.
+fn latest<'a>(ownerships: &'a Ownerships, grant: &Grant, until: Position) -> Option<&'a Owned> {
+    let mut owned = ownerships.of(grant.process, grant.invoked, until);
+    owned.find(|owned| is_of(owned, grant.key.as_ref()))
+}
+
+fn overlapping(ownerships: &Ownerships, grants: &[&Grant], at: Position) -> bool {
+    let owned: Vec<&Owned> = grants.iter().filter_map(|one| latest(ownerships, one, at)).collect();
+    let overlap = |one: &Owned, other: &Owned| {
+        one.key().is_some() && one.key() == other.key() && one.overlaps(other)
+    };
+    owned.iter().any(|one| owned.iter().any(|other| overlap(one, other)))
+}

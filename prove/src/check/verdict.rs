@@ -1,0 +1,89 @@
+//! The result of judging a history: violations, counts, and properties that were not judged. See
+//! `report` for its presentation.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The result of judging one history.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// All violations, in the order of time.
+    pub violations: Vec<Violation>,
+    /// Number of occurrences of each checked situation, by name, for example `grants` or
+    /// `contended hand-overs`. A verdict without violations is weak evidence if these counts are
+    /// low.
+    pub counts: BTreeMap<String, u64>,
+    /// Properties that could not be judged, with the reason.
+    pub not_judged: BTreeMap<Property, String>,
+}
+
+/// One violation of a property.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Violation {
+    /// The violated property.
+    pub property: Property,
+    /// The cause.
+    pub cause: Cause,
+    /// Time at which the violation became certain, in microseconds since the start of the run.
+    pub at: u64,
+    /// Index of the event with which the violation became certain: line `event + 2` of the file.
+    #[serde(default)]
+    pub event: usize,
+    /// The processes that are involved.
+    pub processes: Vec<u32>,
+    /// Description of the violation, in one sentence.
+    pub what: String,
+}
+
+/// A property that every implementation must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Property {
+    /// The broker gives a holder queue, a consumer's queue or a token to one connection at a
+    /// time.
+    S1,
+    /// No two processes hold the same slot or token, and there are never more holders than
+    /// slots.
+    S2,
+    /// Only slots that exist are granted.
+    S3,
+    /// A grant is backed: the process's connection owned the slot at the broker before the grant
+    /// was reported, and the slot existed after that.
+    S4,
+    /// `verify` answers "held" only if the process's connection owned the slot during the
+    /// verification, and "draining" if and only if the slot is being removed.
+    S5,
+    /// After a release or the end of a process, its hold is gone from the broker, and no hold of
+    /// another process ended with it.
+    S6,
+    /// Tokens are conserved: no client destroys a token.
+    TokensConserved,
+    /// Only an administrator that holds the admin mutex changes slots.
+    S9,
+}
+
+/// The cause of a violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Cause {
+    /// The broker.
+    Broker,
+    /// The client side of an implementation.
+    Client,
+    /// The administrator: the side that changes the number of slots.
+    Administrator,
+    /// Unknown, because the broker was not observed.
+    Unknown,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Broker => "BROKER",
+            Self::Client => "CLIENT",
+            Self::Administrator => "ADMINISTRATOR",
+            Self::Unknown => "UNKNOWN",
+        })
+    }
+}

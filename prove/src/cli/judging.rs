@@ -1,0 +1,229 @@
+//! The subcommands that judge a run: `run` starts a workload, `check` reads a recorded run. See
+//! `replaying` for `replay`.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use url::Url;
+
+use crate::check::verdict::Verdict;
+use crate::controls::{self, Control};
+use crate::driver::witness::Variables;
+use crate::history::{History, Rules};
+use crate::report::text::Text;
+use crate::report::{Report, directory};
+use crate::run::{Faults, RunOptions, Way, run};
+
+use super::{FAILED, NOT_DONE};
+
+/// Maximum time between two resizes.
+const RESIZE_WITHIN: Duration = Duration::from_millis(600);
+
+#[derive(Debug, clap::Args)]
+pub struct RunArguments {
+    /// Command that starts the driver. The driver reads the URL of the broker from AMQP_URL
+    #[arg(long, value_name = "COMMAND", required_unless_present = "exec")]
+    driver: Option<String>,
+
+    /// Command that runs another command under the lock, for example
+    /// 'flock -w {wait} -E 75 /tmp/{lock} {work}'
+    ///
+    /// Placeholders: {lock} is the name of the lock, {work} the command to run under the lock,
+    /// and {wait} the time limit for acquiring, in seconds. A command that finds no free slot
+    /// must end with exit code 75, or with another one except 0, 126 and 127.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "driver")]
+    exec: Option<String>,
+
+    #[command(flatten)]
+    variables: Variables,
+
+    /// Protocol of the implementation
+    #[arg(long, value_enum)]
+    protocol: Rules,
+
+    /// Driver that resizes the lock if the implementation does not support resize
+    #[arg(long, value_name = "COMMAND", default_value = "lockkeeper drive")]
+    administrator: String,
+
+    /// URL of the broker. Ignored with --protocol None
+    #[arg(long, env = "AMQP_URL", hide_env_values = true)]
+    url: Option<Url>,
+
+    /// Seed of the workload [default: a random seed, which is printed]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+
+    /// Duration of the workload, in seconds
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 60)]
+    seconds: u64,
+
+    /// Number of client processes
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    clients: u32,
+
+    /// Maximum number of slots
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    slots: u32,
+
+    /// Inject no faults: do not kill processes or cut connections
+    #[arg(long)]
+    no_faults: bool,
+
+    /// Skip the controls: clients with seeded bugs that must be caught
+    ///
+    /// Without controls, no grade is given.
+    #[arg(long)]
+    no_controls: bool,
+
+    /// Write the recorded run (run.jsonl), the report (report.json) and an SVG picture of each
+    /// violation to this directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct CheckArguments {
+    /// Recorded run: run.jsonl, which run --out writes
+    file: PathBuf,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Write the recorded run (run.jsonl), the report (report.json) and an SVG picture of each
+    /// violation to this directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// Judges a recorded run.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read or judged.
+pub fn check(arguments: &CheckArguments) -> Result<ExitCode, String> {
+    let history = read(&arguments.file)?;
+    let name = arguments.file.display();
+    let report = Report::new(&history, None, &[]).map_err(|error| format!("{name}: {error}"))?;
+    let text = if arguments.json {
+        serde_json::to_string_pretty(&report).map_err(|error| error.to_string())? + "\n"
+    } else {
+        Text { report: &report, directory: arguments.out.as_deref() }.to_string()
+    };
+    put(arguments.out.as_deref(), &history, &report)?;
+    print(&text)?;
+    Ok(exit(&report.verdict))
+}
+
+/// Reads a recorded run.
+pub fn read(path: &Path) -> Result<History, String> {
+    let name = path.display();
+    let file = File::open(path).map_err(|error| format!("{name}: {error}"))?;
+    History::read(BufReader::new(file)).map_err(|error| format!("{name}: {error}"))
+}
+
+/// Writes the report to the directory, if one is given.
+pub fn put(directory: Option<&Path>, history: &History, report: &Report) -> Result<(), String> {
+    let Some(directory) = directory else { return Ok(()) };
+    directory::write(directory, history, report).map_err(|error| error.to_string())
+}
+
+/// Runs a workload and judges it.
+///
+/// # Errors
+///
+/// Fails if the implementation or the broker cannot be used.
+pub async fn play(arguments: RunArguments) -> Result<ExitCode, String> {
+    let options = options(&arguments)?;
+    print(&format!("seed {}\n", options.seed))?;
+    let mut tested = None;
+    if options.url.is_some() && !arguments.no_controls {
+        tested = Some(run_controls(&options).await?);
+    }
+    let outcome = run(&options).await.map_err(|error| error.to_string())?;
+    let report = Report::new(&outcome.history, tested.as_deref(), &outcome.troubles)
+        .map_err(|error| error.to_string())?;
+    put(arguments.out.as_deref(), &outcome.history, &report)?;
+    print(&Text { report: &report, directory: arguments.out.as_deref() }.to_string())?;
+    granted(&report.verdict)?;
+    let right = tested.is_none_or(|tested| tested.iter().all(Control::is_right));
+    Ok(if right { exit(&report.verdict) } else { ExitCode::from(NOT_DONE) })
+}
+
+fn options(arguments: &RunArguments) -> Result<RunOptions, String> {
+    let way = match (&arguments.driver, &arguments.exec) {
+        (Some(driver), _) => Way::Driver(driver.clone()),
+        (None, Some(exec)) => Way::Exec(exec.clone(), arguments.variables.clone()),
+        (None, None) => return Err("no implementation given. Set --driver or --exec".to_owned()),
+    };
+    let url = if arguments.protocol == Rules::None { None } else { arguments.url.clone() };
+    if url.is_none() && arguments.protocol != Rules::None {
+        return Err("no URL of the broker given. Set --url or AMQP_URL".to_owned());
+    }
+    Ok(RunOptions {
+        way,
+        administrator: arguments.administrator.clone(),
+        url,
+        rules: arguments.protocol,
+        lock: format!("prove.run-{:016x}", rand::random::<u64>()),
+        seed: arguments.seed.unwrap_or_else(rand::random),
+        duration: Duration::from_secs(arguments.seconds),
+        clients: arguments.clients,
+        slots: arguments.slots,
+        faults: if arguments.no_faults { Faults::NONE } else { Faults::SOME },
+        resize_within: RESIZE_WITHIN,
+        program: std::env::current_exe().map_err(|error| error.to_string())?,
+    })
+}
+
+/// Runs the controls and prints the result of each.
+async fn run_controls(options: &RunOptions) -> Result<Vec<Control>, String> {
+    let bugs = controls::bugs(options.rules);
+    let mut tested = Vec::new();
+    for bug in std::iter::once(None).chain(bugs.into_iter().map(Some)) {
+        let control = controls::control(options, bug).await.map_err(|error| error.to_string())?;
+        let name = bug.map_or("correct", crate::straw::Bug::name);
+        let result = match (control.is_right(), bug) {
+            (true, None) => "passes".to_owned(),
+            (true, Some(bug)) => format!("caught by {:?}", bug.property()),
+            (false, None) => format!("WRONG, violations were reported: {:?}", control.found),
+            (false, Some(_)) => {
+                format!("WRONG, the bug was missed; other violations: {:?}", control.others)
+            }
+        };
+        print(&format!("control {name}: {result}\n"))?;
+        tested.push(control);
+    }
+    Ok(tested)
+}
+
+/// Requires something to judge.
+///
+/// # Errors
+///
+/// Nothing was granted, and nothing is violated.
+pub fn granted(verdict: &Verdict) -> Result<(), String> {
+    let grants = verdict.counts.get("grants").copied().unwrap_or_default();
+    if grants == 0 && verdict.violations.is_empty() {
+        return Err("no acquire was granted, so nothing can be judged. See the warnings above, or check the driver with `lockkeeper-prove speak`".to_owned());
+    }
+    Ok(())
+}
+
+/// Returns exit code 0, or 1 if there is a violation.
+pub fn exit(verdict: &Verdict) -> ExitCode {
+    if verdict.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+/// Writes to stdout.
+///
+/// # Errors
+///
+/// Fails if stdout cannot be written.
+pub fn print(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout();
+    write!(out, "{text}").and_then(|()| out.flush()).map_err(|error| error.to_string())
+}

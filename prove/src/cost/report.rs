@@ -1,0 +1,245 @@
+//! Summarizes the samples of each operation, and compares them with the minimum cost. See
+//! `table` for the text.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::background::Minutes;
+use super::count::Counts;
+use super::least::{Least, least, least_held, least_waiting};
+use super::minute::PerMinute;
+use super::sample::Sample;
+use super::slope::{Slope, median, slope};
+use super::{CostOptions, DELAYS, Operation};
+use crate::history::Rules;
+
+/// The cost of an implementation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostReport {
+    /// Command that starts its driver.
+    pub implementation: String,
+    /// Product and version of the broker.
+    pub broker: String,
+    /// Its protocol.
+    pub protocol: Rules,
+    /// The longest heartbeat interval that a holder negotiated, in milliseconds. 0 without
+    /// heartbeats.
+    pub heartbeat_ms: u64,
+    /// Number of slots of the lock.
+    pub slots: u32,
+    /// Number of slots that are held in [`Operation::AcquireTaken`].
+    pub taken: u32,
+    /// Delays that the proxy added in each direction, in milliseconds.
+    pub delays_ms: Vec<f64>,
+    /// The operations: those of connected processes, and the first operation of a new process.
+    pub operations: Vec<OperationCost>,
+    /// Operations that the implementation does not support, or that never occur in it.
+    pub not_offered: BTreeSet<Operation>,
+    /// The traffic of an idle holder and an idle waiter.
+    pub minutes: Vec<MinuteCost>,
+    /// Warnings, each text once.
+    pub troubles: Vec<String>,
+}
+
+/// The cost of an operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OperationCost {
+    /// The operation.
+    pub operation: Operation,
+    /// Whether it is the first operation of a new process.
+    pub first: bool,
+    /// Number of samples, over all delays.
+    pub samples: usize,
+    /// The median of each number. Includes the traffic that follows the answer.
+    pub counts: Counts,
+    /// The highest number of methods that processes sent in a sample.
+    pub most_methods: u64,
+    /// The median of the time without a delay, in milliseconds.
+    pub time_ms: Option<f64>,
+    /// Round trips. `None` without measurements at several delays.
+    pub round_trips: Option<RoundTrips>,
+    /// The minimum cost.
+    pub least: Option<Least>,
+}
+
+/// Round trips until the answer, determined in two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundTrips {
+    /// By time: the slope of the operation's duration over the duration of a round trip.
+    pub by_time: Slope,
+    /// On the wire: the longest chain of requests and answers, at the longest delay.
+    pub on_wire: f64,
+}
+
+impl RoundTrips {
+    /// Returns whether both ways agree: the difference is less than 0.3 round trips plus 4 % of
+    /// the number on the wire.
+    pub fn agree(&self) -> bool {
+        (self.by_time.value - self.on_wire).abs() < 0.3 + self.on_wire / 25.0
+    }
+}
+
+/// The traffic of an idle process per minute.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MinuteCost {
+    /// Whether the process holds a slot or waits for one.
+    pub role: Role,
+    /// The observed time, in milliseconds. The traffic is scaled to a minute.
+    pub observed_ms: u64,
+    /// The traffic. `None` if the process stopped holding or waiting too early.
+    pub per_minute: Option<PerMinute>,
+    /// The minimum number of methods that it must send per minute, and the reason.
+    pub least: Option<(f64, String)>,
+}
+
+/// The role of an idle process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// It holds a slot.
+    Holder,
+    /// It waits for a slot.
+    Waiter,
+}
+
+impl CostReport {
+    /// Summarizes the samples.
+    pub fn new(options: &CostOptions, samples: &[Sample]) -> Self {
+        let kinds = [false, true]
+            .into_iter()
+            .flat_map(|first| Operation::ALL.into_iter().map(move |operation| (operation, first)));
+        let operations = kinds.filter_map(|(operation, first)| {
+            let those =
+                samples.iter().filter(|one| (one.operation, one.first) == (operation, first));
+            let those: Vec<&Sample> = those.collect();
+            let mut cost = OperationCost::of(&those)?;
+            cost.least = least(options.rules, operation, options.taken, first);
+            Some(cost)
+        });
+        Self {
+            implementation: options.driver.clone(),
+            broker: String::new(),
+            protocol: options.rules,
+            heartbeat_ms: 0,
+            slots: options.taken + 1,
+            taken: options.taken,
+            delays_ms: DELAYS.into_iter().map(milliseconds).collect(),
+            operations: operations.collect(),
+            not_offered: BTreeSet::new(),
+            minutes: Vec::new(),
+            troubles: Vec::new(),
+        }
+    }
+
+    /// Adds the traffic of idle processes.
+    pub(super) fn add_minutes(&mut self, options: &CostOptions, minutes: Minutes) {
+        let Minutes { observed, heartbeat, holder, waiter } = minutes;
+        let whole = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let cost = |role, per_minute, least| MinuteCost {
+            role,
+            observed_ms: whole(observed),
+            per_minute,
+            least,
+        };
+        self.heartbeat_ms = whole(heartbeat);
+        self.minutes = vec![
+            cost(Role::Holder, holder, least_held(options.rules, heartbeat)),
+            cost(Role::Waiter, waiter, least_waiting(options.rules)),
+        ];
+    }
+}
+
+impl OperationCost {
+    /// Summarizes the samples of one operation. Returns `None` if there are none.
+    fn of(samples: &[&Sample]) -> Option<Self> {
+        let first = samples.first()?;
+        let counts: Vec<Counts> = samples.iter().map(|one| one.counts.clone()).collect();
+        let with = |delay: Duration, value: fn(&Sample) -> f64| {
+            let those = samples.iter().filter(|one| one.delay == delay);
+            median(&those.map(|one| value(one)).collect::<Vec<f64>>())
+        };
+        let points = DELAYS.map(|delay| {
+            let those = samples.iter().filter(|one| one.delay == delay);
+            let point = |one: &&Sample| (2.0 * milliseconds(one.kept), milliseconds(one.on_wire));
+            those.map(point).collect::<Vec<(f64, f64)>>()
+        });
+        let longest = DELAYS.into_iter().max().unwrap_or_default();
+        let by_time = slope(&points);
+        let round_trips = by_time.zip(with(longest, |one| one.round_trips));
+        Some(Self {
+            operation: first.operation,
+            first: first.first,
+            samples: samples.len(),
+            most_methods: counts.iter().map(|one| one.client.methods).max().unwrap_or_default(),
+            counts: Counts::median(&counts),
+            time_ms: with(Duration::ZERO, |one| milliseconds(one.time)),
+            round_trips: round_trips.map(|(by_time, on_wire)| RoundTrips { by_time, on_wire }),
+            least: None,
+        })
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sample that takes `trips` round trips after 3 ms of the client's own work.
+    fn sample(delay: Duration, trips: u32, methods: u64) -> Sample {
+        let mut counts = Counts::default();
+        counts.client.methods = methods;
+        let on_wire = Duration::from_millis(3) + 2 * trips * delay;
+        let time = on_wire + Duration::from_millis(400);
+        let (operation, first, kept) = (Operation::Verify, true, delay);
+        let round_trips = f64::from(trips);
+        Sample { operation, first, delay, kept, time, on_wire, round_trips, counts }
+    }
+
+    fn cost(samples: &[Sample]) -> OperationCost {
+        OperationCost::of(&samples.iter().collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn an_outlier_changes_neither_round_trips_nor_counts() {
+        let mut samples: Vec<Sample> =
+            DELAYS.into_iter().flat_map(|delay| vec![sample(delay, 2, 4); 3]).collect();
+        samples[0].on_wire = Duration::from_secs(9);
+        samples[8].counts.client.methods = 6;
+        let cost = cost(&samples);
+        let trips = cost.round_trips.unwrap();
+        assert!((trips.by_time.value - 2.0).abs() < 1e-6 && trips.agree(), "{trips:?}");
+        assert_eq!((cost.samples, cost.counts.client.methods, cost.most_methods), (9, 4, 6));
+        assert!((cost.time_ms.unwrap() - 403.0).abs() < 1e-6, "{cost:?}");
+    }
+
+    #[test]
+    fn a_slope_that_differs_from_the_wire_is_a_disagreement() {
+        let samples: Vec<Sample> = DELAYS
+            .into_iter()
+            .map(|delay| Sample { round_trips: 1.0, ..sample(delay, 2, 4) })
+            .collect();
+        assert!(!cost(&samples).round_trips.unwrap().agree());
+    }
+
+    #[test]
+    fn extra_delay_on_a_busy_machine_does_not_change_the_slope() {
+        let late = |delay| {
+            let kept = delay + Duration::from_micros(if delay == DELAYS[0] { 0 } else { 700 });
+            Sample { delay, kept, ..sample(kept, 5, 9) }
+        };
+        let cost = cost(&DELAYS.map(late));
+        assert!((cost.round_trips.unwrap().by_time.value - 5.0).abs() < 1e-6, "{cost:?}");
+    }
+
+    #[test]
+    fn without_delays_there_is_no_slope() {
+        let samples = vec![sample(Duration::ZERO, 2, 4); 3];
+        assert_eq!(cost(&samples).round_trips, None);
+        assert_eq!(OperationCost::of(&[]), None);
+    }
+}

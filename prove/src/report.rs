@@ -1,0 +1,150 @@
+//! The report of a run: the verdict with its grades, as text and as `report.json`, and a picture
+//! of each violation. See `check` for how a history is judged.
+//!
+//! - [`grade`]: which grades are given, with the reasons.
+//! - [`sometimes`], [`situations`]: the situations that a grade requires, and those that
+//!   occurred.
+//! - [`text`]: the report as text.
+//! - [`directory`]: the files.
+//! - `picture`, `svg`: the pictures.
+
+pub mod directory;
+pub mod grade;
+mod picture;
+pub mod situations;
+pub mod sometimes;
+mod svg;
+pub mod text;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::verdict::{Cause, Property, Verdict};
+use crate::check::{JudgeError, examine};
+use crate::controls::Control;
+use crate::history::{Header, History};
+use crate::straw::Bug;
+use grade::{Grade, grades};
+use situations::Situations;
+
+/// Maximum number of violations of one property that are printed and drawn.
+pub const SHOWN: usize = 3;
+
+/// Version of `report.json`.
+pub const VERSION: u32 = 1;
+
+/// The report of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The tested implementation, and the conditions of the run.
+    pub header: Header,
+    /// The grades, in ascending order from 0.
+    pub grades: Vec<Grade>,
+    /// The violations and counts.
+    pub verdict: Verdict,
+    /// The situations that occurred, including the faults that took effect.
+    pub situations: Situations,
+    /// The controls. `None` if they were not run.
+    pub controls: Option<Vec<Tested>>,
+    /// Warnings about the implementation's behaviour, each text once.
+    pub troubles: Vec<String>,
+    /// The pictures of violations.
+    pub pictures: Vec<Drawn>,
+}
+
+/// The result of one control: a client with a seeded bug, or a correct client, that was judged
+/// in the same run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tested {
+    /// The seeded bug. `None` for the correct client.
+    pub bug: Option<String>,
+    /// The property that the bug violates.
+    pub property: Option<Property>,
+    /// The cause that the verdict must name.
+    pub cause: Option<Cause>,
+    /// Number of violations of the property by the cause. For the correct client: the number of
+    /// all violations.
+    pub found: usize,
+    /// Number of other violations in the last round.
+    pub others: usize,
+    /// Whether it was judged correctly.
+    pub right: bool,
+}
+
+/// A picture of a violation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drawn {
+    /// The name of the file.
+    pub file: String,
+    /// Index of the violation in the verdict.
+    pub violation: usize,
+    /// The picture, as SVG.
+    #[serde(skip)]
+    pub svg: String,
+}
+
+impl Report {
+    /// Judges a history and draws its violations. `controls` are the controls of the same run,
+    /// and `troubles` are warnings about the implementation's behaviour.
+    ///
+    /// # Errors
+    ///
+    /// [`JudgeError`] if the history cannot be judged.
+    pub fn new(
+        history: &History,
+        controls: Option<&[Control]>,
+        troubles: &[String],
+    ) -> Result<Self, JudgeError> {
+        let examined = examine(history)?;
+        let situations = situations::read(history, &examined);
+        let controls: Option<Vec<Tested>> =
+            controls.map(|controls| controls.iter().map(Tested::new).collect());
+        let grades = if history.has_operations() {
+            grades(history, &examined.verdict, &situations, controls.as_deref())
+        } else {
+            Vec::new()
+        };
+        let mut drawn: BTreeMap<Property, usize> = BTreeMap::new();
+        let mut pictures = Vec::new();
+        for (violation, one) in examined.verdict.violations.iter().enumerate() {
+            let count = drawn.entry(one.property).or_default();
+            *count += 1;
+            if *count <= SHOWN {
+                let file = format!(
+                    "{}{:?}-{count}{}",
+                    directory::PICTURE.0,
+                    one.property,
+                    directory::PICTURE.1
+                );
+                let svg = svg::render(&picture::picture(history, &examined, one));
+                pictures.push(Drawn { file, violation, svg });
+            }
+        }
+        Ok(Self {
+            version: VERSION,
+            header: history.header.clone(),
+            grades,
+            verdict: examined.verdict,
+            situations,
+            controls,
+            troubles: troubles.to_vec(),
+            pictures,
+        })
+    }
+}
+
+impl Tested {
+    fn new(control: &Control) -> Self {
+        Self {
+            bug: control.bug.map(|bug| bug.name().to_owned()),
+            property: control.bug.map(Bug::property),
+            cause: control.bug.map(Bug::cause),
+            found: control.found.len(),
+            others: control.others.len(),
+            right: control.is_right(),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Tests the grades of given verdicts.
+
+use super::*;
+use crate::check::tests::Story;
+use crate::check::verdict::Cause;
+use crate::report::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING};
+
+/// Returns a verdict without violations, of a run in which all required situations occurred.
+fn enough() -> (Verdict, Situations) {
+    let counts = [("contended hand-overs", 5000), ("refusals", 100), ("resizes", 100)];
+    let counts = counts.map(|(name, count)| (name.to_owned(), count)).into();
+    let faults = [(KILL_HOLDING, 20), (KILL_ACQUIRING, 20), (CUT_HOLDING, 20), ("x while idle", 9)];
+    let hits = Hits {
+        verb: Verb::Acquire,
+        method: "queue.declare".to_owned(),
+        sent: 100,
+        operations: 100,
+        before: 2,
+        after: 2,
+    };
+    let situations = Situations {
+        shrunk_while_held: 20,
+        shrunk_while_acquired: 20,
+        lost_races: 20,
+        faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
+        methods: vec![hits],
+    };
+    (Verdict { counts, ..Verdict::default() }, situations)
+}
+
+fn tested(property: Option<Property>, right: bool) -> Tested {
+    let bug = property.map(|_| "a-bug".to_owned());
+    Tested { bug, property, cause: None, found: 0, others: 0, right }
+}
+
+fn history() -> History {
+    Story::new(Rules::ExclusiveQueue, 1).history()
+}
+
+fn given(
+    history: &History,
+    (verdict, situations): &(Verdict, Situations),
+    tested: Option<&[Tested]>,
+) -> [Given; 2] {
+    let grades = grades(history, verdict, situations, tested);
+    [grades[0].given, grades[1].given]
+}
+
+#[test]
+fn gives_both_grades_if_enough_was_tested() {
+    let right = [tested(None, true), tested(Some(Property::S2), true)];
+    assert_eq!(given(&history(), &enough(), Some(&right)), [Given::Yes, Given::Yes]);
+    let (verdict, situations) = enough();
+    let grades = grades(&history(), &verdict, &situations, Some(&right));
+    assert_eq!((grades[0].trials, grades[1].trials), (5000, 60));
+}
+
+#[test]
+fn gives_no_grade_without_controls_or_with_a_missed_one() {
+    let run = |tested: Option<&[Tested]>| given(&history(), &enough(), tested);
+    assert_eq!(run(None), [Given::NotGiven; 2]);
+    assert_eq!(run(Some(&[tested(None, false)])), [Given::NotGiven; 2]);
+    assert_eq!(run(Some(&[tested(Some(Property::S2), false)])), [Given::NotGiven; 2]);
+    let later = [tested(Some(Property::S5), false)];
+    assert_eq!(run(Some(&later)), [Given::Yes, Given::NotGiven]);
+}
+
+#[test]
+fn requires_no_controls_for_other_locks() {
+    let history = Story::new(Rules::None, 1).history();
+    assert_eq!(given(&history, &enough(), None), [Given::Yes, Given::Yes]);
+}
+
+#[test]
+fn gives_no_grade_if_a_situation_is_missing() {
+    let run = |change: fn(&mut Verdict, &mut Situations)| {
+        let (mut verdict, mut situations) = enough();
+        change(&mut verdict, &mut situations);
+        given(&history(), &(verdict, situations), Some(&[]))
+    };
+    let contended = run(|verdict, _| {
+        verdict.counts.insert("contended hand-overs".to_owned(), 3);
+    });
+    assert_eq!(contended, [Given::NotGiven; 2]);
+    assert_eq!(run(|_, situations| situations.lost_races = 0), [Given::NotGiven; 2]);
+    let second = [Given::Yes, Given::NotGiven];
+    assert_eq!(run(|_, situations| situations.methods[0].after = 0), second);
+    let killed = run(|_, situations| {
+        situations.faults.remove(KILL_ACQUIRING);
+    });
+    assert_eq!(killed, second);
+    // A rarely sent method need not be hit.
+    let rare =
+        run(|_, situations| (situations.methods[0].sent, situations.methods[0].after) = (4, 0));
+    assert_eq!(rare, [Given::Yes, Given::Yes]);
+}
+
+#[test]
+fn gives_no_grade_if_the_broker_was_not_observed() {
+    let (mut verdict, situations) = enough();
+    verdict.not_judged.insert(Property::S4, "no frames".to_owned());
+    assert_eq!(given(&history(), &(verdict, situations), Some(&[])), [Given::NotGiven; 2]);
+}
+
+/// Returns whether the grades are given if the last event violates the property.
+fn violated(story: Story, property: Property) -> [Given; 2] {
+    let history = story.history();
+    let (mut verdict, situations) = enough();
+    let event = history.events.len() - 1;
+    let what = String::new();
+    let cause = Cause::Client;
+    verdict.violations.push(Violation { property, cause, at: 0, event, processes: vec![1], what });
+    given(&history, &(verdict, situations), Some(&[]))
+}
+
+#[test]
+fn a_violation_without_faults_denies_both_grades() {
+    let story = || Story::new(Rules::ExclusiveQueue, 1).acquires(1);
+    assert_eq!(violated(story(), Property::S2), [Given::No; 2]);
+    assert_eq!(violated(story(), Property::S6), [Given::Yes, Given::No]);
+    // A fault of another process, or an old fault, does not count.
+    let other = Story::new(Rules::ExclusiveQueue, 1).fault(2, "cut").acquires(1);
+    assert_eq!(violated(other, Property::S2), [Given::No; 2]);
+    let long_ago = story().fault(1, "cut").acquires(1).releases(1).acquires(1);
+    assert_eq!(violated(long_ago, Property::S2), [Given::No; 2]);
+}
+
+#[test]
+fn a_violation_soon_after_a_fault_denies_only_grade_1() {
+    let story = || Story::new(Rules::ExclusiveQueue, 1).acquires(1).fault(1, "cut");
+    assert_eq!(violated(story().lost(1), Property::S2), [Given::Yes, Given::No]);
+    assert_eq!(violated(story().acquires(1), Property::S4), [Given::Yes, Given::No]);
+}

@@ -1,0 +1,239 @@
+//! Counts the situations in a history that test an implementation: contention, resizes, and
+//! faults that took effect. See `sometimes` for the number that a grade requires.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::Examined;
+use crate::check::holds::Key;
+use crate::check::register::{NEVER, Position};
+use crate::history::{
+    CUT, ConnectionState, Frame, History, KILL, Phase, ProcessState, Sender, Verb, What,
+};
+use crate::run::aims::{AFTER, BEFORE, is_request};
+
+/// Reply codes with which a broker refuses a resource that another connection owns.
+const TAKEN: [u16; 2] = [403, 405];
+
+/// Number of occurrences of each situation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Situations {
+    /// Resizes to fewer slots while one of the removed slots was held.
+    pub shrunk_while_held: u64,
+    /// Resizes to fewer slots while another process was acquiring.
+    pub shrunk_while_acquired: u64,
+    /// Requests for a slot that the broker refused because another connection had acquired it
+    /// first.
+    pub lost_races: u64,
+    /// Faults that took effect, by their kind and the state of the process.
+    pub faults: BTreeMap<String, u64>,
+    /// The methods that each operation sent.
+    pub methods: Vec<Hits>,
+}
+
+/// How often an operation sent a method, and how often a cut hit it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hits {
+    /// The operation.
+    pub verb: Verb,
+    /// The method, for example `queue.declare`.
+    pub method: String,
+    /// Number of operations that sent the method.
+    pub sent: u64,
+    /// Number of all operations of this kind.
+    pub operations: u64,
+    /// Number of cuts before the method passed: the broker did not receive it.
+    pub before: u64,
+    /// Number of cuts after the method passed: the client did not receive the answer.
+    pub after: u64,
+}
+
+/// Name of a fault, including the state of the process.
+pub const KILL_HOLDING: &str = "kill during a hold";
+/// See [`KILL_HOLDING`].
+pub const KILL_ACQUIRING: &str = "kill during an acquire";
+/// See [`KILL_HOLDING`].
+pub const CUT_HOLDING: &str = "cut during a hold";
+
+/// Counts the situations.
+pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
+    let mut reader = Reader::new(examined);
+    for (at, event) in history.events.iter().enumerate() {
+        reader.event(at, &event.what);
+    }
+    let mut situations = reader.situations;
+    for ((verb, method), [sent, before, after]) in reader.methods {
+        let operations = reader.operations.get(&verb).copied().unwrap_or_default();
+        situations.methods.push(Hits { verb, method, sent, operations, before, after });
+    }
+    shrinks(history, examined, &mut situations);
+    situations
+}
+
+/// The sides of a method, with the position of their counts.
+const SIDES: [(&str, usize); 2] = [(BEFORE, 1), (AFTER, 2)];
+
+/// The state of a process.
+#[derive(Default)]
+struct Process {
+    pending: Option<(Verb, Position)>,
+    /// The methods that the pending operation has sent.
+    sent: BTreeSet<String>,
+    /// The fault that has not taken effect yet.
+    fault: Option<Fault>,
+}
+
+struct Fault {
+    kind: String,
+    pending: Option<Verb>,
+    holds: bool,
+}
+
+struct Reader {
+    /// The holds of each process, in the order of time.
+    holds: BTreeMap<u32, Vec<(Position, Position)>>,
+    processes: BTreeMap<u32, Process>,
+    operations: BTreeMap<Verb, u64>,
+    methods: BTreeMap<(Verb, String), [u64; 3]>,
+    situations: Situations,
+}
+
+impl Reader {
+    fn new(examined: &Examined) -> Self {
+        let mut holds: BTreeMap<u32, Vec<(Position, Position)>> = BTreeMap::new();
+        for grant in &examined.reported.grants {
+            holds.entry(grant.process).or_default().push((grant.granted, grant.end));
+        }
+        Self {
+            holds,
+            processes: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            methods: BTreeMap::new(),
+            situations: Situations::default(),
+        }
+    }
+
+    /// Returns whether the process held at this position, or until it.
+    fn holds(&self, process: u32, at: Position) -> bool {
+        let all = self.holds.get(&process).map_or(&[][..], Vec::as_slice);
+        let begun = all.partition_point(|&(granted, _)| granted < at);
+        all[..begun].last().is_some_and(|&(_, end)| end >= at)
+    }
+
+    fn event(&mut self, at: Position, what: &What) {
+        match what {
+            What::Operation(operation) => {
+                let process = self.processes.entry(operation.process).or_default();
+                if operation.phase == Phase::Invoke {
+                    process.pending = Some((operation.verb, at));
+                    process.sent.clear();
+                    *self.operations.entry(operation.verb).or_default() += 1;
+                } else {
+                    process.pending = None;
+                }
+            }
+            What::Frame(frame) => self.frame(frame),
+            What::Fault { process: Some(process), fault } => {
+                let holds = self.holds(*process, at);
+                let state = self.processes.entry(*process).or_default();
+                let pending = state.pending.map(|(verb, _)| verb);
+                state.fault = Some(Fault { kind: fault.clone(), pending, holds });
+            }
+            What::Connection { process, state: ConnectionState::Cut, .. } => {
+                self.effective(*process, false);
+            }
+            What::Process { process, state: ProcessState::Killed } => {
+                self.effective(*process, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn frame(&mut self, frame: &Frame) {
+        let refused = frame.method == "channel.close" && frame.sender == Sender::Broker;
+        let process = self.processes.entry(frame.process).or_default();
+        let Some((verb, _)) = process.pending else { return };
+        if refused && verb == Verb::Acquire && frame.code.is_some_and(|code| TAKEN.contains(&code))
+        {
+            self.situations.lost_races += 1;
+        }
+        let request = frame.sender == Sender::Client && is_request(&frame.method);
+        if request && process.sent.insert(frame.method.clone()) {
+            self.methods.entry((verb, frame.method.clone())).or_default()[0] += 1;
+        }
+    }
+
+    /// Records that the fault of a process took effect: the process was killed, or one of its
+    /// connections was cut.
+    fn effective(&mut self, process: u32, killed: bool) {
+        let state = self.processes.entry(process).or_default();
+        let Some(fault) = state.fault.take_if(|fault| (fault.kind == KILL) == killed) else {
+            return;
+        };
+        let verb = fault.pending;
+        let name = match (&*fault.kind, verb, fault.holds) {
+            (KILL, Some(Verb::Acquire), _) => KILL_ACQUIRING.to_owned(),
+            (KILL, _, true) => KILL_HOLDING.to_owned(),
+            (CUT, None, true) => CUT_HOLDING.to_owned(),
+            (kind, Some(verb), _) => format!("{kind} in {}", verb.name()),
+            (kind, None, _) => format!("{kind} while idle"),
+        };
+        *self.situations.faults.entry(name).or_default() += 1;
+        for (side, index) in SIDES {
+            if let (Some(method), Some(verb)) = (fault.kind.strip_prefix(side), verb) {
+                self.methods.entry((verb, method.to_owned())).or_default()[index] += 1;
+            }
+        }
+    }
+}
+
+/// Counts the resizes to fewer slots during a hold of a removed slot, or during an acquire.
+fn shrinks(history: &History, examined: &Examined, situations: &mut Situations) {
+    let mut slots = history.header.slots;
+    let acquires = acquires(history);
+    for resize in &examined.reported.resizes {
+        let (from, to) = (resize.invoked, resize.done);
+        let shrinks = resize.value < slots && to != NEVER;
+        slots = resize.value;
+        if !shrinks {
+            continue;
+        }
+        let begun = examined.reported.grants.partition_point(|grant| grant.granted < to);
+        let mut held = examined.reported.grants[..begun].iter().filter(|grant| grant.end > from);
+        let numbered = |key: &Option<Key>| matches!(key, Some(Key::Slot(_)));
+        let removed = held
+            .clone()
+            .any(|grant| matches!(grant.key, Some(Key::Slot(slot)) if slot > resize.value));
+        // Tokens have no slot number. A held token is removed if more tokens are held than
+        // remain.
+        let unnumbered = held.all(|grant| !numbered(&grant.key));
+        let before = examined.reported.grants[..begun].iter();
+        let at_once = before.filter(|grant| grant.granted < from && grant.end > from).count();
+        let surplus = unnumbered && at_once > resize.value as usize;
+        situations.shrunk_while_held += u64::from(removed || surplus);
+        let during = |&(begun, ended): &(Position, Position)| begun < to && ended > from;
+        situations.shrunk_while_acquired += u64::from(acquires.iter().any(during));
+    }
+}
+
+/// Returns the requests and answers of all acquires.
+fn acquires(history: &History) -> Vec<(Position, Position)> {
+    let mut pending = BTreeMap::new();
+    let mut acquires = Vec::new();
+    for (at, event) in history.events.iter().enumerate() {
+        let What::Operation(operation) = &event.what else { continue };
+        if operation.verb != Verb::Acquire {
+            continue;
+        }
+        if operation.phase == Phase::Invoke {
+            pending.insert(operation.process, at);
+        } else if let Some(begun) = pending.remove(&operation.process) {
+            acquires.push((begun, at));
+        }
+    }
+    acquires
+}
+
+#[cfg(test)]
+mod tests;

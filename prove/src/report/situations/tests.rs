@@ -1,0 +1,98 @@
+//! Tests the situations in small histories.
+
+use super::*;
+use crate::check::examine;
+use crate::check::tests::Story;
+use crate::history::Rules;
+
+fn queue() -> Story {
+    Story::new(Rules::ExclusiveQueue, 2)
+}
+
+fn situations(story: Story) -> Situations {
+    let history = story.history();
+    read(&history, &examine(&history).unwrap())
+}
+
+fn faults(story: Story) -> Vec<(String, u64)> {
+    situations(story).faults.into_iter().collect()
+}
+
+#[test]
+fn names_a_kill_by_the_state_of_the_process() {
+    let one = |name: &str| vec![(name.to_owned(), 1)];
+    let kill = |story: Story| story.fault(1, "kill").killed(1);
+    assert_eq!(faults(kill(queue().acquires(1))), one("kill during a hold"));
+    assert_eq!(faults(kill(queue().ask(1, Verb::Acquire))), one("kill during an acquire"));
+    let verifying = queue().acquires(1).ask(1, Verb::Verify);
+    assert_eq!(faults(kill(verifying)), one("kill during a hold"));
+    assert_eq!(faults(kill(queue().acquires(1).releases(1))), one("kill while idle"));
+}
+
+#[test]
+fn counts_a_cut_only_if_it_took_effect() {
+    let story = || queue().acquires(1).ask(1, Verb::Release).request(1, "queue.delete", "N-1-B");
+    let aimed = || story().fault(1, "cut before queue.delete");
+    assert_eq!(faults(aimed()), []);
+    // Another reason ended the connection.
+    let closed = aimed().connection(1, ConnectionState::ClosedByBroker);
+    assert_eq!(faults(closed.fault(1, "kill").killed(1)), [("kill in release".to_owned(), 1)]);
+    // The end of a process is not the end of a connection by a cut.
+    assert_eq!(faults(aimed().killed(1)), []);
+    // When a process is killed, its connections are cut, too.
+    let killed = story().fault(1, "kill").connection(1, ConnectionState::Cut).killed(1);
+    assert_eq!(faults(killed), [("kill in release".to_owned(), 1)]);
+    let cut = situations(aimed().connection(1, ConnectionState::Cut));
+    assert_eq!(cut.faults["cut before queue.delete in release"], 1);
+    let hits = cut.methods.iter().find(|hits| hits.method == "queue.delete").unwrap();
+    let expected = (Verb::Release, 1, 1, 1, 0);
+    assert_eq!((hits.verb, hits.sent, hits.operations, hits.before, hits.after), expected);
+}
+
+#[test]
+fn counts_a_cut_between_two_operations_of_a_hold() {
+    let cut = |story: Story| faults(story.fault(1, "cut").connection(1, ConnectionState::Cut));
+    assert_eq!(cut(queue().acquires(1)), [("cut during a hold".to_owned(), 1)]);
+    assert_eq!(cut(queue().acquires(1).releases(1)), [("cut while idle".to_owned(), 1)]);
+}
+
+#[test]
+fn counts_resizes_that_removed_a_held_slot() {
+    let shrunk = |slot: u32, slots: u32| {
+        let held = queue().ask(1, Verb::Acquire).own(1, &format!("N-{slot}-B")).granted(1, slot);
+        situations(held.resize(9, slots).ok(9, Verb::Resize)).shrunk_while_held
+    };
+    assert_eq!([shrunk(2, 1), shrunk(1, 1), shrunk(2, 2), shrunk(2, 3)], [1, 0, 0, 0]);
+}
+
+#[test]
+fn counts_resizes_below_the_number_of_held_tokens() {
+    let shrunk = |clients: usize| {
+        let mut story = Story::new(Rules::None, 2);
+        for client in 1..=clients {
+            story = story.ask(client, Verb::Acquire).ok(client, Verb::Acquire);
+        }
+        situations(story.resize(9, 1).ok(9, Verb::Resize)).shrunk_while_held
+    };
+    assert_eq!([shrunk(0), shrunk(1), shrunk(2)], [0, 0, 1]);
+}
+
+#[test]
+fn counts_resizes_to_fewer_slots_during_an_acquire() {
+    let shrunk = |slots: u32| {
+        let story = queue().ask(1, Verb::Acquire).resize(9, slots).ok(9, Verb::Resize);
+        situations(story.full(1)).shrunk_while_acquired
+    };
+    assert_eq!([shrunk(1), shrunk(2)], [1, 0]);
+    let before = queue().resize(9, 1).ok(9, Verb::Resize).ask(1, Verb::Acquire).full(1);
+    assert_eq!(situations(before).shrunk_while_acquired, 0);
+}
+
+#[test]
+fn counts_lost_races() {
+    let story = |code: u16| {
+        queue().ask(1, Verb::Acquire).rejected(1, "queue.declare", "N-1-B", code).full(1)
+    };
+    assert_eq!(situations(story(405)).lost_races, 1);
+    assert_eq!(situations(story(404)).lost_races, 0);
+}

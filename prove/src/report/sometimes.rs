@@ -1,0 +1,88 @@
+//! The *sometimes* tables: the situations that must have occurred for a grade. For example, a
+//! run without kills does not show that the lock survives a kill. 4 clients on 2 cores reach the
+//! required numbers in 60 s. See `situations` for how situations are counted.
+
+use serde::{Deserialize, Serialize};
+
+use super::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING, Situations};
+use crate::check::verdict::Verdict;
+use crate::history::Rules;
+use crate::run::aims::{AIMED, is_usual};
+
+/// Grants of a slot that another process held, or while all slots were held.
+const CONTENDED: u64 = 500;
+/// Acquires that found no free slot.
+const REFUSALS: u64 = 10;
+/// Resizes to fewer slots, of each kind.
+const SHRINKS: u64 = 3;
+/// Requests that the broker refused because another connection had acquired the slot first.
+const LOST_RACES: u64 = 5;
+/// Faults of each kind, except cuts at a method.
+const FAULTS: u64 = 10;
+/// Cuts before each method, and after it.
+const CUTS: u64 = 1;
+
+/// A row of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sometimes {
+    /// The situation.
+    pub situation: String,
+    /// Number of occurrences.
+    pub seen: u64,
+    /// Required number of occurrences.
+    pub needed: u64,
+}
+
+impl Sometimes {
+    fn new(situation: impl Into<String>, seen: u64, needed: u64) -> Self {
+        Self { situation: situation.into(), seen, needed }
+    }
+
+    /// Returns whether it occurred often enough.
+    pub fn is_met(&self) -> bool {
+        self.seen >= self.needed
+    }
+}
+
+/// Returns the table of grade 0: the lock excludes.
+pub(super) fn excludes(rules: Rules, verdict: &Verdict, situations: &Situations) -> Vec<Sometimes> {
+    let count = |name: &str| verdict.counts.get(name).copied().unwrap_or_default();
+    let mut table = vec![
+        Sometimes::new("contended hand-overs", count("contended hand-overs"), CONTENDED),
+        Sometimes::new("refusals", count("refusals"), REFUSALS),
+    ];
+    // Resizes are not required if no program resizes the lock.
+    if rules != Rules::None || count("resizes") > 0 {
+        let (held, acquired) = (situations.shrunk_while_held, situations.shrunk_while_acquired);
+        table.push(Sometimes::new("resizes that removed a held slot", held, SHRINKS));
+        table.push(Sometimes::new("resizes to fewer slots during an acquire", acquired, SHRINKS));
+    }
+    // In protocol Token, the broker chooses the next holder, so no client loses a race.
+    if !matches!(rules, Rules::None | Rules::Token) {
+        table.push(Sometimes::new("lost races", situations.lost_races, LOST_RACES));
+    }
+    table
+}
+
+/// Returns the table of grade 1: the lock survives crashes.
+pub(super) fn survives(rules: Rules, situations: &Situations) -> Vec<Sometimes> {
+    let fault = |name: &str| {
+        let seen = situations.faults.get(name).copied().unwrap_or_default();
+        Sometimes::new(name, seen, FAULTS)
+    };
+    let mut table = vec![fault(KILL_HOLDING), fault(KILL_ACQUIRING)];
+    if rules == Rules::None {
+        return table;
+    }
+    table.push(fault(CUT_HOLDING));
+    // A rarely sent method need not be hit.
+    let aimed = |hits: &&Hits| AIMED.contains(&hits.verb) && is_usual(hits.sent, hits.operations);
+    for hits in situations.methods.iter().filter(aimed) {
+        let Hits { verb, method, before, after, .. } = hits;
+        for (side, seen) in [("before", before), ("after", after)] {
+            let situation = format!("cut {side} {method} in {}", verb.name());
+            table.push(Sometimes::new(situation, *seen, CUTS));
+        }
+    }
+    table
+}

@@ -1,0 +1,172 @@
+//! A cycle of a client: it acquires, holds for some time and releases. At most one fault occurs
+//! during a cycle. See `workload` for the sequence of cycles, and `aims` for the targets of
+//! cuts.
+
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio::time::sleep;
+
+use super::actor::Actor;
+use super::aims::Target;
+use super::workload::Run;
+use crate::driver::message::{Line, UNSUPPORTED};
+use crate::driver::process::DriverError;
+use crate::history::Verb;
+
+/// Time limit of an acquire that waits.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// Probability that an acquire waits.
+const WAITS: f64 = 0.7;
+
+/// Maximum duration of a hold between two operations, and of the pause after a refusal.
+const HOLD: Duration = Duration::from_millis(20);
+
+/// Maximum delay of the requests of a process.
+const SLOW: Duration = Duration::from_millis(30);
+
+/// Maximum time until a process is killed during an acquire.
+const KILL_WITHIN: Duration = Duration::from_millis(100);
+
+/// The fault of one cycle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Strike {
+    /// None.
+    Nothing,
+    /// A connection is cut at a method of an operation.
+    CutMethod(Target),
+    /// All connections are cut while the client holds, between two operations.
+    CutHolding,
+    /// The process is killed while it holds.
+    KillHolding,
+    /// The process is killed while it acquires.
+    KillAcquiring,
+}
+
+impl Strike {
+    /// Returns whether the fault takes effect in every cycle in which the client acquires.
+    pub fn is_sure(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::CutMethod(_))
+    }
+}
+
+/// One cycle of a client.
+pub struct Cycle<'a> {
+    pub run: &'a Run,
+    pub actor: &'a mut Actor,
+    pub random: &'a mut StdRng,
+    /// The fault. A cut that is aimed at a method stays armed until it takes effect.
+    pub strike: &'a mut Strike,
+}
+
+/// An answer to an acquire, or the end of the cycle.
+enum Acquired {
+    Granted,
+    Refused,
+    /// The process cannot be used any more.
+    Unusable,
+}
+
+impl Cycle<'_> {
+    /// Acquires, holds for some time and releases. Returns whether the process can still be
+    /// used.
+    ///
+    /// # Errors
+    ///
+    /// Returns a description of the error if the implementation did not give a valid answer.
+    pub async fn play(&mut self) -> Result<bool, String> {
+        let slow = self.random.random_range(0..100) < self.run.options.faults.slow;
+        let delay =
+            if slow { SLOW.mul_f64(self.random.random_range(0.0..1.0)) } else { Duration::ZERO };
+        self.actor.slow(delay);
+        match self.acquire().await? {
+            Acquired::Granted => {}
+            Acquired::Refused => {
+                self.pause(HOLD).await;
+                return Ok(true);
+            }
+            Acquired::Unusable => return Ok(false),
+        }
+        if self.random.random_range(0..100) < self.run.options.faults.again {
+            self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
+        }
+        let verifies = match &self.strike {
+            Strike::CutHolding => true,
+            Strike::CutMethod(target) => target.verb == Verb::Verify,
+            _ => false,
+        };
+        for _ in 0..self.random.random_range(u32::from(verifies)..3) {
+            self.pause(HOLD).await;
+            if *self.strike == Strike::CutHolding {
+                *self.strike = Strike::Nothing;
+                self.actor.cut();
+                if self.random.random_bool(0.5) {
+                    self.pause(HOLD).await;
+                }
+            }
+            let verify = verifies || self.random.random_bool(0.7);
+            let verb = if verify { Verb::Verify } else { Verb::Believes };
+            match self.ask(verb, None).await? {
+                Line::Ok(_) => {}
+                Line::Fail(why) if why == UNSUPPORTED => {}
+                Line::Fail(_) | Line::Info(_) | Line::Lost(_) => return Ok(false),
+            }
+        }
+        if *self.strike == Strike::KillHolding {
+            return Ok(false);
+        }
+        Ok(matches!(self.ask(Verb::Release, None).await?, Line::Ok(_)))
+    }
+
+    async fn acquire(&mut self) -> Result<Acquired, String> {
+        let waits = self.random.random_bool(WAITS);
+        let wait = Some(if waits { WAIT } else { Duration::ZERO });
+        let answer = if *self.strike == Strike::KillAcquiring {
+            // Most acquires take much less than the maximum time.
+            let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));
+            match self.actor.ask_and_kill(Verb::Acquire, wait, after).await {
+                (true, _) => return Ok(Acquired::Unusable),
+                (false, answer) => answer.map_err(|error: DriverError| error.to_string())?,
+            }
+        } else {
+            self.ask(Verb::Acquire, wait).await?
+        };
+        match answer {
+            Line::Ok(_) => Ok(Acquired::Granted),
+            Line::Fail(why) if why == UNSUPPORTED => Err("acquire: unsupported".to_owned()),
+            Line::Fail(_) => Ok(Acquired::Refused),
+            Line::Info(_) | Line::Lost(_) => Ok(Acquired::Unusable),
+        }
+    }
+
+    /// Requests an operation. Cuts the connection during the operation if the fault is aimed at
+    /// it.
+    async fn ask(&mut self, verb: Verb, wait: Option<Duration>) -> Result<Line, String> {
+        let aimed = match &self.strike {
+            Strike::CutMethod(target) if target.verb == verb => Some(target.clone()),
+            _ => None,
+        };
+        self.actor.sent();
+        // An operation may send the same method for several slots.
+        let nth = if self.random.random_bool(0.8) { 1 } else { 2 };
+        let sprung = aimed.as_ref().and_then(|target| self.actor.cut_at(target, nth));
+        let answer = self.actor.ask(verb, wait, None).await;
+        self.actor.disarm();
+        self.run.aims.note(verb, self.actor.sent());
+        if let Some(target) = aimed {
+            let hit = sprung.is_some_and(|sprung| sprung.is_sprung());
+            self.run.aims.struck(&target, hit);
+            if hit {
+                *self.strike = Strike::Nothing;
+            }
+        }
+        answer.map_err(|error| error.to_string())
+    }
+
+    /// Waits for a random time up to `longest`.
+    async fn pause(&mut self, longest: Duration) {
+        sleep(longest.mul_f64(self.random.random_range(0.0..1.0))).await;
+    }
+}

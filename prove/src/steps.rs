@@ -1,0 +1,160 @@
+//! Explores every interleaving of a few operations on a real broker. Each client acquires once;
+//! an administrator may resize the lock at the same time. See `explore` for the search, `lab`
+//! for one execution, and `run` for a random workload with faults.
+
+mod answered;
+pub mod explore;
+mod lab;
+pub mod pct;
+mod player;
+pub mod request;
+#[cfg(test)]
+mod sim;
+mod stage;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use url::Url;
+
+use crate::history::Rules;
+use crate::run::{Faults, RunError, RunOptions, Way};
+use explore::{End, Explored, Search, explore};
+use lab::Lab;
+pub use lab::{LONGEST, Totals, Violated};
+use pct::Pct;
+use request::Request;
+use stage::Stage;
+
+/// The change of the number of slots while the clients acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Resizes {
+    /// No change.
+    No,
+    /// The administrator removes the last slot.
+    Shrink,
+    /// The administrator removes the last slot and creates it again.
+    ShrinkAndRegrow,
+}
+
+/// The options of an exploration.
+#[derive(Clone, Debug)]
+pub struct StepsOptions {
+    /// Command that starts the driver.
+    pub driver: String,
+    /// Driver that resizes the lock if the implementation does not support resize.
+    pub administrator: String,
+    /// URL of the broker.
+    pub url: Url,
+    /// The protocol of the implementation.
+    pub rules: Rules,
+    /// Number of clients.
+    pub actors: u32,
+    /// Number of slots.
+    pub slots: u32,
+    /// Whether each client releases the slot that it was granted.
+    pub release: bool,
+    /// The change of the number of slots while the clients acquire.
+    pub resizes: Resizes,
+    /// Maximum number of executions.
+    pub limit: u64,
+    /// Whether equivalent executions are skipped.
+    pub sleep_sets: bool,
+    /// Seed of random schedules.
+    pub seed: u64,
+    /// Path of this program.
+    pub program: PathBuf,
+}
+
+/// The result of an exploration.
+#[derive(Clone, Debug)]
+pub struct StepsOutcome {
+    /// The systematic search. Its end shows whether it is complete.
+    pub explored: Explored<Request, Violated>,
+    /// The random schedules. `None` if the implementation repeats its requests.
+    pub drawn: Option<Explored<Request, Violated>>,
+    /// Totals over all executions.
+    pub totals: Totals,
+    /// Duration of the exploration.
+    pub took: Duration,
+}
+
+impl StepsOutcome {
+    /// Returns the shortest schedule that violates a property.
+    pub fn violation(&self) -> Option<&(Vec<Request>, Violated)> {
+        let drawn = self.drawn.as_ref().and_then(|drawn| drawn.fault.as_ref());
+        self.explored.fault.iter().chain(drawn).min_by_key(|(schedule, _)| schedule.len())
+    }
+}
+
+/// Error that prevents an exploration from being judged.
+#[derive(Debug, thiserror::Error)]
+pub enum StepsError {
+    /// The implementation or the broker cannot be used.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// A process neither sends a request nor answers.
+    #[error(
+        "process {0} neither sent a request nor answered. It may wait for a request that the prover holds back"
+    )]
+    Stuck(u32),
+    /// The prover is shutting down.
+    #[error("the prover is shutting down")]
+    Ended,
+}
+
+/// Number of random schedules for an implementation that does not repeat its requests, unless
+/// the limit is lower.
+const DRAWN: u64 = 200;
+
+/// Explores every interleaving of the requests.
+///
+/// # Errors
+///
+/// [`StepsError`] if the exploration cannot be judged.
+pub async fn steps(options: &StepsOptions) -> Result<StepsOutcome, StepsError> {
+    let started = Instant::now();
+    let stage = Stage { run: run_options(options), administrator: None };
+    let mut lab = Lab::new(options, stage);
+    let outcome = search(options, &mut lab).await;
+    lab.close().await;
+    let (explored, drawn) = outcome?;
+    Ok(StepsOutcome { explored, drawn, totals: lab.totals, took: started.elapsed() })
+}
+
+type Both = (Explored<Request, Violated>, Option<Explored<Request, Violated>>);
+
+/// Searches systematically. If the implementation does not repeat its requests, uses random
+/// schedules instead.
+async fn search(options: &StepsOptions, lab: &mut Lab<'_>) -> Result<Both, StepsError> {
+    let mut search = Search::new(options.sleep_sets);
+    let explored = explore(lab, &mut search, options.limit).await?;
+    let drawn = match explored.end {
+        End::Diverged(_) => {
+            let executions = DRAWN.min(options.limit);
+            let length = usize::try_from(explored.steps / explored.all().max(1)).unwrap_or(LONGEST);
+            let mut pct = Pct::new(options.seed, executions, length);
+            Some(explore(lab, &mut pct, executions).await?)
+        }
+        End::Complete | End::Limit => None,
+    };
+    Ok((explored, drawn))
+}
+
+/// Returns the options for starting processes.
+fn run_options(options: &StepsOptions) -> RunOptions {
+    RunOptions {
+        way: Way::Driver(options.driver.clone()),
+        administrator: options.administrator.clone(),
+        url: Some(options.url.clone()),
+        rules: options.rules,
+        lock: format!("prove.steps-{:016x}", rand::random::<u64>()),
+        seed: options.seed,
+        duration: Duration::ZERO,
+        clients: options.actors,
+        slots: options.slots,
+        faults: Faults::NONE,
+        resize_within: Duration::ZERO,
+        program: options.program.clone(),
+    }
+}

@@ -1,0 +1,68 @@
+//! The program `lockkeeper-prove` against a real broker: correct implementations pass, seeded
+//! bugs are found with their cause. How it judges a history is tested in `prove/`, without a
+//! broker.
+
+use crate::support;
+
+mod controls;
+mod costs;
+mod implementations;
+mod interleavings;
+mod watching;
+mod without_broker;
+
+use std::process::{Output, Stdio};
+
+use lockkeeper::plan::naming::{Protocol, QueueType};
+use support::protocols::options;
+use tokio::process::Command;
+
+/// The program, which `dev/build` builds in the same folder as the one that cargo names.
+fn program() -> String {
+    built("lockkeeper-prove")
+}
+
+/// A program of this workspace, quoted for a shell.
+fn quoted(name: &str) -> String {
+    format!("'{}'", built(name))
+}
+
+fn built(name: &str) -> String {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).with_file_name(name);
+    assert!(program.exists(), "{} is missing: run dev/build", program.display());
+    program.to_str().unwrap().to_owned()
+}
+
+/// The value of the option `--protocol` of the prover.
+fn rules(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::ExclusiveQueue(_) => "ExclusiveQueue",
+        Protocol::ExclusiveConsumer => "ExclusiveConsumer",
+        Protocol::Token(QueueType::Classic) => "Token",
+        Protocol::Token(QueueType::Quorum) | Protocol::TrueMutex => panic!("is not judged"),
+    }
+}
+
+/// The command line of our driver.
+fn our_driver(protocol: Protocol) -> String {
+    format!("{} drive {}", quoted("lockkeeper"), options(protocol).join(" "))
+}
+
+/// Runs the program to its end, with the URL of a broker if it needs one.
+async fn prove(url: Option<&str>, arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.args(arguments).env_remove("AMQP_URL").stdin(Stdio::null()).kill_on_drop(true);
+    command.envs(url.map(|url| ("AMQP_URL", url))).output().await.unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let part = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}", part(&output.stdout), part(&output.stderr))
+}
+
+/// Requires that nothing was wrong, and that there was something to judge.
+fn passes(output: &Output) {
+    let text = text(output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("excludes: no violation"), "{text}");
+}
