@@ -332,3 +332,16 @@ need() {
         command -v "$program" >/dev/null || die "$program is missing: run dev/install"
     done
 }
+
+# foreign_python PACKAGE: prints the path of a Python with this package (name==version), which
+# foreign clients need. It is in target/foreign-venv.
+foreign_python() {
+    local venv=$ROOT/target/foreign-venv
+    if ! "$venv/bin/pip" show --quiet "${1%%=*}" 2>/dev/null; then
+        say "installing $1 into target/foreign-venv"
+        [ -x "$venv/bin/pip" ] || /usr/bin/python3 -m venv --clear "$venv" ||
+            die "python3 -m venv failed: install Debian's python3-venv"
+        "$venv/bin/pip" install --quiet --disable-pip-version-check "$1"
+    fi
+    printf '%s\n' "$venv/bin/python"
+}

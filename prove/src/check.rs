@@ -1,13 +1,15 @@
 //! Judges a history: which properties it violates, and which side caused each violation. The
 //! submodules read the processes' answers (`holds`) and the state of the broker (`ownership`),
-//! and draw the conclusions (`sweep`, `blame`). See `history` for the input, and `report` for
+//! and draw the conclusions (`sweep`, `blame`, `rules`). See `history` for the input, and `report` for
 //! the output.
 
+pub mod rules;
 pub mod verdict;
 
 mod blame;
 pub(crate) mod holds;
 pub(crate) mod ownership;
+mod refused;
 pub(crate) mod register;
 mod sweep;
 
@@ -20,18 +22,23 @@ use register::Register;
 use verdict::{Property, Verdict};
 
 /// Properties that compare answers with the state of the broker.
-const NEED_FRAMES: [Property; 6] = [
+const NEED_FRAMES: [Property; 7] = [
     Property::S1,
     Property::S4,
     Property::S5,
     Property::S6,
     Property::TokensConserved,
     Property::S9,
+    Property::Rule,
 ];
 
 /// The properties of the answers of processes.
-const NEED_OPERATIONS: [Property; 5] =
-    [Property::S2, Property::S3, Property::S4, Property::S5, Property::S6];
+const NEED_OPERATIONS: [Property; 6] =
+    [Property::S2, Property::S3, Property::S4, Property::S5, Property::S6, Property::S10];
+
+/// Count of the acquires that may wait long enough to be judged by S10, and that were granted or
+/// violate it.
+pub(crate) const LONG_WAITS: &str = "long waits";
 
 /// The header of the history cannot be judged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,15 +83,21 @@ pub(crate) fn examine(history: &History) -> Result<Examined, JudgeError> {
     let mut verdict = Verdict::default();
     let slots = Register::new(history.header.slots, &reported.resizes);
     let swept = sweep::sweep(&reported.grants, &slots);
+    let waits = refused::waits(history, &reported);
     if history.has_operations() {
         count(&mut verdict, &reported, swept.contended);
+        verdict.counts.insert(LONG_WAITS.to_owned(), waits.granted + length(waits.refused.len()));
     }
     if let Some(ownerships) = &ownerships {
         let holds = ownerships.owned.iter().filter(|owned| owned.thing != Thing::Mutex).count();
         verdict.counts.insert("holds at the broker".to_owned(), length(holds));
     }
     not_judged(&mut verdict, history, &reported, ownerships.is_some());
-    blame::blame(history, &reported, ownerships.as_ref(), &swept.found, &mut verdict);
+    let found = blame::Found { swept: &swept.found, refused: &waits.refused };
+    blame::blame(history, &reported, ownerships.as_ref(), &found, &mut verdict);
+    if let (Some(lock), Some(ownerships)) = (&lock, &ownerships) {
+        verdict.violations.extend(rules::check(history, lock, &reported, ownerships));
+    }
     verdict.violations.sort_by_key(|violation| violation.at);
     Ok(Examined { verdict, reported, ownerships })
 }

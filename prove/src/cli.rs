@@ -6,7 +6,9 @@
 mod costing;
 mod driven;
 mod judging;
+mod minimizing;
 mod replaying;
+mod rules;
 mod steps;
 mod watching;
 
@@ -54,6 +56,8 @@ enum Verb {
     Schema,
     /// Repeat a recorded run, and report whether the same properties are violated
     Replay(replaying::ReplayArguments),
+    /// Print the rules of docs/protocols, and how each is judged
+    Rules,
     /// Run as the witness: the command that an implementation runs under the lock with --exec
     #[command(hide = true)]
     Witness(WitnessArguments),
@@ -120,6 +124,7 @@ pub fn main() -> ExitCode {
         Verb::Check(arguments) => judging::check(&arguments),
         Verb::Watch(arguments) => in_runtime(watching::watch(arguments)),
         Verb::Schema => print_schema(),
+        Verb::Rules => rules::print(),
         Verb::Replay(arguments) => in_runtime(replaying::replay(arguments)),
         Verb::Straw(arguments) => in_runtime(async {
             let StrawArguments { protocol, bug, url, overshoot } = arguments;
@@ -167,5 +172,16 @@ mod tests {
     #[test]
     fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn only_properties_and_rules_are_known() {
+        let parse = |name: &str| {
+            let run =
+                ["lockkeeper-prove", "run", "--protocol", "None", "--exec", "x", "--known", name];
+            Cli::try_parse_from(run).map(|_| ()).map_err(|error| error.kind())
+        };
+        assert_eq!((parse("S5"), parse("PS-6")), (Ok(()), Ok(())));
+        assert_eq!(parse("PS-600"), Err(clap::error::ErrorKind::ValueValidation));
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::check::verdict::{Cause, Violation};
+use crate::check::verdict::{Cause, Verdict, Violation};
 use crate::history::Rules;
-use crate::run::{Faults, RunError, RunOptions, Way, run};
-use crate::steps::{Resizes, StepsError, StepsOptions, steps};
+use crate::run::{Faults, RunError, RunOptions, Way, run_until};
+use crate::steps::{InjectedFaults, Resizes, StepsError, StepsOptions, steps};
 use crate::straw::{Bug, Trigger};
 
 /// Duration of one round of a control.
@@ -87,7 +87,9 @@ pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, 
     let mut random = StdRng::seed_from_u64(options.seed);
     let rounds = if bug.is_some() { ROUNDS } else { 1 };
     for round in 0..rounds {
-        let violations = run(&of_round(options, bug, round, &mut random)).await?.verdict.violations;
+        let round = of_round(options, bug, round, &mut random);
+        let caught = |verdict: &Verdict| bug.is_some() && verdict.violations.iter().any(expected);
+        let violations = run_until(&round, caught).await?.verdict.violations;
         (control.found, control.others) = violations.into_iter().partition(expected);
         if !control.found.is_empty() {
             break;
@@ -107,6 +109,7 @@ fn of_round(
     let trigger = bug.map(Bug::trigger);
     RunOptions {
         way: Way::Driver(straw.clone()),
+        second_driver: None,
         administrator: straw,
         lock: format!("{}.{}-{round}", options.lock, bug.map_or("correct", Bug::name)),
         seed: random.random(),
@@ -144,6 +147,8 @@ async fn interleaved(
         resizes: Resizes::Shrink,
         limit: INTERLEAVINGS,
         sleep_sets: true,
+        faults: InjectedFaults::None,
+        sample: None,
         seed: options.seed,
         program: options.program.clone(),
     })

@@ -118,6 +118,10 @@ pub enum What {
         process: u32,
         /// Its new state.
         state: ProcessState,
+        /// The command of its implementation, if it is not the one in the header. Recorded when
+        /// the process starts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        implementation: Option<String>,
     },
     /// A method passed the proxy. The time is when the proxy read it, before it forwarded it.
     Frame(Frame),
@@ -170,6 +174,9 @@ pub struct Operation {
     /// Resize: the requested number of slots. Count, ok: the actual number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
+    /// Acquire: how long it may wait, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
     /// Fail and info: the reason that the implementation gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -283,7 +290,8 @@ pub struct Frame {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclusive: bool,
     /// The flag that changes how the method treats messages: `multiple` of an ack or nack,
-    /// `no-ack` of a consume or get. The flag `requeue` has its own field.
+    /// `no-ack` of a consume or get, `mandatory` of a publish. The flag `requeue` has its own
+    /// field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub flag: bool,
     /// Whether a reject or nack requeues the message.
@@ -298,6 +306,11 @@ pub struct Frame {
     /// `content`: the first 64 bytes of the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
+    /// Further options, sorted. `queue.declare`: `durable`, `auto-delete` and the arguments, for
+    /// example `x-max-length=0`. `basic.consume`: the arguments. `connection.start-ok`: the
+    /// capabilities. Holder facts only if they are too long. `None` if not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub options: Option<Vec<String>>,
 }
 
 /// The two sides of a connection.

@@ -5,12 +5,14 @@
 //! - [`sometimes`], [`situations`]: the situations that a grade requires, and those that
 //!   occurred.
 //! - [`text`]: the report as text.
+//! - [`shares`]: the implementations of a run with several.
 //! - [`directory`]: the files.
 //! - `picture`, `svg`: the pictures.
 
 pub mod directory;
 pub mod grade;
 mod picture;
+pub mod shares;
 pub mod situations;
 pub mod sometimes;
 mod svg;
@@ -26,6 +28,7 @@ use crate::controls::Control;
 use crate::history::{Header, History};
 use crate::straw::Bug;
 use grade::{Grade, grades};
+use shares::{Share, shares};
 use situations::Situations;
 
 /// Maximum number of violations of one property that are printed and drawn.
@@ -45,6 +48,9 @@ pub struct Report {
     pub grades: Vec<Grade>,
     /// The violations and counts.
     pub verdict: Verdict,
+    /// The shares of the implementations, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
     /// The situations that occurred, including the faults that took effect.
     pub situations: Situations,
     /// The controls. `None` if they were not run.
@@ -128,6 +134,7 @@ impl Report {
             header: history.header.clone(),
             grades,
             verdict: examined.verdict,
+            shares: shares(history),
             situations,
             controls,
             troubles: troubles.to_vec(),

@@ -1,17 +1,24 @@
 //! Runs a random workload with faults against a real broker, records the run and judges it. See
 //! `actor` for one process, `workload` and `cycle` for the operations, `aims` for the targets of
-//! cuts, `replay` for repeated runs, and `report` for the output.
+//! cuts, `replay` for repeated runs, `minimize` for smaller runs with the same violation, and
+//! `report` for the output.
 
 pub(crate) mod actor;
 pub mod aims;
+pub(crate) mod cutter;
 mod cycle;
+pub mod minimize;
 pub mod replay;
 mod workload;
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use url::Url;
 
 use crate::check::verdict::Verdict;
@@ -19,7 +26,11 @@ use crate::check::{JudgeError, judge};
 use crate::driver::process::DriverError;
 use crate::driver::witness::Variables;
 use crate::history::{Event, Header, History, Phase, Rules, VERSION, Verb, What};
+use crate::wire::Recorder;
 use replay::Played;
+
+/// Time between two judgements of a run that may end early.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// How the prover runs the implementation.
 #[derive(Clone, Debug)]
@@ -29,6 +40,15 @@ pub enum Way {
     /// Command that runs another command under the lock, with the placeholders `{lock}`,
     /// `{wait}` and `{work}`. The variables describe the grant.
     Exec(String, Variables),
+}
+
+impl Way {
+    /// Returns the command, which names the implementation.
+    pub fn command(&self) -> &str {
+        match self {
+            Self::Driver(command) | Self::Exec(command, _) => command,
+        }
+    }
 }
 
 /// Probabilities of faults, in percent, 0 to 100.
@@ -60,6 +80,8 @@ impl Faults {
 pub struct RunOptions {
     /// The implementation.
     pub way: Way,
+    /// Driver of a second implementation, which every other client process runs.
+    pub second_driver: Option<String>,
     /// Driver that resizes the lock if the implementation does not support resize.
     pub administrator: String,
     /// URL of the broker. `None` if no broker is observed.
@@ -78,7 +100,7 @@ pub struct RunOptions {
     pub slots: u32,
     /// Probabilities of faults.
     pub faults: Faults,
-    /// Maximum time between two resizes.
+    /// Maximum time between two resizes. Zero: the lock is not resized.
     pub resize_within: Duration,
     /// Path of this program, which provides the witness and the straw clients.
     pub program: PathBuf,
@@ -121,14 +143,51 @@ pub enum RunError {
 ///
 /// [`RunError`] if the run cannot be judged.
 pub async fn run(options: &RunOptions) -> Result<Outcome, RunError> {
-    let (recorder, troubles) = workload::play(options).await?;
-    let events = recorder.finish();
-    let mut header = options.header(recorder.broker().unwrap_or_default(), recorder.heartbeat());
-    if !events.iter().any(is_resized) {
-        // No operation created the lock, so it has its slots from the beginning.
-        header.slots = options.slots;
-    }
-    let history = History { header, events };
+    // The sender must exist until the end of the run.
+    let (_end, ended) = watch::channel(false);
+    let recorder = Recorder::new();
+    let troubles = workload::play(options, &recorder, ended).await?;
+    judged(options, &recorder, troubles)
+}
+
+/// Runs the workload until the verdict on the events so far meets the condition, but not longer
+/// than its duration. The verdict in the outcome is on the whole run.
+///
+/// # Errors
+///
+/// As [`run`].
+pub async fn run_until(
+    options: &RunOptions,
+    condition: impl Fn(&Verdict) -> bool,
+) -> Result<Outcome, RunError> {
+    let (end, ended) = watch::channel(false);
+    let recorder = Recorder::new();
+    let watched = async {
+        loop {
+            sleep(LOOK).await;
+            let history = options.history(&recorder, recorder.so_far());
+            let verdict = tokio::task::spawn_blocking(move || judge(&history)).await;
+            if let Ok(Ok(verdict)) = verdict
+                && condition(&verdict)
+            {
+                end.send_replace(true);
+                return pending::<Infallible>().await;
+            }
+        }
+    };
+    let troubles = tokio::select! {
+        played = workload::play(options, &recorder, ended) => played?,
+        never = watched => match never {},
+    };
+    judged(options, &recorder, troubles)
+}
+
+fn judged(
+    options: &RunOptions,
+    recorder: &Recorder,
+    troubles: Vec<String>,
+) -> Result<Outcome, RunError> {
+    let history = options.history(recorder, recorder.finish());
     let verdict = judge(&history)?;
     Ok(Outcome { history, verdict, troubles })
 }
@@ -139,14 +198,29 @@ fn is_resized(event: &Event) -> bool {
 }
 
 impl RunOptions {
+    /// Returns the implementation that the client process with this number runs, from 0.
+    fn way_of(&self, number: u32) -> Way {
+        match &self.second_driver {
+            Some(driver) if number % 2 == 1 => Way::Driver(driver.clone()),
+            _ => self.way.clone(),
+        }
+    }
+
+    /// Returns the history with these events.
+    fn history(&self, recorder: &Recorder, events: Vec<Event>) -> History {
+        let mut header = self.header(recorder.broker().unwrap_or_default(), recorder.heartbeat());
+        if !events.iter().any(is_resized) {
+            // No operation created the lock, so it has its slots from the beginning.
+            header.slots = self.slots;
+        }
+        History { header, events }
+    }
+
     /// Returns the header of a run's history.
     fn header(&self, broker: String, heartbeat: Duration) -> Header {
-        let implementation = match &self.way {
-            Way::Driver(command) | Way::Exec(command, _) => command.clone(),
-        };
         Header {
             version: VERSION,
-            implementation,
+            implementation: self.way.command().to_owned(),
             broker,
             protocol: self.rules,
             lock: self.lock.clone(),

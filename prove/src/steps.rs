@@ -3,7 +3,9 @@
 //! for one execution, and `run` for a random workload with faults.
 
 mod answered;
+mod cuts;
 pub mod explore;
+pub mod faults;
 mod lab;
 pub mod pct;
 mod player;
@@ -20,6 +22,7 @@ use url::Url;
 use crate::history::Rules;
 use crate::run::{Faults, RunError, RunOptions, Way};
 use explore::{End, Explored, Search, explore};
+use faults::{Faulted, faults};
 use lab::Lab;
 pub use lab::{LONGEST, Totals, Violated};
 use pct::Pct;
@@ -35,6 +38,16 @@ pub enum Resizes {
     Shrink,
     /// The administrator removes the last slot and creates it again.
     ShrinkAndRegrow,
+}
+
+/// The faults of an exploration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum InjectedFaults {
+    /// No faults.
+    None,
+    /// Each execution is repeated with one fault at each point: a connection is cut before or
+    /// after a request, or while its process holds.
+    One,
 }
 
 /// The options of an exploration.
@@ -60,7 +73,11 @@ pub struct StepsOptions {
     pub limit: u64,
     /// Whether equivalent executions are skipped.
     pub sleep_sets: bool,
-    /// Seed of random schedules.
+    /// The faults.
+    pub faults: InjectedFaults,
+    /// Maximum number of executions with a fault. More are drawn at random.
+    pub sample: Option<u64>,
+    /// Seed of random schedules, and of the faults that are drawn.
     pub seed: u64,
     /// Path of this program.
     pub program: PathBuf,
@@ -73,6 +90,9 @@ pub struct StepsOutcome {
     pub explored: Explored<Request, Violated>,
     /// The random schedules. `None` if the implementation repeats its requests.
     pub drawn: Option<Explored<Request, Violated>>,
+    /// The executions with a fault. `None` if faults were not requested, or if an execution
+    /// without a fault violates a property.
+    pub faulted: Option<Faulted>,
     /// Totals over all executions.
     pub totals: Totals,
     /// Duration of the exploration.
@@ -83,7 +103,9 @@ impl StepsOutcome {
     /// Returns the shortest schedule that violates a property.
     pub fn violation(&self) -> Option<&(Vec<Request>, Violated)> {
         let drawn = self.drawn.as_ref().and_then(|drawn| drawn.fault.as_ref());
-        self.explored.fault.iter().chain(drawn).min_by_key(|(schedule, _)| schedule.len())
+        let faulted = self.faulted.as_ref().and_then(|faulted| faulted.shortest.as_ref());
+        let all = self.explored.fault.iter().chain(drawn).chain(faulted);
+        all.min_by_key(|(schedule, _)| schedule.len())
     }
 }
 
@@ -118,15 +140,16 @@ pub async fn steps(options: &StepsOptions) -> Result<StepsOutcome, StepsError> {
     let mut lab = Lab::new(options, stage);
     let outcome = search(options, &mut lab).await;
     lab.close().await;
-    let (explored, drawn) = outcome?;
-    Ok(StepsOutcome { explored, drawn, totals: lab.totals, took: started.elapsed() })
+    let (explored, drawn, faulted) = outcome?;
+    let (totals, took) = (lab.totals, started.elapsed());
+    Ok(StepsOutcome { explored, drawn, faulted, totals, took })
 }
 
-type Both = (Explored<Request, Violated>, Option<Explored<Request, Violated>>);
+type Searched = (Explored<Request, Violated>, Option<Explored<Request, Violated>>, Option<Faulted>);
 
 /// Searches systematically. If the implementation does not repeat its requests, uses random
-/// schedules instead.
-async fn search(options: &StepsOptions, lab: &mut Lab<'_>) -> Result<Both, StepsError> {
+/// schedules instead. Then injects faults into the executions that were found.
+async fn search(options: &StepsOptions, lab: &mut Lab<'_>) -> Result<Searched, StepsError> {
     let mut search = Search::new(options.sleep_sets);
     let explored = explore(lab, &mut search, options.limit).await?;
     let drawn = match explored.end {
@@ -138,13 +161,19 @@ async fn search(options: &StepsOptions, lab: &mut Lab<'_>) -> Result<Both, Steps
         }
         End::Complete | End::Limit => None,
     };
-    Ok((explored, drawn))
+    let violated = drawn.iter().chain([&explored]).any(|explored| explored.fault.is_some());
+    let faulted = match options.faults {
+        InjectedFaults::One if !violated => Some(faults(options, lab).await?),
+        _ => None,
+    };
+    Ok((explored, drawn, faulted))
 }
 
 /// Returns the options for starting processes.
 fn run_options(options: &StepsOptions) -> RunOptions {
     RunOptions {
         way: Way::Driver(options.driver.clone()),
+        second_driver: None,
         administrator: options.administrator.clone(),
         url: Some(options.url.clone()),
         rules: options.rules,

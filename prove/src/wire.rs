@@ -3,8 +3,9 @@
 //! for how data passes, and `reader` for how it is parsed.
 
 mod connection;
+mod cut;
 #[cfg(test)]
-mod frames;
+pub(crate) mod frames;
 pub mod gate;
 mod method;
 mod names;
@@ -262,24 +263,6 @@ impl Proxy {
     /// connection, and new connections get no answer. All kept data passes afterwards.
     pub fn freeze(&self, frozen: bool) {
         self.shared.frozen.send_replace(frozen);
-    }
-
-    /// Closes every connection immediately, on both sides.
-    pub fn cut(&self) {
-        for (_, state) in lock(&self.shared.connections).drain(..) {
-            state.send_replace(State::Cut);
-        }
-    }
-
-    /// Closes this connection immediately, on both sides. Does nothing if it has ended.
-    pub fn cut_connection(&self, connection: usize) {
-        lock(&self.shared.connections).retain(|(number, state)| {
-            let cut = *number == connection;
-            if cut {
-                state.send_replace(State::Cut);
-            }
-            !cut
-        });
     }
 
     /// Resumes held connections.

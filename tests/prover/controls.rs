@@ -45,6 +45,7 @@ async fn found(rules: Rules) {
 fn run(vhost: &Vhost, rules: Rules, seed: u64) -> RunOptions {
     RunOptions {
         way: Way::Exec(String::new(), Variables::default()),
+        second_driver: None,
         administrator: String::new(),
         url: Some(vhost.url().parse().unwrap()),
         rules,

@@ -32,7 +32,7 @@ async fn our_driver_has_no_violation(protocol: Protocol) {
 async fn exec_has_no_violation(protocol: Protocol) {
     let vhost = Vhost::create().await;
     let exec = format!(
-        "{} exec {} --heartbeat 5s --timeout 1s {{lock}} -- {{work}}",
+        "{} exec {} --heartbeat 5s --timeout {{wait}}s {{lock}} -- {{work}}",
         quoted("lockkeeper"),
         options(protocol).join(" ")
     );

@@ -8,6 +8,7 @@ mod controls;
 mod costs;
 mod implementations;
 mod interleavings;
+mod minimized;
 mod watching;
 mod without_broker;
 

@@ -1,33 +1,45 @@
 //! Determines the cause of each violation by comparing the processes' answers (`holds`, `sweep`)
 //! with the state of the broker (`ownership`). Without frames the cause is unknown. See
 //! `exclusion` for S1 to S3, `backing` for grants, `answers` for verifications and releases, and
+//! `waiting` for refusals, and
 //! `administrator` for changes of the slots.
 
 mod administrator;
 mod answers;
 mod backing;
 mod exclusion;
+mod waiting;
 
 use std::collections::BTreeMap;
 
 use super::holds::{Grant, Key, Reported};
 use super::ownership::{Owned, Ownerships, Thing};
+use super::refused::Refused;
 use super::register::{Position, Register, Write};
-use super::sweep::Found;
+use super::sweep;
 use super::verdict::{Cause, Property, Verdict, Violation};
 use crate::history::{History, Rules};
+
+/// The violations that the answers alone show.
+pub struct Found<'a> {
+    /// Violations of S2 and S3.
+    pub swept: &'a [sweep::Found],
+    /// Violations of S10.
+    pub refused: &'a [Refused],
+}
 
 /// Adds all violations to the verdict, in any order.
 pub fn blame(
     history: &History,
     reported: &Reported,
     ownerships: Option<&Ownerships>,
-    found: &[Found],
+    found: &Found,
     verdict: &mut Verdict,
 ) {
     let mut judge = Judge { history, reported, verdict };
     let existence = ownerships.map(|ownerships| Existence::new(history, ownerships));
-    judge.exclusion(ownerships, existence.as_ref(), found);
+    judge.exclusion(ownerships, existence.as_ref(), found.swept);
+    judge.waiting(ownerships, existence.as_ref(), found.refused);
     let (Some(ownerships), Some(existence)) = (ownerships, existence) else { return };
     judge.disjoint(ownerships);
     judge.backing(ownerships, &existence);
@@ -62,7 +74,16 @@ impl Judge<'_> {
         processes.dedup();
         let event = at.min(self.history.events.len().saturating_sub(1));
         let at = self.at(at);
-        self.verdict.violations.push(Violation { property, cause, at, event, processes, what });
+        let rule = None;
+        self.verdict.violations.push(Violation {
+            property,
+            cause,
+            at,
+            event,
+            processes,
+            what,
+            rule,
+        });
     }
 
     fn count(&mut self, name: &str) {

@@ -155,7 +155,9 @@ impl<'a> Reader<'a> {
                 _ => self.answer(at, operation),
             },
             What::Lost { process, .. } => self.end_hold(*process, at),
-            What::Process { process, state: ProcessState::Killed | ProcessState::Exited } => {
+            What::Process {
+                process, state: ProcessState::Killed | ProcessState::Exited, ..
+            } => {
                 self.end_process(*process, at);
             }
             // The fault is recorded before the signal is sent, and the end of the process after

@@ -75,7 +75,8 @@ pub struct Owned {
     /// The frame that ended it. If the owner sent it, the owner had released the resource by
     /// then. Unlike `certain_end`, it is not limited by faults.
     pub end: Position,
-    channel: u16,
+    /// The channel, or 0 if the whole connection owns it.
+    pub channel: u16,
     consumer: Option<String>,
     delivery: Option<u64>,
     /// The request of the last answer that proves it.

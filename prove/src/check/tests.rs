@@ -43,6 +43,7 @@ fn operation(process: usize, verb: Verb, phase: Phase) -> Operation {
         fence: None,
         draining: false,
         slots: None,
+        wait_ms: None,
         why: None,
     }
 }
@@ -60,6 +61,7 @@ pub(crate) fn answer(process: usize, verb: Verb, phase: Phase, slot: Option<u32>
 }
 
 /// Builds a history event by event. Each process uses its connection 1 and channel 1.
+#[derive(Clone)]
 pub(crate) struct Story {
     rules: Rules,
     slots: u32,
@@ -88,6 +90,12 @@ impl Story {
 
     pub(crate) fn ask(self, process: usize, verb: Verb) -> Self {
         self.push(What::Operation(operation(process, verb, Phase::Invoke)))
+    }
+
+    /// Adds a request to acquire that may wait for 10 s.
+    pub(crate) fn waits(self, process: usize) -> Self {
+        let asked = operation(process, Verb::Acquire, Phase::Invoke);
+        self.push(What::Operation(Operation { wait_ms: Some(10_000), ..asked }))
     }
 
     pub(crate) fn resize(self, process: usize, slots: u32) -> Self {
@@ -124,7 +132,12 @@ impl Story {
     }
 
     pub(crate) fn killed(self, process: u32) -> Self {
-        self.push(What::Process { process, state: ProcessState::Killed })
+        self.push(What::Process { process, state: ProcessState::Killed, implementation: None })
+    }
+
+    pub(crate) fn started(self, process: u32, implementation: Option<&str>) -> Self {
+        let implementation = implementation.map(str::to_owned);
+        self.push(What::Process { process, state: ProcessState::Started, implementation })
     }
 
     pub(crate) fn connection(self, process: u32, state: ConnectionState) -> Self {
@@ -155,6 +168,7 @@ impl Story {
             messages: None,
             consumers: None,
             body: None,
+            options: None,
         };
         with(&mut frame);
         self.push(What::Frame(frame))
@@ -280,6 +294,7 @@ fn counts_the_checked_situations() {
         ("contended hand-overs", 1),
         ("grants", 2),
         ("holds at the broker", 2),
+        ("long waits", 0),
         ("refusals", 1),
         ("releases", 1),
         ("resizes", 0),

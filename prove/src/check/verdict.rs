@@ -35,6 +35,16 @@ pub struct Violation {
     pub processes: Vec<u32>,
     /// Description of the violation, in one sentence.
     pub what: String,
+    /// [`Property::Rule`]: the id of the rule, for example `PS-6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+}
+
+impl Violation {
+    /// Returns the id of the violated rule, or the name of the property.
+    pub fn name(&self) -> String {
+        self.rule.clone().unwrap_or_else(|| format!("{:?}", self.property))
+    }
 }
 
 /// A property that every implementation must have.
@@ -61,6 +71,11 @@ pub enum Property {
     TokensConserved,
     /// Only an administrator that holds the admin mutex changes slots.
     S9,
+    /// An acquire that waits is granted if fewer processes than slots could hold one during its
+    /// last 5 s.
+    S10,
+    /// The *must* rules of docs/protocols that frames show: see [`rules`](super::rules).
+    Rule,
 }
 
 /// The cause of a violation.

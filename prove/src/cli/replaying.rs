@@ -1,12 +1,14 @@
 //! The subcommand `replay`: repeats a recorded run and reports whether the same properties are
-//! violated. See `judging` for the original run.
+//! violated. See `judging` for the original run, and `minimizing` for `--minimize`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use url::Url;
 
 use super::judging::{exit, granted, print, put, read};
+use super::minimizing::minimized;
 use crate::check::judge;
 use crate::report::Report;
 use crate::report::text::Text;
@@ -29,6 +31,17 @@ pub struct ReplayArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     times: u32,
 
+    /// Search for the smallest run with the first recorded violation
+    ///
+    /// Leaves out the faults, resizes, slots and clients that the violation does not need. With
+    /// --out, the smallest run is written to DIR, and can be replayed.
+    #[arg(long, conflicts_with = "times")]
+    minimize: bool,
+
+    /// Maximum duration of the search for the smallest run, in seconds
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, requires = "minimize", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+
     /// Write the last run, its report and pictures of violations to this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -46,6 +59,10 @@ pub async fn replay(arguments: ReplayArguments) -> Result<ExitCode, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let options = RunOptions::again(&history.header, arguments.url, program);
     let options = options.map_err(|error| format!("{name}: {error}"))?;
+    if arguments.minimize {
+        let limit = Duration::from_secs(arguments.seconds);
+        return minimized(&options, &recorded, limit, arguments.out.as_deref()).await;
+    }
     for time in 1.. {
         let outcome = run(&options).await.map_err(|error| error.to_string())?;
         let compared = compare(&recorded, &outcome.verdict);

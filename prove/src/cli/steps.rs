@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use crate::report::Report;
 use crate::report::text::Text;
 use crate::steps::explore::{End, Explored};
+use crate::steps::faults::Faulted;
 use crate::steps::request::Request;
-use crate::steps::{LONGEST, Resizes, StepsOptions, StepsOutcome, Violated, steps};
+use crate::steps::{InjectedFaults, LONGEST, Resizes, StepsOptions, StepsOutcome, Violated, steps};
 
 use super::FAILED;
 use super::driven::Driven;
@@ -43,8 +44,16 @@ pub struct StepsArguments {
     #[arg(long, hide = true)]
     no_sleep_sets: bool,
 
-    /// Seed of the random schedules that are used if the implementation does not repeat its
-    /// requests [default: a random seed, which is printed]
+    /// Faults that are injected into the executions that were found, one in each
+    #[arg(long, value_enum, value_name = "FAULTS", default_value = "none")]
+    faults: InjectedFaults,
+
+    /// Maximum number of executions with a fault, drawn at random [default: all]
+    #[arg(long, value_name = "NUMBER", requires = "faults", value_parser = clap::value_parser!(u64).range(1..))]
+    sample: Option<u64>,
+
+    /// Seed of the drawn faults, and of the random schedules that are used if the implementation
+    /// does not repeat its requests [default: a random seed, which is printed]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
@@ -74,6 +83,8 @@ pub async fn explore(arguments: StepsArguments) -> Result<ExitCode, String> {
         resizes: arguments.resize,
         limit: arguments.limit,
         sleep_sets: !arguments.no_sleep_sets,
+        faults: arguments.faults,
+        sample: arguments.sample,
         seed,
         program: std::env::current_exe().map_err(|error| error.to_string())?,
     };
@@ -117,6 +128,7 @@ fn summary(outcome: &StepsOutcome) -> String {
     if let Some(drawn) = &outcome.drawn {
         lines.push(format!("{}: random schedules instead (PCT, depth 3)", counts(drawn)));
     }
+    lines.extend(outcome.faulted.as_ref().map(faulted));
     if outcome.totals.freed > 0 {
         lines.push(format!(
             "{} executions had more than {LONGEST} requests of one process; the order of further requests was not controlled",
@@ -129,6 +141,20 @@ fn summary(outcome: &StepsOutcome) -> String {
         lines.extend(outcome.totals.troubles.iter().map(|trouble| format!("warning: {trouble}")));
     }
     lines.join("\n") + "\n"
+}
+
+fn faulted(faulted: &Faulted) -> String {
+    let Faulted { possible, executions, effective, violations, killed, .. } = faulted;
+    let drawn =
+        if possible > executions { format!(", drawn from {possible}") } else { String::new() };
+    let silent = if *killed > 0 {
+        format!("; in {killed}, a process did not answer and was killed")
+    } else {
+        String::new()
+    };
+    format!(
+        "{violations} of {executions} executions with one fault caused a violation{drawn}; {effective} faults took effect{silent}"
+    )
 }
 
 fn counts(explored: &Explored<Request, Violated>) -> String {

@@ -79,6 +79,7 @@ impl Bench {
     pub fn new(options: &CostOptions, lock: &str) -> Self {
         let run = RunOptions {
             way: Way::Driver(options.driver.clone()),
+            second_driver: None,
             administrator: options.administrator.clone(),
             url: Some(options.url.clone()),
             rules: options.rules,

@@ -46,6 +46,7 @@ impl Tape {
             fence: None,
             draining: false,
             slots: None,
+            wait_ms: None,
             why: None,
         }))
     }
@@ -67,6 +68,7 @@ impl Tape {
             messages: None,
             consumers: None,
             body: None,
+            options: None,
         }))
     }
 

@@ -81,7 +81,7 @@ pub(super) fn grades(
         given: Given::NotGiven,
         violations: violating(1),
         trials: effective.map(|(_, count)| count).sum(),
-        sometimes: survives(rules, situations),
+        sometimes: survives(rules, verdict, situations),
         reasons: reasons(1, &history.header, verdict, tested),
     };
     first.decide();
@@ -139,7 +139,7 @@ fn reasons(
 fn of(property: Property) -> u8 {
     match property {
         Property::S1 | Property::S2 | Property::S3 | Property::S4 | Property::TokensConserved => 0,
-        Property::S5 | Property::S6 | Property::S9 => 1,
+        Property::S5 | Property::S6 | Property::S9 | Property::S10 | Property::Rule => 1,
     }
 }
 

@@ -143,7 +143,7 @@ impl Reader {
             What::Connection { process, state: ConnectionState::Cut, .. } => {
                 self.effective(*process, false);
             }
-            What::Process { process, state: ProcessState::Killed } => {
+            What::Process { process, state: ProcessState::Killed, .. } => {
                 self.effective(*process, true);
             }
             _ => {}

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING, Situations};
+use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
 use crate::history::Rules;
 use crate::run::aims::{AIMED, is_usual};
@@ -65,12 +66,17 @@ pub(super) fn excludes(rules: Rules, verdict: &Verdict, situations: &Situations)
 }
 
 /// Returns the table of grade 1: the lock survives crashes.
-pub(super) fn survives(rules: Rules, situations: &Situations) -> Vec<Sometimes> {
+pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations) -> Vec<Sometimes> {
     let fault = |name: &str| {
         let seen = situations.faults.get(name).copied().unwrap_or_default();
         Sometimes::new(name, seen, FAULTS)
     };
-    let mut table = vec![fault(KILL_HOLDING), fault(KILL_ACQUIRING)];
+    let long = verdict.counts.get(LONG_WAITS).copied().unwrap_or_default();
+    let mut table = vec![
+        fault(KILL_HOLDING),
+        fault(KILL_ACQUIRING),
+        Sometimes::new("acquires that may wait 5 s or more", long, 1),
+    ];
     if rules == Rules::None {
         return table;
     }

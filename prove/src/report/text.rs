@@ -1,14 +1,15 @@
 //! Formats a report as text. See `directory` for the files of a report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::path::Path;
 use std::time::Duration;
 
 use super::grade::{Given, Grade};
+use super::shares::Share;
 use super::sometimes::Sometimes;
 use super::{Report, SHOWN};
-use crate::check::verdict::Property;
+use crate::check::verdict::{Property, Violation};
 
 /// Maximum number of missing situations of a grade that are printed. `report.json` contains all
 /// of them.
@@ -33,6 +34,9 @@ impl Display for Text<'_> {
         let counts = report.verdict.counts.iter();
         let counts = counts.map(|(name, &count)| format!("{} {name}", grouped(count)));
         writeln!(f, "{}", counts.collect::<Vec<_>>().join(", "))?;
+        for Share { implementation, grants, .. } in &report.shares {
+            writeln!(f, "{} grants to {implementation}", grouped(*grants))?;
+        }
         self.not_judged(f)?;
         self.violations(f)?;
         for grade in &report.grades {
@@ -89,15 +93,23 @@ impl Text<'_> {
 
     fn violations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let violations = &self.report.verdict.violations;
-        let mut properties: Vec<Property> = violations.iter().map(|one| one.property).collect();
-        properties.sort_unstable();
-        properties.dedup();
-        for property in properties {
-            let those = || (0..).zip(violations).filter(|(_, one)| one.property == property);
+        // The violations of each rule are limited separately.
+        let kind = |one: &Violation| (one.property, one.rule.clone());
+        let kinds: BTreeSet<(Property, Option<String>)> = violations.iter().map(kind).collect();
+        for (property, rule) in kinds {
+            let those = || {
+                let all = (0..).zip(violations);
+                all.filter(|(_, one)| one.property == property && one.rule == rule)
+            };
             for (index, one) in those().take(SHOWN) {
                 let cause = one.cause;
                 let seconds = Duration::from_micros(one.at).as_secs_f64();
                 write!(f, "{property:?} {cause} at {seconds:.6} s: {}", one.what)?;
+                for Share { implementation, processes, .. } in &self.report.shares {
+                    for process in processes.iter().filter(|its| one.processes.contains(its)) {
+                        write!(f, "; process {process} is {implementation}")?;
+                    }
+                }
                 let mut pictures = self.report.pictures.iter();
                 let picture = pictures.find(|picture| picture.violation == index);
                 if let (Some(directory), Some(picture)) = (self.directory, picture) {
@@ -107,7 +119,8 @@ impl Text<'_> {
             }
             let more = those().count().saturating_sub(SHOWN);
             if more > 0 {
-                writeln!(f, "{property:?}: {} more", grouped(more as u64))?;
+                let of = rule.map_or_else(String::new, |rule| format!(" {rule}"));
+                writeln!(f, "{property:?}{of}: {} more", grouped(more as u64))?;
             }
         }
         Ok(())

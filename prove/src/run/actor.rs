@@ -12,13 +12,14 @@ use tokio::time::sleep;
 use url::Url;
 
 use super::aims::Target;
+use super::cutter::Cutter;
 use super::{RunError, RunOptions, Way};
 use crate::driver::exec::{Exec, ExecOptions};
 use crate::driver::implementation::Implementation;
 use crate::driver::message::{Line, Request, UNSUPPORTED};
 use crate::driver::process::{Driver, DriverError, Listener};
-use crate::history::{CUT, KILL, Operation, Phase, ProcessState, Sender, Verb, What};
-use crate::wire::{Gate, Method, Observer, Proxy, Recorder, Sprung};
+use crate::history::{KILL, Operation, Phase, ProcessState, Sender, Verb, What};
+use crate::wire::{Gate, Observer, Proxy, Recorder, Sprung};
 
 /// Time limit of an operation, in addition to the time that it may wait.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,7 +29,7 @@ pub struct Actor {
     process: u32,
     lock: String,
     recorder: Recorder,
-    proxy: Option<Proxy>,
+    proxy: Option<Arc<Proxy>>,
     implementation: Implementation,
     verb: Arc<Mutex<Option<Verb>>>,
     /// Whether its kill has been recorded.
@@ -64,7 +65,7 @@ impl Actor {
         observer: impl Observer,
     ) -> Result<Self, RunError> {
         let proxy = match &options.url {
-            Some(url) => Some(proxy(url, (recorder.observer(process), observer)).await?),
+            Some(url) => Some(Arc::new(proxy(url, (recorder.observer(process), observer)).await?)),
             None => None,
         };
         let mut environment = Vec::new();
@@ -87,7 +88,12 @@ impl Actor {
                 Implementation::Exec(Exec::new(options, listener)?)
             }
         };
-        recorder.record(What::Process { process, state: ProcessState::Started });
+        let command = way.command();
+        recorder.record(What::Process {
+            process,
+            state: ProcessState::Started,
+            implementation: (command != options.way.command()).then(|| command.to_owned()),
+        });
         let (lock, recorder) = (options.lock.clone(), recorder.clone());
         Ok(Self { process, lock, recorder, proxy, implementation, verb, killed: false })
     }
@@ -110,12 +116,12 @@ impl Actor {
     /// Returns the average additional time for which the proxy kept data, beyond its delay,
     /// since the last call.
     pub fn lateness(&self) -> Duration {
-        self.proxy.as_ref().map_or(Duration::ZERO, Proxy::lateness)
+        self.proxy.as_ref().map_or(Duration::ZERO, |proxy| proxy.lateness())
     }
 
     /// Returns the gate of its proxy.
     pub fn gate(&self) -> Option<Gate> {
-        self.proxy.as_ref().map(Proxy::gate)
+        self.proxy.as_ref().map(|proxy| proxy.gate())
     }
 
     /// Returns the reason if some of its data could not be parsed and therefore was not
@@ -136,10 +142,9 @@ impl Actor {
         slots: Option<u32>,
     ) -> Result<Line, DriverError> {
         *self.verb.lock().unwrap_or_else(PoisonError::into_inner) = Some(verb);
-        let mut operation = operation(self.process, verb, Phase::Invoke);
-        operation.slots = slots;
-        self.recorder.record(What::Operation(operation));
         let wait_ms = wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        let asked = operation(self.process, verb, Phase::Invoke);
+        self.recorder.record(What::Operation(Operation { slots, wait_ms, ..asked }));
         let request = Request { verb, lock: self.lock.clone(), wait_ms, slots };
         let answer = self.implementation.ask(&request, LIMIT + wait.unwrap_or_default()).await;
         if let Err(error) = &answer {
@@ -185,26 +190,21 @@ impl Actor {
     /// Arms a cut of the connection on which the client sends this method for the `n`th time
     /// from now on. The fault is recorded before it takes effect.
     pub fn cut_at(&self, target: &Target, n: usize) -> Option<Sprung> {
-        let proxy = self.proxy.as_ref()?;
-        let (recorder, process) = (self.recorder.clone(), self.process);
-        let (method, fault) = (target.method.clone(), target.fault());
-        let mut sent = 0;
-        let awaited = move |one: &Method| {
-            sent += usize::from(one.sender == Sender::Client && one.name == method);
-            let found = one.sender == Sender::Client && one.name == method && sent == n;
-            if found {
-                recorder.record(What::Fault { process: Some(process), fault: fault.clone() });
-            }
-            found
-        };
-        Some(proxy.cut_at(target.when, awaited))
+        Some(self.cutter()?.cut_at(&target.method, target.when, n))
+    }
+
+    /// Returns a handle that injects faults, even while a request is unanswered. `None` if no
+    /// broker is observed.
+    pub fn cutter(&self) -> Option<Cutter> {
+        let (proxy, recorder) = (Arc::clone(self.proxy.as_ref()?), self.recorder.clone());
+        let control = self.implementation.control();
+        Some(Cutter { process: self.process, recorder, proxy, control })
     }
 
     /// Cuts all connections of the process, for both sides.
     pub fn cut(&self) {
-        if let Some(proxy) = &self.proxy {
-            self.suffers(CUT.to_owned());
-            proxy.cut();
+        if let Some(cutter) = self.cutter() {
+            cutter.cut();
         }
     }
 
@@ -255,7 +255,8 @@ impl Actor {
             self.suffers(KILL.to_owned());
         }
         self.implementation.kill().await;
-        self.recorder.record(What::Process { process: self.process, state: ProcessState::Killed });
+        let (process, state) = (self.process, ProcessState::Killed);
+        self.recorder.record(What::Process { process, state, implementation: None });
     }
 }
 
@@ -311,6 +312,7 @@ fn operation(process: u32, verb: Verb, phase: Phase) -> Operation {
         fence: None,
         draining: false,
         slots: None,
+        wait_ms: None,
         why: None,
     }
 }

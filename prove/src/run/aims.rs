@@ -35,12 +35,17 @@ pub struct Target {
 impl Target {
     /// Returns the name of the fault, as a history records it.
     pub fn fault(&self) -> String {
-        let side = match self.when {
-            When::Before => BEFORE,
-            When::After => AFTER,
-        };
-        format!("{side}{}", self.method)
+        fault(self.when, &self.method)
     }
+}
+
+/// Returns the name of a cut on this side of a method, as a history records it.
+pub fn fault(when: When, method: &str) -> String {
+    let side = match when {
+        When::Before => BEFORE,
+        When::After => AFTER,
+    };
+    format!("{side}{method}")
 }
 
 /// Prefix of the names of cuts before a method.

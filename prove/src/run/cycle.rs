@@ -15,7 +15,7 @@ use crate::driver::message::{Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
 use crate::history::Verb;
 
-/// Time limit of an acquire that waits.
+/// Time limit of an acquire that waits, unless the run ends before.
 const WAIT: Duration = Duration::from_secs(2);
 
 /// Probability that an acquire waits.
@@ -122,7 +122,7 @@ impl Cycle<'_> {
 
     async fn acquire(&mut self) -> Result<Acquired, String> {
         let waits = self.random.random_bool(WAITS);
-        let wait = Some(if waits { WAIT } else { Duration::ZERO });
+        let wait = Some(if waits { WAIT.min(self.run.left()) } else { Duration::ZERO });
         let answer = if *self.strike == Strike::KillAcquiring {
             // Most acquires take much less than the maximum time.
             let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));

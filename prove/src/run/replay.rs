@@ -21,6 +21,9 @@ pub struct Played {
     /// driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<Variables>,
+    /// Driver of a second implementation, which every other client process runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_driver: Option<String>,
     /// Driver that resizes the lock if the implementation does not support resize.
     pub administrator: String,
     /// Duration of the workload, in milliseconds.
@@ -57,6 +60,7 @@ impl Played {
                 Way::Driver(_) => None,
                 Way::Exec(_, variables) => Some(variables.clone()),
             },
+            second_driver: options.second_driver.clone(),
             administrator: options.administrator.clone(),
             duration_ms: millis(options.duration),
             clients: options.clients,
@@ -85,6 +89,7 @@ impl RunOptions {
                 None => Way::Driver(implementation),
                 Some(variables) => Way::Exec(implementation, variables),
             },
+            second_driver: played.second_driver,
             administrator: played.administrator,
             url,
             rules: header.protocol,

@@ -2,11 +2,14 @@
 //! administrator changes the number of slots. See `cycle` for one cycle of a client.
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -15,6 +18,7 @@ use super::aims::{Aim, Aims};
 use super::cycle::{Cycle, Strike};
 use super::{Faults, RunError, RunOptions, Way};
 use crate::driver::message::{Line, UNSUPPORTED};
+use crate::driver::process::DriverError;
 use crate::history::{Rules, Verb};
 use crate::wire::Recorder;
 
@@ -24,6 +28,9 @@ const NEW: f64 = 0.35;
 /// Maximum number of cycles in which a cut stays aimed at a method that is not sent.
 const TRIES: u32 = 8;
 
+/// Time limit of an acquire after the last fault.
+const RECOVERY: Duration = Duration::from_secs(10);
+
 /// The state that all processes of a run share.
 #[derive(Clone)]
 pub(super) struct Run {
@@ -32,33 +39,72 @@ pub(super) struct Run {
     recorder: Recorder,
     processes: Arc<AtomicU32>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
-    end: Instant,
+    end: End,
 }
 
-/// Runs the workload. Returns the recording, and warnings about the implementation's behaviour.
+/// The end of a run: a time, or earlier if the run is ended early.
+#[derive(Clone)]
+struct End {
+    at: Instant,
+    early: watch::Receiver<bool>,
+}
+
+impl End {
+    fn is_reached(&self) -> bool {
+        *self.early.borrow() || Instant::now() >= self.at
+    }
+
+    /// Resolves at the end. Cancel safe.
+    async fn reached(&self) {
+        tokio::select! {
+            () = sleep_until(self.at) => {}
+            () = self.reached_early() => {}
+        }
+    }
+
+    /// Returns whether the run was ended early.
+    fn is_early(&self) -> bool {
+        *self.early.borrow()
+    }
+
+    /// Resolves if the run is ended early. Cancel safe.
+    async fn reached_early(&self) {
+        if self.early.clone().wait_for(|&early| early).await.is_err() {
+            pending::<()>().await;
+        }
+    }
+}
+
+/// Runs and records the workload until `early` becomes true, but not longer than its duration.
+/// Returns warnings about the implementation's behaviour.
 ///
 /// # Errors
 ///
 /// [`RunError`] if the implementation cannot be started, or the lock cannot be created.
-pub async fn play(options: &RunOptions) -> Result<(Recorder, Vec<String>), RunError> {
+pub async fn play(
+    options: &RunOptions,
+    recorder: &Recorder,
+    early: watch::Receiver<bool>,
+) -> Result<Vec<String>, RunError> {
     let mut run = Run {
         options: Arc::new(options.clone()),
         aims: Aims::default(),
-        recorder: Recorder::new(),
+        recorder: recorder.clone(),
         processes: Arc::default(),
         troubles: Arc::default(),
-        end: Instant::now(),
+        end: End { at: Instant::now(), early },
     };
     let mut random = StdRng::seed_from_u64(options.seed);
     let administrator = run.administrator().await?;
-    run.end = Instant::now() + options.duration;
+    run.end.at = Instant::now() + options.duration;
     let mut tasks = JoinSet::new();
-    for _ in 0..options.clients {
-        let actor = run.start(&options.way).await?;
+    for number in 0..options.clients {
+        let way = options.way_of(number);
+        let actor = run.start(&way).await?;
         let (run, random) = (run.clone(), StdRng::seed_from_u64(random.random()));
-        tasks.spawn(async move { run.client(actor, random).await });
+        tasks.spawn(async move { run.client(&way, actor, random).await });
     }
-    let resized = match administrator {
+    let mut resized = match administrator {
         Some(actor) => Some(run.resize(actor, &mut random).await?),
         None => None,
     };
@@ -67,6 +113,9 @@ pub async fn play(options: &RunOptions) -> Result<(Recorder, Vec<String>), RunEr
         if let Ok(Err(error)) = ended {
             failed = Some(error);
         }
+    }
+    if failed.is_none() && !run.end.is_early() {
+        run.recover(resized.as_mut()).await?;
     }
     if let Some(mut actor) = resized {
         // The lock is deleted from the broker afterwards.
@@ -77,7 +126,7 @@ pub async fn play(options: &RunOptions) -> Result<(Recorder, Vec<String>), RunEr
         return Err(error);
     }
     let troubles = run.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok((run.recorder.clone(), troubles.iter().cloned().collect()))
+    Ok(troubles.iter().cloned().collect())
 }
 
 impl Run {
@@ -86,8 +135,23 @@ impl Run {
         Actor::start(way, &self.options, &self.recorder, process).await
     }
 
+    /// Returns the time until the end of the run.
+    pub(super) fn left(&self) -> Duration {
+        self.end.at.saturating_duration_since(Instant::now())
+    }
+
     fn trouble(&self, text: String) {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner).insert(text);
+    }
+
+    /// Returns whether an operation was done. Warns if it was not.
+    fn is_done(&self, what: &str, answer: Result<Line, DriverError>) -> bool {
+        match answer {
+            Ok(Line::Ok(_)) => return true,
+            Ok(line) => self.trouble(format!("{what}: {line:?}")),
+            Err(error) => self.trouble(format!("{what}: {error}")),
+        }
+        false
     }
 
     /// Returns a process that has created the lock: a process of the implementation, or of the
@@ -110,17 +174,19 @@ impl Run {
 
     /// Resizes the lock between 1 and the maximum until the end of the run.
     async fn resize(&self, mut actor: Actor, random: &mut StdRng) -> Result<Actor, RunError> {
-        let mut slots = self.options.slots;
-        while Instant::now() < self.end {
-            sleep(self.options.resize_within.mul_f64(random.random_range(0.2..1.0))).await;
-            slots = match slots {
-                1 => self.options.slots,
-                _ => random.random_range(1..=self.options.slots),
-            };
-            if self.options.slots == 1 {
-                sleep_until(self.end).await;
-                break;
+        let RunOptions { slots: most, resize_within, .. } = *self.options;
+        if most == 1 || resize_within.is_zero() {
+            self.end.reached().await;
+            return Ok(actor);
+        }
+        let mut slots = most;
+        loop {
+            let pause = resize_within.mul_f64(random.random_range(0.2..1.0));
+            tokio::select! {
+                () = self.end.reached() => break,
+                () = sleep(pause) => {}
             }
+            slots = if slots == 1 { most } else { random.random_range(1..=most) };
             match actor.ask(Verb::Resize, None, Some(slots)).await {
                 Ok(Line::Ok(_)) => {}
                 Ok(line) => self.trouble(format!("resize: {line:?}")),
@@ -133,11 +199,41 @@ impl Run {
         Ok(actor)
     }
 
+    /// After all faults, sets the maximum number of slots and acquires each of them. The requests
+    /// wait long enough to be judged by S10.
+    async fn recover(&self, administrator: Option<&mut Actor>) -> Result<(), RunError> {
+        if let Some(actor) = administrator {
+            let answer = actor.ask(Verb::Resize, None, Some(self.options.slots)).await;
+            self.is_done("resize after the last fault", answer);
+        }
+        let mut holders = Vec::new();
+        for number in 0..self.options.slots {
+            let mut actor = self.start(&self.options.way_of(number)).await?;
+            let answer = actor.ask(Verb::Acquire, Some(RECOVERY), None).await;
+            if self.is_done("acquire after the last fault", answer) {
+                holders.push(actor);
+            } else {
+                actor.kill().await;
+            }
+        }
+        for mut actor in holders {
+            // Whether the slot is still owned is judged from the frames.
+            let _ = actor.ask(Verb::Release, None, None).await;
+            actor.kill().await;
+        }
+        Ok(())
+    }
+
     /// Runs cycles until the end of the run. Replaces a process that was killed or whose state
     /// is unknown.
-    async fn client(&self, mut actor: Actor, mut random: StdRng) -> Result<(), RunError> {
+    async fn client(
+        &self,
+        way: &Way,
+        mut actor: Actor,
+        mut random: StdRng,
+    ) -> Result<(), RunError> {
         let (mut strike, mut tries) = (Strike::Nothing, 0);
-        while Instant::now() < self.end {
+        while !self.end.is_reached() {
             let drawn = self.strike(&mut random);
             // A cut stays aimed at its method until the method is sent.
             let aimed = matches!(strike, Strike::CutMethod(_)) && tries < TRIES;
@@ -147,7 +243,11 @@ impl Run {
             tries += 1;
             let mut cycle =
                 Cycle { run: self, actor: &mut actor, random: &mut random, strike: &mut strike };
-            let keeps = match cycle.play().await {
+            let played = tokio::select! {
+                played = cycle.play() => played,
+                () = self.end.reached_early() => break,
+            };
+            let keeps = match played {
                 Ok(keeps) => keeps,
                 Err(why) => {
                     self.trouble(why);
@@ -156,7 +256,7 @@ impl Run {
             };
             if !keeps {
                 actor.kill().await;
-                actor = self.start(&self.options.way).await?;
+                actor = self.start(way).await?;
             }
         }
         actor.kill().await;

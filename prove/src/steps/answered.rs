@@ -52,6 +52,17 @@ impl Unanswered {
         self.channels.get(&(connection, channel)).is_some_and(|channel| channel.closed)
     }
 
+    /// Returns whether the broker answers this request. It confirms a publish only in confirm
+    /// mode.
+    pub fn answers(&self, connection: usize, channel: u16, method: &str) -> bool {
+        let channel = self.channels.get(&(connection, channel));
+        match method {
+            "basic.ack" | "basic.nack" | "basic.reject" => false,
+            "basic.publish" => channel.is_some_and(|channel| channel.published.is_some()),
+            _ => true,
+        }
+    }
+
     /// Returns the broker's answers to steps so far.
     pub fn seen(&self) -> &[String] {
         &self.seen
@@ -220,6 +231,15 @@ mod tests {
         let mut unanswered = after(&[">confirm.select", ">basic.publish", ">basic.publish"]);
         unanswered.note(&confirm(2, true));
         assert!(unanswered.is_empty());
+    }
+
+    #[test]
+    fn acknowledgements_and_publishes_without_confirms_have_no_answer() {
+        let answers = |before: &[&str], method| after(before).answers(1, 1, method);
+        assert!(answers(&[], "queue.declare") && answers(&[], "basic.get"));
+        assert!(!answers(&[">basic.get"], "basic.reject") && !answers(&[], "basic.ack"));
+        assert!(!answers(&[], "basic.publish"));
+        assert!(answers(&[">confirm.select"], "basic.publish"));
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::driver::message::Line;
 use crate::history::{ConnectionState, Verb};
 use crate::run::RunError;
 use crate::run::actor::Actor;
-use crate::wire::{Gate, Method, Observer, Passed, Waiting};
+use crate::run::cutter::Cutter;
+use crate::wire::{Gate, Method, Observer, Passed, Waiting, When};
 
 /// Time within which a process with several connections must use the next connection, when it is
 /// in a state for the first time.
@@ -24,7 +25,7 @@ const KNOWN: Duration = Duration::from_secs(2);
 
 /// Time within which a process must send a request or answer. It exceeds the time limit of an
 /// operation.
-const LIMIT: Duration = Duration::from_secs(40);
+pub const LIMIT: Duration = Duration::from_secs(40);
 
 /// An operation of a process.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +54,8 @@ pub enum Phase {
 struct Seen {
     unanswered: Unanswered,
     phase: Phase,
+    /// Whether the last answer shows that the process holds a slot.
+    holds: bool,
     connections: BTreeSet<usize>,
 }
 
@@ -87,6 +90,8 @@ pub struct Played {
     pub holds: bool,
     /// A warning about an unexpected answer.
     pub trouble: Option<String>,
+    /// Whether the process was killed, because it did not answer in time.
+    pub killed: bool,
 }
 
 /// A process whose requests wait at its gate.
@@ -95,7 +100,10 @@ pub struct Player {
     pub process: u32,
     /// The number of requests that were released.
     pub released: usize,
+    /// Whether the process was killed, because it did not answer in time.
+    pub killed: bool,
     gate: Gate,
+    cutter: Cutter,
     watch: Watch,
     next: mpsc::UnboundedSender<()>,
     task: JoinHandle<Played>,
@@ -120,11 +128,12 @@ impl Player {
         watch: Watch,
         tasks: Vec<Task>,
     ) -> Result<Self, RunError> {
-        let gate = actor.gate().ok_or(RunError::Url)?;
+        let (gate, cutter) = actor.gate().zip(actor.cutter()).ok_or(RunError::Url)?;
         gate.close();
         let (next, begins) = mpsc::unbounded_channel();
         let task = tokio::spawn(play(actor, gate.clone(), watch.clone(), tasks, begins));
-        Ok(Self { process, released: 0, gate, watch, next, task, past: Vec::new() })
+        let (released, killed, past) = (0, false, Vec::new());
+        Ok(Self { process, released, killed, gate, cutter, watch, next, task, past })
     }
 
     /// Returns the current activity.
@@ -132,17 +141,24 @@ impl Player {
         self.watch.0.borrow().phase
     }
 
+    /// Returns whether the process is idle and holds a slot.
+    pub fn holds(&self) -> bool {
+        let seen = self.watch.0.borrow();
+        seen.holds && seen.phase != Phase::Busy
+    }
+
     /// Waits until the process cannot continue without the next step. Returns the waiting
     /// requests. Requests for which `idle` returns true are released, because their order does
     /// not matter. `name` returns a name that is equal in all executions. Returns `None` if the
-    /// process neither sends a request nor answers.
+    /// process neither sends a request nor answers within the limit.
     pub async fn rest(
         &self,
+        limit: Duration,
         known_requests: &mut KnownRequests,
         name: impl Fn(&Waiting) -> String,
         idle: impl Fn(&Waiting) -> bool,
     ) -> Option<Vec<Waiting>> {
-        let mut waiting = timeout(LIMIT, self.settled(&idle)).await.ok()?;
+        let mut waiting = timeout(limit, self.settled(&idle)).await.ok()?;
         let mut past = self.past.clone();
         let connections = {
             let seen = self.watch.0.borrow();
@@ -217,17 +233,59 @@ impl Player {
         self.pass(request, true);
     }
 
+    /// Cuts the connection of a waiting request, before or after it. `name` is equal in all
+    /// executions.
+    pub async fn cut(&mut self, request: &Waiting, when: When, name: String) {
+        self.past.push(name);
+        let Waiting { connection, channel, ref method, .. } = *request;
+        let answers = self.watch.0.borrow().unanswered.answers(connection, channel, method);
+        let release = || self.pass(request, true);
+        match when {
+            When::Before => self.cutter.cut_before(connection, method).await,
+            When::After if answers => {
+                let mut watched = self.watch.0.subscribe();
+                let answered = async {
+                    // The player contains the sender.
+                    let _ = watched.wait_for(|seen| seen.unanswered.is_empty()).await;
+                };
+                self.cutter.cut_after(connection, method, release, answered).await;
+            }
+            When::After => self.cutter.cut_after_unanswered(connection, method, release).await,
+        }
+    }
+
+    /// Cuts all connections of the process. `name` is equal in all executions.
+    pub async fn cut_all(&mut self, name: String) {
+        self.past.push(name);
+        self.cutter.cut_all().await;
+    }
+
+    /// Kills the process, which did not answer in time.
+    pub fn kill(&mut self) {
+        self.killed = true;
+        self.cutter.kill();
+    }
+
     /// Starts the next operation.
     pub fn begin(&self) {
         self.watch.0.send_modify(|seen| seen.phase = Phase::Busy);
         let _ = self.next.send(());
     }
 
-    /// Lets the remaining requests pass freely, and waits for the end of the operations.
-    pub async fn finish(self) -> Option<Played> {
+    /// Lets the remaining requests pass freely, and waits for the end of the operations. Kills
+    /// the process if they do not end within the limit.
+    pub async fn finish(mut self, limit: Duration) -> Option<Played> {
         self.gate.open();
-        drop(self.next);
-        self.task.await.ok()
+        // The sender is dropped, so the remaining operations start.
+        self.next = mpsc::unbounded_channel().0;
+        let ended = match timeout(limit, &mut self.task).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                self.kill();
+                (&mut self.task).await
+            }
+        };
+        ended.ok().map(|played| Played { killed: self.killed, ..played })
     }
 }
 
@@ -250,7 +308,8 @@ async fn play(
         let wait = (verb == Verb::Acquire).then_some(Duration::ZERO);
         let answer = actor.ask(verb, wait, slots).await;
         let done = matches!(answer, Ok(Line::Ok(_)));
-        holds = done && verb == Verb::Acquire;
+        holds = done && matches!(verb, Verb::Acquire | Verb::Verify);
+        watch.0.send_modify(|seen| seen.holds = holds);
         match answer {
             Ok(Line::Info(why)) => trouble = Some(format!("{verb:?}: {why}")),
             Ok(Line::Fail(why)) if verb == Verb::Resize => {
@@ -265,5 +324,5 @@ async fn play(
     }
     gate.open();
     phase(Phase::Done);
-    Played { actor, holds, trouble }
+    Played { actor, holds, trouble, killed: false }
 }

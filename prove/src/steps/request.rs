@@ -8,6 +8,8 @@ use lockkeeper::plan::naming::LockName;
 
 use super::explore::Step;
 use crate::history::Verb;
+use crate::run::aims::fault;
+use crate::wire::When;
 
 /// A step of a process. Equal in two executions even though their locks have different names and
 /// their connections may have different numbers.
@@ -49,6 +51,17 @@ pub enum Asked {
     /// The process sends a method that concerns a queue. Contains the name of the method, as in
     /// a history.
     Method(String, On),
+    /// The prover injects a fault instead of a step.
+    Cut(Cut),
+}
+
+/// An injected fault.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cut {
+    /// The connection is cut before or after this method, as in [`Asked::Method`].
+    Method(When, String, On),
+    /// All connections of the process are cut while it holds.
+    Holding,
 }
 
 /// The queue that a method concerns.
@@ -118,7 +131,7 @@ impl Step for Request {
     /// slot.
     fn depends_on(&self, other: &Self) -> bool {
         let (Asked::Method(one, on), Asked::Method(two, at)) = (&self.what, &other.what) else {
-            // A hold may end, and a grant may follow from any request.
+            // A hold may end, and a grant may follow from any request or fault.
             return true;
         };
         let both = writes(one, on) && writes(two, at);
@@ -154,6 +167,10 @@ impl Display for Request {
         match &self.what {
             Asked::Begin(verb) => write!(f, "process {process}: starts {}", verb.name()),
             Asked::Method(name, on) => write!(f, "process {process}: {name} {on}"),
+            Asked::Cut(Cut::Method(when, name, on)) => {
+                write!(f, "process {process}: {} {on}", fault(*when, name))
+            }
+            Asked::Cut(Cut::Holding) => write!(f, "process {process}: cut while it holds"),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::StepsError;
 use super::player::{Played, Watch};
-use crate::driver::message::UNSUPPORTED;
+use crate::driver::message::{Line, UNSUPPORTED};
 use crate::history::Verb;
 use crate::run::actor::Actor;
 use crate::run::{RunError, RunOptions, Way};
@@ -95,24 +95,34 @@ impl Stage {
     }
 }
 
-/// Deletes the lock from the broker and ends the processes.
-pub async fn leave(clients: Vec<Played>, administrator: Option<Actor>) {
+/// Deletes the lock from the broker and ends the processes. If the administrator cannot delete
+/// the lock, because of a fault, another process of its driver does. `stage` contains the name
+/// of the lock.
+pub async fn leave(stage: Stage, clients: Vec<Played>, administrator: Option<Actor>) {
     for mut client in clients {
         if client.holds {
             let _ = client.actor.ask(Verb::Release, None, None).await;
         }
         client.actor.kill().await;
     }
-    if let Some(mut administrator) = administrator {
-        let _ = administrator.ask(Verb::Destroy, None, None).await;
-        administrator.kill().await;
+    let Some(mut administrator) = administrator else { return };
+    let destroyed = administrator.ask(Verb::Destroy, None, None).await;
+    let process = administrator.process() + 1;
+    administrator.kill().await;
+    if let (false, Some(way)) = (matches!(destroyed, Ok(Line::Ok(_))), &stage.administrator)
+        && let Ok((mut other, _)) = stage.start(way, &Recorder::new(), process).await
+    {
+        let _ = other.ask(Verb::Destroy, None, None).await;
+        other.kill().await;
     }
 }
 
 impl Prepared {
     /// Removes the lock and the processes of an execution that does not take place.
     pub async fn leave(self) {
-        let idle = |(actor, _)| Played { actor, holds: false, trouble: None };
-        leave(self.clients.into_iter().map(idle).collect(), Some(self.administrator.0)).await;
+        let idle = |(actor, _)| Played { actor, holds: false, trouble: None, killed: false };
+        let clients = self.clients.into_iter().map(idle).collect();
+        let stage = Stage { run: self.run, administrator: Some(self.way) };
+        leave(stage, clients, Some(self.administrator.0)).await;
     }
 }

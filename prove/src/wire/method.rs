@@ -1,10 +1,13 @@
 //! A method in transit, with the fields that a history records. See `reader` for how methods are
 //! found in the data.
 
+mod options;
+
 use amq_protocol::protocol::{AMQPClass, basic, channel, connection, queue};
 use amq_protocol::types::{AMQPValue, FieldTable, ShortString};
 
 use crate::history::Sender;
+use options::options;
 
 /// A method in transit, or, for an [`Observer`](super::Observer) only, the body of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +44,7 @@ pub struct Fields {
     pub delivery: Option<u64>,
     /// Whether a declare or a consume requests exclusivity.
     pub exclusive: bool,
-    /// `multiple` of an ack or nack, `no-ack` of a consume or get.
+    /// `multiple` of an ack or nack, `no-ack` of a consume or get, `mandatory` of a publish.
     pub flag: bool,
     /// Whether a reject or nack requeues the message.
     pub requeue: bool,
@@ -56,6 +59,9 @@ pub struct Fields {
     pub broker: Option<String>,
     /// `connection.tune-ok`: the heartbeat interval, in seconds. 0 without heartbeats.
     pub heartbeat: Option<u16>,
+    /// Further options of a declare, consume or start-ok: see
+    /// [`Frame::options`](crate::history::Frame::options).
+    pub options: Option<Vec<String>>,
 }
 
 impl Method {
@@ -67,7 +73,8 @@ impl Method {
             }
             _ => String::new(),
         };
-        let (name, queue, fields) = (name(class), named_queue(class), Fields::of(class));
+        let fields = Fields { options: options(class), ..Fields::of(class) };
+        let (name, queue) = (name(class), named_queue(class));
         Self { connection, channel, sender, name, queue, arguments, fields }
     }
 }
@@ -126,6 +133,7 @@ impl Fields {
             Basic::ConsumeOk(consuming) => Self { consumer: tag(&consuming.consumer_tag), ..none },
             Basic::Cancel(cancel) => Self { consumer: tag(&cancel.consumer_tag), ..none },
             Basic::CancelOk(cancelled) => Self { consumer: tag(&cancelled.consumer_tag), ..none },
+            Basic::Publish(publish) => Self { flag: publish.mandatory, ..none },
             Basic::Return(returned) => Self { code: Some(returned.reply_code), ..none },
             Basic::Deliver(deliver) => Self {
                 consumer: tag(&deliver.consumer_tag),

@@ -81,6 +81,11 @@ impl Recorder {
         std::mem::take(&mut lock(&self.record).events)
     }
 
+    /// Returns a copy of the events so far, in the order of time.
+    pub fn so_far(&self) -> Vec<Event> {
+        lock(&self.record).events.clone()
+    }
+
     /// Returns the product and version of the broker from its last `connection.start`. Returns
     /// `None` before the first one.
     pub fn broker(&self) -> Option<String> {
@@ -180,6 +185,7 @@ fn frame((process, connection): (u32, u32), method: &Method) -> Frame {
         messages: fields.messages,
         consumers: fields.consumers,
         body: fields.body.clone(),
+        options: fields.options.clone(),
     }
 }
 

@@ -80,7 +80,8 @@ fn reports_a_slot_that_no_resize_requested() {
     };
     assert_eq!(story(false), [(Property::S3, Cause::Unknown)]);
     assert_eq!(story(true), NONE);
-    let owned = queue().ask(1, Verb::Acquire).own(1, "N-2-B").granted(1, 2).violations();
+    let owned = queue().ask(1, Verb::Acquire).request(1, "basic.publish", "N-2-A");
+    let owned = owned.own(1, "N-2-B").granted(1, 2).violations();
     assert_eq!(owned, [(Property::S3, Cause::Client), (Property::S4, Cause::Client)]);
 }
 
@@ -159,7 +160,8 @@ fn reports_a_slot_that_is_still_owned_after_a_release() {
 #[test]
 fn a_consumer_releases_by_closing_its_channel() {
     let story = || {
-        let story = consumer().ask(1, Verb::Acquire).consume(1, "N-1-C").granted(1, 1);
+        let story = consumer().ask(1, Verb::Acquire).consume(1, "N-1-C");
+        let story = story.call(1, "queue.declare", "N-1-C").granted(1, 1);
         story.ask(1, Verb::Release)
     };
     let closed = story().call(1, "channel.close", "").ok(1, Verb::Release);
@@ -171,7 +173,8 @@ fn a_consumer_releases_by_closing_its_channel() {
 #[test]
 fn reports_the_deletion_of_a_held_consumer_queue() {
     let held = |release: bool, shrink: bool| {
-        let story = consumer().ask(1, Verb::Acquire).consume(1, "N-1-C").granted(1, 1);
+        let story = consumer().ask(1, Verb::Acquire).consume(1, "N-1-C");
+        let story = story.call(1, "queue.declare", "N-1-C").granted(1, 1);
         let story = if release { story.ask(2, Verb::Release) } else { story };
         let story = if shrink { story.resize(2, 0) } else { story };
         let story = story.request(2, "queue.delete", "N-1-C");
@@ -257,7 +260,8 @@ fn reports_a_hold_that_was_resumed_on_a_new_connection() {
         )
     };
     let resumed = declare(queue().acquires(1)).ask(1, Verb::Verify).ok(1, Verb::Verify);
-    assert_eq!(resumed.violations(), [(Property::S2, Cause::Client)]);
+    let expected = [(Property::Rule, Cause::Client), (Property::S2, Cause::Client)];
+    assert_eq!(resumed.violations(), expected);
     let acquired = declare(queue().acquires(1).ask(1, Verb::Acquire)).granted(1, 1);
     assert_eq!(acquired.violations(), NONE);
 }
@@ -301,6 +305,7 @@ fn a_fault_during_an_acquire_is_not_a_release() {
     let story = consumer()
         .ask(1, Verb::Acquire)
         .consume(1, "N-1-C")
+        .call(1, "queue.declare", "N-1-C")
         .call(1, "queue.declare(passive)", "N-1-A")
         .fault(1, "cut after basic.cancel")
         .granted(1, 1)
@@ -317,7 +322,10 @@ fn judges_only_the_broker_without_operations() {
     let found: Vec<_> = verdict.violations.iter().map(|one| (one.property, one.cause)).collect();
     assert_eq!(found, [(Property::S1, Cause::Broker)]);
     let unknown: Vec<_> = verdict.not_judged.keys().copied().collect();
-    assert_eq!(unknown, [Property::S2, Property::S3, Property::S4, Property::S5, Property::S6]);
+    assert_eq!(
+        unknown,
+        [Property::S2, Property::S3, Property::S4, Property::S5, Property::S6, Property::S10]
+    );
     let changed = |mutex: bool| {
         let story = if mutex { queue().own(9, "N") } else { queue() };
         story.call(9, "queue.declare", "N-2-A").violations()

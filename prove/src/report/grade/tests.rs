@@ -1,13 +1,15 @@
 //! Tests the grades of given verdicts.
 
 use super::*;
+use crate::check::LONG_WAITS;
 use crate::check::tests::Story;
 use crate::check::verdict::Cause;
 use crate::report::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING};
 
 /// Returns a verdict without violations, of a run in which all required situations occurred.
 fn enough() -> (Verdict, Situations) {
-    let counts = [("contended hand-overs", 5000), ("refusals", 100), ("resizes", 100)];
+    let counts =
+        [("contended hand-overs", 5000), ("refusals", 100), ("resizes", 100), (LONG_WAITS, 1)];
     let counts = counts.map(|(name, count)| (name.to_owned(), count)).into();
     let faults = [(KILL_HOLDING, 20), (KILL_ACQUIRING, 20), (CUT_HOLDING, 20), ("x while idle", 9)];
     let hits = Hits {
@@ -84,6 +86,10 @@ fn gives_no_grade_if_a_situation_is_missing() {
     assert_eq!(contended, [Given::NotGiven; 2]);
     assert_eq!(run(|_, situations| situations.lost_races = 0), [Given::NotGiven; 2]);
     let second = [Given::Yes, Given::NotGiven];
+    let without_recovery = run(|verdict, _| {
+        verdict.counts.remove(LONG_WAITS);
+    });
+    assert_eq!(without_recovery, second);
     assert_eq!(run(|_, situations| situations.methods[0].after = 0), second);
     let killed = run(|_, situations| {
         situations.faults.remove(KILL_ACQUIRING);
@@ -109,7 +115,8 @@ fn violated(story: Story, property: Property) -> [Given; 2] {
     let event = history.events.len() - 1;
     let what = String::new();
     let cause = Cause::Client;
-    verdict.violations.push(Violation { property, cause, at: 0, event, processes: vec![1], what });
+    let (processes, rule) = (vec![1], None);
+    verdict.violations.push(Violation { property, cause, at: 0, event, processes, what, rule });
     given(&history, &(verdict, situations), Some(&[]))
 }
 

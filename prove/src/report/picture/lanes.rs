@@ -45,7 +45,7 @@ fn of_process(scene: &Scene<'_>, process: u32) -> Lane {
             What::Lost { process: one, why } if *one == process => {
                 ticks.push(tick("lost".to_owned(), format!("reported a loss: {why}")));
             }
-            What::Process { process: one, state } if *one == process => {
+            What::Process { process: one, state, .. } if *one == process => {
                 let label = match state {
                     ProcessState::Started => "started",
                     ProcessState::Killed => "ended",

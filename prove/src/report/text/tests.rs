@@ -63,6 +63,23 @@ fn names_a_violation_its_cause_and_its_picture() {
 }
 
 #[test]
+fn prints_the_violations_of_each_rule() {
+    let mut story = Story::new(Rules::ExclusiveQueue, 1).own(9, "N-1-B");
+    for process in 1..5 {
+        story = story.ask(process as usize, Verb::Acquire).own(process, "N-2-B");
+    }
+    let report = report(story.request(9, "basic.publish", "N-1-A"));
+    let text = text(&report, Some("DIR"));
+    let rule = line(&text, "Rule CLIENT at ");
+    assert!(rule.contains(": PS-6: process 9 published on the connection"), "{text}");
+    let printed = text.lines().filter(|one| one.starts_with("Rule CLIENT") && one.contains("PS-9"));
+    assert_eq!(printed.count(), SHOWN, "{text}");
+    assert_eq!(line(&text, "Rule PS-9"), "Rule PS-9: 1 more");
+    let pictures: Vec<&str> = report.pictures.iter().map(|one| &*one.file).collect();
+    assert!(pictures.contains(&"violation-Rule-1.svg"), "{pictures:?}");
+}
+
+#[test]
 fn groups_digits_by_thousands() {
     assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
 }

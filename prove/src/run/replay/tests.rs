@@ -8,6 +8,7 @@ use crate::history::History;
 fn options(way: Way, rules: Rules) -> RunOptions {
     RunOptions {
         way,
+        second_driver: Some("another driver".to_owned()),
         administrator: "administrator".to_owned(),
         url: Some(Url::parse("amqp://user:secret@127.0.0.1:5672").unwrap()),
         rules,
@@ -68,6 +69,7 @@ fn compares_properties_and_causes() {
             event: 0,
             processes: Vec::new(),
             what: String::new(),
+            rule: None,
         };
         Verdict { violations: found.iter().map(violation).collect(), ..Verdict::default() }
     };

@@ -24,10 +24,10 @@ fn recorded() -> (Vec<u8>, Vec<String>) {
     ];
     let expected = [
         "1 queue.declare a exclusive".to_owned(),
-        "1 basic.publish b".to_owned(),
+        "1 basic.publish b flag".to_owned(),
         "2 queue.declare-ok c messages 3 consumers 1".to_owned(),
         format!("1 content b body {}", "é".repeat(32)),
-        "3 basic.publish empty".to_owned(),
+        "3 basic.publish empty flag".to_owned(),
         "3 content empty body ".to_owned(),
         "1 basic.reject  delivery 7 requeue".to_owned(),
         "1 channel.close  code 405".to_owned(),
@@ -113,7 +113,7 @@ fn the_frame_sizes_add_up_to_the_size_of_the_data() {
 fn a_closed_channel_ends_an_incomplete_message() {
     let data = [publish(1, "a"), frames::close(1, 312), body(1, b"late"), declare(1, "b")];
     let expected =
-        ["1 basic.publish a", "1 channel.close  code 312", "1 queue.declare b exclusive"];
+        ["1 basic.publish a flag", "1 channel.close  code 312", "1 queue.declare b exclusive"];
     assert_eq!(read(&[&data.concat()]), expected);
 }
 

@@ -26,7 +26,11 @@ fn events_of_many_threads_are_in_the_order_of_time() {
             let (recorder, observer) = (recorder.clone(), recorder.observer(process));
             scope.spawn(move || {
                 for _ in 0..500 {
-                    recorder.record(What::Process { process, state: ProcessState::Started });
+                    recorder.record(What::Process {
+                        process,
+                        state: ProcessState::Started,
+                        implementation: None,
+                    });
                     observe(&observer, Sender::Broker, &declare_ok(1, "a"));
                 }
             });
@@ -64,6 +68,7 @@ fn a_method_is_recorded_with_its_process_and_its_fields() {
         messages: Some(3),
         consumers: Some(1),
         body: None,
+        options: None,
     };
     assert_eq!(whats, [What::Connection { process: 7, connection: 2, state }, What::Frame(frame)]);
 }

@@ -52,6 +52,7 @@ fn a_consume_is_answered_after_a_later_declare() {
         (frame.exclusive, frame.flag, frame.consumer) = (true, true, Some("tag".to_owned()));
     };
     let story = story.frame(Sender::Client, 1, "basic.consume", consume);
+    let story = story.call(1, "queue.declare", "N-1-C");
     let story = story.call(1, "queue.declare(passive)", "N-1-A");
     let answer = |frame: &mut crate::history::Frame| frame.consumer = Some("tag".to_owned());
     let story = story.frame(Sender::Broker, 1, "basic.consume-ok", answer);

@@ -1,0 +1,104 @@
+//! Checks S10: an acquire that waits is granted if there is room. See `refused` for how such
+//! refusals are found.
+
+use super::{Existence, Judge};
+use crate::check::holds::{Grant, Key};
+use crate::check::ownership::{Owned, Ownerships};
+use crate::check::refused::{ROOM_MS, Refused};
+use crate::check::register::Position;
+use crate::check::verdict::{Cause, Property};
+use crate::history::{Sender, What};
+
+/// Reply code of AMQP for a queue that belongs to another connection.
+const LOCKED: u16 = 405;
+/// Reply code of AMQP for a queue that has an exclusive consumer.
+const REFUSED: u16 = 403;
+
+impl Judge<'_> {
+    /// Checks S10.
+    pub(super) fn waiting(
+        &mut self,
+        ownerships: Option<&Ownerships>,
+        existence: Option<&Existence>,
+        refused: &[Refused],
+    ) {
+        for one in refused {
+            let Refused { process, slots, busy, done, .. } = *one;
+            let (cause, why, other) = match (ownerships, existence) {
+                (Some(ownerships), Some(existence)) => self.obstacle(ownerships, existence, one),
+                _ => (Cause::Unknown, String::new(), None),
+            };
+            let what = format!(
+                "process {process} was refused a slot, although for {} s at most {busy} of {slots} \
+                 were in use{why}",
+                ROOM_MS / 1000
+            );
+            let processes: Vec<u32> = std::iter::once(process).chain(other).collect();
+            self.violation((Property::S10, cause), done, &processes, what);
+        }
+    }
+
+    /// Returns why the process found no slot: the cause, a clause, and another process that is
+    /// involved.
+    fn obstacle(
+        &self,
+        ownerships: &Ownerships,
+        existence: &Existence,
+        refused: &Refused,
+    ) -> (Cause, String, Option<u32>) {
+        let Refused { from, done, slots, .. } = *refused;
+        if existence.tokens {
+            return (Cause::Unknown, String::new(), None);
+        }
+        if let Some(slot) = (1..=slots).find(|&slot| !existence.possible(slot, from, done)) {
+            return (Cause::Administrator, format!(": slot {slot} does not exist"), None);
+        }
+        let of = |slot: u32| {
+            let its = move |owned: &&Owned| owned.key() == Some(&Key::Slot(slot));
+            ownerships.owned.iter().filter(its)
+        };
+        // The whole time, with certainty.
+        let stuck = |owned: &&Owned| owned.began <= from && owned.certain_end >= done;
+        let idle = |owned: &&Owned| !self.may_hold(owned.process, from, done);
+        if let Some(owned) = (1..=slots).find_map(|slot| of(slot).filter(idle).find(stuck)) {
+            let Owned { process, connection, .. } = owned;
+            let why = format!(
+                ": connection {connection} of process {process}, which held nothing, still owned one"
+            );
+            return (Cause::Client, why, Some(*process));
+        }
+        let free = |slot: &u32| {
+            let maybe = |owned: &Owned| owned.requested <= done && owned.known_end >= from;
+            !existence.possibly_missing(*slot, from, done) && !of(*slot).any(maybe)
+        };
+        match (1..=slots).find(free) {
+            // The broker may have refused the free slot.
+            Some(_) if self.was_refused(refused.process, from, done) => {}
+            Some(slot) => return (Cause::Client, format!(": slot {slot} was free"), None),
+            None => {}
+        }
+        (Cause::Unknown, String::new(), None)
+    }
+
+    /// Returns whether the process may have held a slot at an instant of this interval,
+    /// according to its answers.
+    fn may_hold(&self, process: u32, from: Position, to: Position) -> bool {
+        let reported = self.reported;
+        let mut requests = reported.requests.get(&process).into_iter().flatten();
+        let acquires = requests.any(|&at| (from..=to).contains(&at));
+        let holds = |grant: &Grant| grant.granted <= to && grant.end >= from;
+        acquires || reported.grants.iter().any(|grant| grant.process == process && holds(grant))
+    }
+
+    /// Returns whether the broker answered the process that a queue belongs to another
+    /// connection.
+    fn was_refused(&self, process: u32, from: Position, to: Position) -> bool {
+        self.history.events[from..=to].iter().any(|event| match &event.what {
+            What::Frame(frame) => {
+                let locked = frame.code.is_some_and(|code| code == LOCKED || code == REFUSED);
+                frame.process == process && frame.sender == Sender::Broker && locked
+            }
+            _ => false,
+        })
+    }
+}

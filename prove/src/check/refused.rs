@@ -1,0 +1,149 @@
+//! Finds requests to acquire that were refused although there was room (S10): for a long time
+//! until the refusal, fewer processes could hold a slot than there were slots. Uses the answers
+//! alone. See `blame` for the causes.
+
+use super::holds::Reported;
+use super::register::{NEVER, Position, Register, Write};
+use crate::driver::message::UNSUPPORTED;
+use crate::history::{History, Operation, Phase, Verb, What};
+
+/// A client must find a free slot within this time, in milliseconds. Includes the time that the
+/// broker needs to notice the end of a connection.
+pub const ROOM_MS: u64 = 5_000;
+
+/// A refusal while there was room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The process.
+    pub process: u32,
+    /// The start of the time with room: [`ROOM_MS`] before the refusal.
+    pub from: Position,
+    /// The refusal.
+    pub done: Position,
+    /// The smallest possible number of slots in that time.
+    pub slots: u32,
+    /// The largest possible number of slots that processes held or were acquiring in that time.
+    pub busy: u32,
+}
+
+/// Requests to acquire that may wait for at least [`ROOM_MS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// The number of those that were granted.
+    pub granted: u64,
+    /// Those that were refused although there was room.
+    pub refused: Vec<Refused>,
+}
+
+/// A time in which a process may have held a slot.
+struct Busy {
+    from: Position,
+    to: Position,
+}
+
+/// Finds the requests that may wait, and those of them that were refused although there was
+/// room. Requests during which a fault hit the process or the broker are not judged.
+pub fn waits(history: &History, reported: &Reported) -> Waits {
+    let mut waits = Waits::default();
+    let requests = requests(history);
+    let mut busy = None;
+    let least = least(history.header.slots, &reported.resizes);
+    for request in requests.iter().filter(|request| request.may_wait) {
+        if request.phase == Phase::Ok {
+            waits.granted += 1;
+            continue;
+        }
+        let Some(from) = room_from(history, request) else { continue };
+        let busy = busy.get_or_insert_with(|| holds(reported, &requests));
+        // The request itself is one of those that overlap.
+        let overlap = busy.iter().filter(|one| one.from <= request.done && one.to >= from).count();
+        let overlap = u32::try_from(overlap).unwrap_or(u32::MAX).saturating_sub(1);
+        let slots = u32::MAX - least.max(from, request.done);
+        if overlap < slots {
+            let (process, done) = (request.process, request.done);
+            waits.refused.push(Refused { process, from, done, slots, busy: overlap });
+        }
+    }
+    waits
+}
+
+/// A request to acquire.
+struct Request {
+    process: u32,
+    invoked: Position,
+    /// The answer. [`NEVER`] if there is none.
+    done: Position,
+    /// The kind of the answer. [`Phase::Invoke`] if there is none.
+    phase: Phase,
+    /// Whether it may wait for at least [`ROOM_MS`].
+    may_wait: bool,
+}
+
+fn requests(history: &History) -> Vec<Request> {
+    let mut requests: Vec<Request> = Vec::new();
+    for (at, event) in history.events.iter().enumerate() {
+        let What::Operation(operation) = &event.what else { continue };
+        let Operation { process, phase, .. } = *operation;
+        if operation.verb != Verb::Acquire {
+            continue;
+        }
+        if phase == Phase::Invoke {
+            let may_wait = operation.wait_ms.is_some_and(|wait| wait >= ROOM_MS);
+            requests.push(Request { process, invoked: at, done: NEVER, phase, may_wait });
+            continue;
+        }
+        let mut open = requests.iter_mut().rev();
+        if let Some(open) = open.find(|one| one.process == process && one.done == NEVER) {
+            let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
+            open.may_wait &= !(phase == Phase::Fail && unsupported);
+            (open.done, open.phase) = (at, phase);
+        }
+    }
+    requests
+}
+
+/// Returns the position [`ROOM_MS`] before the refusal, or `None` if the request did not wait
+/// that long or a fault hit it.
+fn room_from(history: &History, request: &Request) -> Option<Position> {
+    let events = &history.events;
+    let start = events.get(request.done)?.at.checked_sub(ROOM_MS * 1000)?;
+    let from = events.partition_point(|event| event.at < start);
+    let hit = |what: &What| match what {
+        What::Fault { process, .. } => process.is_none_or(|one| one == request.process),
+        _ => false,
+    };
+    let faults = events[request.invoked..=request.done].iter().any(|event| hit(&event.what));
+    (from >= request.invoked && !faults).then_some(from)
+}
+
+/// Returns the times in which processes may have held a slot: from each request to acquire until
+/// its refusal, or until the answer to the release, or until the end of the process.
+fn holds(reported: &Reported, requests: &[Request]) -> Vec<Busy> {
+    let ended = |process: u32| reported.ended.get(&process).copied().unwrap_or(NEVER);
+    let mut busy: Vec<Busy> = Vec::new();
+    for request in requests {
+        let refused = request.phase == Phase::Fail;
+        let to = if refused { request.done } else { ended(request.process) };
+        busy.push(Busy { from: request.invoked, to });
+    }
+    for released in &reported.released {
+        let Some(grant) = released.grant.and_then(|grant| reported.grants.get(grant)) else {
+            continue;
+        };
+        let at = busy.partition_point(|one| one.from < grant.invoked);
+        if let Some(one) = busy.get_mut(at).filter(|one| one.from == grant.invoked) {
+            one.to = one.to.min(released.done);
+        }
+    }
+    busy
+}
+
+/// Returns the smallest possible number of slots over time, as the complement of the largest.
+fn least(initial: u32, resizes: &[Write]) -> Register {
+    let complement = |write: &Write| Write { value: u32::MAX - write.value, ..*write };
+    let resizes: Vec<Write> = resizes.iter().map(complement).collect();
+    Register::new(u32::MAX - initial, &resizes)
+}
+
+#[cfg(test)]
+mod tests;

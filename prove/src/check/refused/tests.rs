@@ -1,0 +1,78 @@
+//! Tests which refusals count as refusals with room, and their causes.
+
+use crate::check::tests::Story;
+use crate::check::verdict::{Cause, Property};
+use crate::history::{Rules, Verb};
+
+/// A lock with this number of slots and without a broker.
+fn lock(slots: u32) -> Story {
+    Story::new(Rules::None, slots)
+}
+
+const VIOLATED: [(Property, Cause); 1] = [(Property::S10, Cause::Unknown)];
+
+#[test]
+fn a_process_that_waits_alone_must_be_granted_a_slot() {
+    assert_eq!(lock(1).waits(1).after_ms(6000).full(1).violations(), VIOLATED);
+    let granted = lock(1).waits(1).after_ms(6000).granted(1, 1).verdict();
+    assert_eq!((granted.violations.len(), granted.counts["long waits"]), (0, 1));
+    assert_eq!(lock(0).waits(1).after_ms(6000).full(1).violations(), []);
+}
+
+#[test]
+fn a_refusal_counts_only_after_five_seconds_with_room() {
+    assert_eq!(lock(1).waits(1).after_ms(4000).full(1).violations(), []);
+    assert_eq!(lock(1).ask(1, Verb::Acquire).after_ms(6000).full(1).violations(), []);
+    let held = lock(1).ask(2, Verb::Acquire).granted(2, 1).waits(1);
+    let released = |after| held.clone().after_ms(after).ask(2, Verb::Release).ok(2, Verb::Release);
+    assert_eq!(released(1000).after_ms(6000).full(1).violations(), VIOLATED);
+    assert_eq!(released(1000).after_ms(4000).full(1).violations(), []);
+    assert_eq!(held.after_ms(9000).full(1).violations(), []);
+}
+
+#[test]
+fn whoever_may_hold_a_slot_takes_its_room() {
+    let two = || lock(2).ask(2, Verb::Acquire).granted(2, 1).waits(1);
+    assert_eq!(two().after_ms(6000).full(1).violations(), VIOLATED);
+    assert_eq!(two().ask(3, Verb::Acquire).after_ms(6000).full(1).violations(), []);
+    // A process that lost its slot may still have it at the broker, until it ends.
+    let lost = || lock(1).ask(2, Verb::Acquire).granted(2, 1).lost(2).waits(1);
+    assert_eq!(lost().after_ms(6000).full(1).violations(), []);
+    assert_eq!(lost().killed(2).after_ms(6000).full(1).violations(), VIOLATED);
+}
+
+#[test]
+fn a_slot_that_may_be_removed_is_no_room() {
+    let shrinks = || lock(0).resize(3, 1).ok(3, Verb::Resize).waits(1);
+    assert_eq!(shrinks().after_ms(6000).full(1).violations(), VIOLATED);
+    assert_eq!(shrinks().after_ms(6000).resize(3, 0).full(1).violations(), []);
+}
+
+#[test]
+fn a_process_that_a_fault_hit_may_be_refused() {
+    let cut = lock(1).waits(1).after_ms(6000).fault(1, "cut before queue.declare").full(1);
+    assert_eq!(cut.violations(), []);
+    let other = lock(1).waits(1).after_ms(6000).fault(2, "kill").full(1);
+    assert_eq!(other.violations(), VIOLATED);
+}
+
+#[test]
+fn the_cause_is_whoever_left_no_slot_or_did_not_take_it() {
+    // Frames show that slot 1 exists, and that nothing else does.
+    let seen = |slots| {
+        let story = Story::new(Rules::ExclusiveQueue, slots).waits(1);
+        story.call(1, "queue.declare(passive)", "N-1-A")
+    };
+    let client = seen(1).after_ms(6000).full(1);
+    assert_eq!(client.violations(), [(Property::S10, Cause::Client)]);
+    // The broker may have refused it.
+    let locked = seen(1).after_ms(6000).rejected(1, "queue.declare", "N-1-B", 405).full(1);
+    assert_eq!(locked.violations(), VIOLATED);
+    let hole = seen(2).rejected(1, "queue.declare(passive)", "N-2-A", 404);
+    let hole = hole.after_ms(6000).full(1).violations();
+    assert!(hole.contains(&(Property::S10, Cause::Administrator)), "{hole:?}");
+    // Process 2 released in its own words only.
+    let leak = Story::new(Rules::ExclusiveQueue, 1).acquires(2).ask(2, Verb::Release);
+    let leak = leak.ok(2, Verb::Release).waits(1).after_ms(6000).full(1).violations();
+    assert!(leak.contains(&(Property::S10, Cause::Client)), "{leak:?}");
+}
