@@ -5,7 +5,7 @@
 //! - [`sometimes`], [`situations`]: the situations that a grade requires, and those that
 //!   occurred.
 //! - [`text`]: the report as text.
-//! - [`shares`]: the implementations of a run with several.
+//! - [`mod@shares`]: the implementations of a run with several.
 //! - [`directory`]: the files.
 //! - `picture`, `svg`: the pictures.
 
