@@ -9,6 +9,7 @@ use crate::history::{
     ConnectionState, Event, Frame, Header, History, Operation, Phase, ProcessState, Rules, Sender,
     VERSION, Verb, What,
 };
+use crate::run::actor;
 
 /// Creates a history whose events are one millisecond apart, except those that were built with a
 /// time.
@@ -34,17 +35,28 @@ pub(crate) fn history(protocol: Rules, slots: u32, events: Vec<Event>) -> Histor
 }
 
 fn operation(process: usize, verb: Verb, phase: Phase) -> Operation {
-    Operation {
-        process: u32::try_from(process).unwrap(),
-        verb,
-        phase,
-        slot: None,
-        token: None,
-        fence: None,
-        draining: false,
-        slots: None,
-        wait_ms: None,
-        why: None,
+    actor::operation(u32::try_from(process).unwrap(), verb, phase)
+}
+
+/// Returns a method on connection 1 and channel 1 without arguments.
+pub(crate) fn frame(process: u32, sender: Sender, method: &str) -> Frame {
+    Frame {
+        process,
+        connection: 1,
+        channel: 1,
+        sender,
+        method: method.to_owned(),
+        queue: String::new(),
+        code: None,
+        consumer: None,
+        delivery: None,
+        exclusive: false,
+        flag: false,
+        requeue: false,
+        messages: None,
+        consumers: None,
+        body: None,
+        options: None,
     }
 }
 
@@ -152,24 +164,7 @@ impl Story {
         method: &str,
         with: impl FnOnce(&mut Frame),
     ) -> Self {
-        let mut frame = Frame {
-            process,
-            connection: 1,
-            channel: 1,
-            sender,
-            method: method.to_owned(),
-            queue: String::new(),
-            code: None,
-            consumer: None,
-            delivery: None,
-            exclusive: false,
-            flag: false,
-            requeue: false,
-            messages: None,
-            consumers: None,
-            body: None,
-            options: None,
-        };
+        let mut frame = frame(process, sender, method);
         with(&mut frame);
         self.push(What::Frame(frame))
     }

@@ -1,6 +1,8 @@
 //! Builds short recorded runs for the tests of this module. See `sample` for their use.
 
-use crate::history::{ConnectionState, Event, Frame, Operation, Phase, Sender, Verb, What};
+use crate::check::tests::frame;
+use crate::history::{ConnectionState, Event, Phase, Sender, Verb, What};
+use crate::run::actor::operation;
 
 /// A recorded run that is built event by event.
 #[derive(Default)]
@@ -37,39 +39,11 @@ impl Tape {
     }
 
     pub fn operation(&mut self, process: u32, verb: Verb, phase: Phase) -> &mut Self {
-        self.push(What::Operation(Operation {
-            process,
-            verb,
-            phase,
-            slot: None,
-            token: None,
-            fence: None,
-            draining: false,
-            slots: None,
-            wait_ms: None,
-            why: None,
-        }))
+        self.push(What::Operation(operation(process, verb, phase)))
     }
 
     fn frame(&mut self, process: u32, sender: Sender, method: &str) -> &mut Self {
-        self.push(What::Frame(Frame {
-            process,
-            connection: 1,
-            channel: 1,
-            sender,
-            method: method.to_owned(),
-            queue: String::new(),
-            code: None,
-            consumer: None,
-            delivery: None,
-            exclusive: false,
-            flag: false,
-            requeue: false,
-            messages: None,
-            consumers: None,
-            body: None,
-            options: None,
-        }))
+        self.push(What::Frame(frame(process, sender, method)))
     }
 
     fn push(&mut self, what: What) -> &mut Self {

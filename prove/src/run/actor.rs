@@ -302,7 +302,8 @@ fn listener(recorder: Recorder, process: u32, verb: Arc<Mutex<Option<Verb>>>) ->
     })
 }
 
-fn operation(process: u32, verb: Verb, phase: Phase) -> Operation {
+/// Returns a request or an answer without details.
+pub(crate) fn operation(process: u32, verb: Verb, phase: Phase) -> Operation {
     Operation {
         process,
         verb,
