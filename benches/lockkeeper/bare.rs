@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use futures::future::{join_all, try_join_all};
 use lapin::options::{
-    BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
@@ -108,28 +110,48 @@ pub struct Holder {
 impl Holder {
     /// Creates several, each with its own connection and queue.
     pub async fn several(place: &Place, name: &str, count: usize) -> Result<Vec<Self>> {
-        try_join_all((0..count).map(async |number| {
-            let connection = place.amqp().await?;
-            let channel = connection.create_channel().await?;
-            Ok(Self { queue: format!("{name}-{number}"), channel, _connection: connection })
-        }))
+        try_join_all(
+            (0..count).map(async |number| {
+                Self::new(place.amqp().await?, format!("{name}-{number}")).await
+            }),
+        )
         .await
     }
 
-    /// Declares the queue.
+    /// Creates one.
+    pub async fn new(connection: Connection, queue: String) -> Result<Self> {
+        let channel = connection.create_channel().await?;
+        Ok(Self { queue, channel, _connection: connection })
+    }
+
+    /// Declares its queue.
     pub async fn take(&self) -> Result<()> {
+        self.declare(&self.queue).await
+    }
+
+    /// Deletes its queue.
+    pub async fn give_back(&self) -> Result<()> {
+        self.delete(&self.queue).await
+    }
+
+    /// Declares and deletes its queue.
+    pub async fn take_and_give_back(&self) -> Result<()> {
+        self.take_and_give_back_queue(&self.queue).await
+    }
+
+    async fn declare(&self, queue: &str) -> Result<()> {
         let exclusive = QueueDeclareOptions::exclusive();
-        self.channel
-            .queue_declare(self.queue.as_str().into(), exclusive, mutex_arguments())
-            .await?;
+        self.channel.queue_declare(queue.into(), exclusive, mutex_arguments()).await?;
         Ok(())
     }
 
-    /// Declares and deletes the queue.
-    pub async fn take_and_give_back(&self) -> Result<()> {
-        self.take().await?;
-        let options = QueueDeleteOptions::default();
-        self.channel.queue_delete(self.queue.as_str().into(), options).await?;
+    async fn take_and_give_back_queue(&self, queue: &str) -> Result<()> {
+        self.declare(queue).await?;
+        self.delete(queue).await
+    }
+
+    async fn delete(&self, queue: &str) -> Result<()> {
+        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
         Ok(())
     }
 
@@ -142,6 +164,75 @@ impl Holder {
         let (own, other) = futures::join!(look(&self.queue), look(other));
         own?;
         other?;
+        Ok(())
+    }
+}
+
+/// A client that waits for a message, which names a free slot. It declares that slot's queue
+/// exclusive, deletes it, and sends the message to the next waiting client. Any contended lock
+/// needs these steps, one after the other.
+pub struct Contender {
+    holder: Holder,
+    waits: Channel,
+    messages: String,
+    // Kept open for the lifetime of this value.
+    _connection: Connection,
+}
+
+impl Contender {
+    /// Creates several, with two connections each, for a lock of which `slots` are free.
+    pub async fn several(place: &Place, name: &str, count: usize, slots: u32) -> Result<Vec<Self>> {
+        let messages = format!("{name}-W");
+        let clients = try_join_all(Holder::several(place, name, count).await?.into_iter().map(
+            async |holder| {
+                let connection = place.amqp().await?;
+                let waits = connection.create_channel().await?;
+                waits.basic_qos(1, BasicQosOptions::default()).await?;
+                let messages = messages.clone();
+                Result::<Self>::Ok(Self { holder, waits, messages, _connection: connection })
+            },
+        ))
+        .await?;
+        if let Some(first) = clients.first() {
+            let mut expires = FieldTable::default();
+            expires.insert("x-expires".into(), AMQPValue::LongInt(60_000));
+            let durable = QueueDeclareOptions::durable();
+            first.waits.queue_declare(messages.as_str().into(), durable, expires).await?;
+            for slot in 1..=slots {
+                first.send(&format!("{name}-B{slot}")).await?;
+            }
+        }
+        Ok(clients)
+    }
+
+    async fn send(&self, slot: &str) -> Result<()> {
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+        let (exchange, body) = (ShortString::default(), slot.as_bytes());
+        self.waits
+            .basic_publish(exchange, self.messages.as_str().into(), options, body, properties)
+            .await?;
+        Ok(())
+    }
+
+    /// Waits for a slot, takes it and gives it back, this many times.
+    pub async fn take_turns(&self, times: u32) -> Result<()> {
+        let (queue, tag) = (self.messages.as_str(), self.holder.queue.as_str());
+        let consume = BasicConsumeOptions::default();
+        let mut waiting = self
+            .waits
+            .basic_consume(queue.into(), tag.into(), consume, FieldTable::default())
+            .await?;
+        for turn in 1..=times {
+            let message = waiting.next().await.ok_or("the queue of messages is gone")??;
+            let slot = std::str::from_utf8(&message.data)?;
+            self.holder.take_and_give_back_queue(slot).await?;
+            self.send(slot).await?;
+            if turn == times {
+                // The next message is for another client.
+                self.waits.basic_cancel(tag.into(), BasicCancelOptions::default()).await?;
+            }
+            message.acker.ack(BasicAckOptions::default()).await?;
+        }
         Ok(())
     }
 }

@@ -1,11 +1,9 @@
-//! Benchmarks the lock client: acquire and release, verify, and the hand-over of a slot
-//! to the next holder, compared with the bare operations that each requires.
+//! Benchmarks the lock client: acquire and release, also by many clients in turn, and verify,
+//! compared with the bare operations that each requires. See `protocols` for the hand-over.
 
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
@@ -15,7 +13,7 @@ use lockkeeper::semaphore::{
 use tokio_util::sync::CancellationToken;
 
 use crate::place::Place;
-use crate::table::{ACQUIRE, Goal, HAND_OVER_MS, Pair, Table, VERIFY, median};
+use crate::table::{ACQUIRE, CONTENDED, CROWD, Pair, Table, VERIFY};
 use crate::{Options, Result, bare};
 
 /// Number of concurrent clients, and of the operations of each in a round.
@@ -23,9 +21,6 @@ const CLIENTS: [(usize, u32); 2] = [(1, 200), (64, 8)];
 
 /// Number of slots, and the percentage that other clients hold permanently.
 const LOCKS: [(u32, u32); 6] = [(1, 0), (10, 0), (10, 50), (100, 0), (100, 50), (100, 99)];
-
-/// Hand-overs per round.
-const HAND_OVERS: usize = 20;
 
 /// Measures everything in several rounds.
 pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
@@ -36,12 +31,18 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
             resize(&broker, &lock, slots).await?;
             let taken = slots * held / 100;
             let others = hold_first(&settings(place)?, &lock, taken).await?;
-            let pairs = acquire(place, options, &lock, clients, times).await?;
-            // With fewer free slots than clients, this would measure waiting.
-            let enough = (slots - taken) as usize >= clients;
-            let goal = enough.then_some(ACQUIRE);
             let what = format!("acquire + release: {clients} × {slots} slots, {held} % held");
-            table.speed(&what, &pairs, goal);
+            let free = slots - taken;
+            if free as usize >= clients {
+                let pairs = acquire(place, options, &lock, clients, times).await?;
+                table.speed(&what, &pairs, Some(if clients == 1 { ACQUIRE } else { CROWD }));
+            } else {
+                // The clients wait for each other, and so do the bare ones.
+                let pairs = contend(place, options, &lock, free, clients, times).await?;
+                // Where others hold the rest, each of the first searches passes all of it.
+                let goal = (held == 0).then_some(CONTENDED);
+                table.speed(&format!("{what}, in turn"), &pairs, goal);
+            }
             try_join_all(others.into_iter().map(Permit::release)).await?;
             destroy(&broker, &lock, slots).await?;
         }
@@ -52,7 +53,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         table.speed(&format!("verify: {clients} holders"), &pairs, Some(VERIFY));
         destroy(&broker, &lock, slots).await?;
     }
-    hand_over(place, options, &broker, table, HAND_OVER_MS).await
+    Ok(())
 }
 
 pub fn settings(place: &Place) -> Result<RabbitmqSettings> {
@@ -139,15 +140,34 @@ async fn acquire(
     rounds(
         options.rounds,
         async || all(&bare, times, async |holder| holder.take_and_give_back().await).await,
-        async || {
-            all(&ours, times, async |lock| {
-                let permit = lock.acquire(&AcquireOptions::default()).await?;
-                Ok(permit.release().await?)
-            })
-            .await
-        },
+        async || all(&ours, times, cycle).await,
     )
     .await
+}
+
+/// The same with fewer free slots than clients.
+async fn contend(
+    place: &Place,
+    options: &Options,
+    lock: &LockName,
+    free: u32,
+    clients: usize,
+    times: u32,
+) -> Result<Vec<Pair>> {
+    let settings = settings(place)?;
+    let ours: Vec<Lock> = (0..clients).map(|_| client(&settings, lock)).collect();
+    let bare = bare::Contender::several(place, &format!("{lock}.bare"), clients, free).await?;
+    rounds(
+        options.rounds,
+        async || all(&bare, 1, async |contender| contender.take_turns(times).await).await,
+        async || all(&ours, times, cycle).await,
+    )
+    .await
+}
+
+/// Acquires and releases the lock.
+pub async fn cycle(lock: &Lock) -> Result<()> {
+    Ok(lock.acquire(&AcquireOptions::default()).await?.release().await?)
 }
 
 async fn verify(
@@ -177,50 +197,4 @@ async fn verify(
     let pairs = pairs.await?;
     try_join_all(permits.into_iter().map(Permit::release)).await?;
     Ok(pairs)
-}
-
-/// Measures the time from the start of a release until the waiting acquire returns.
-async fn hand_over(
-    place: &Place,
-    options: &Options,
-    broker: &Broker,
-    table: &mut Table,
-    goal: Goal,
-) -> Result<()> {
-    let (settings, lock) = (settings(place)?, LockName::new(format!("{}.hand-over", place.name))?);
-    resize(broker, &lock, 1).await?;
-    let any = AcquireOptions::default();
-    let watcher = place.amqp().await?.create_channel().await?;
-    let wait_queue = lock.wait_queue().ok_or("no wait queue")?;
-    let waiting = async || {
-        let options = QueueDeclareOptions::default().passive();
-        let looking =
-            watcher.queue_declare(wait_queue.as_str().into(), options, FieldTable::default());
-        Result::<u32>::Ok(looking.await?.consumer_count())
-    };
-    let clients = [client(&settings, &lock), client(&settings, &lock)];
-    let mut permit = clients[0].acquire(&any).await?;
-    let mut took = Vec::new();
-    for turn in 1..=HAND_OVERS * options.rounds {
-        let (next, any) = (clients[turn % 2].clone(), any.clone());
-        let acquiring =
-            tokio::spawn(async move { next.acquire(&any).await.map(|p| (p, Instant::now())) });
-        while waiting().await? == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        // The client observes once more after it has joined.
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let start = Instant::now();
-        permit.release().await?;
-        let (next, at) = acquiring.await??;
-        took.push((at - start).as_secs_f64() * 1e3);
-        permit = next;
-    }
-    permit.release().await?;
-    destroy(broker, &lock, 1).await?;
-    let middle = median(took.iter().copied());
-    let most = took.iter().copied().fold(0.0, f64::max);
-    let text = format!("{middle:.1} ms, at most {most:.1} ms");
-    table.figure("hand-over, ms at the median", text, middle, Some(goal));
-    Ok(())
 }

@@ -17,9 +17,10 @@ use lockkeeper::semaphore::{
 use tokio_util::sync::CancellationToken;
 
 use self::bare::Bare;
-use crate::client::{all, rounds};
+use crate::client::{all, cycle, rounds};
 use crate::table::{
-    CONSUMER, OF_THE_PUSH, OF_THE_QUEUE, TOKEN, Table, VERIFY, median, of_protocols,
+    CONSUMER, OF_THE_PUSH, OF_THE_QUEUE, OF_THE_STEPS, TAIL, TOKEN, Table, VERIFY, median,
+    of_protocols, percentile,
 };
 use crate::{Options, Result};
 
@@ -80,10 +81,8 @@ pub async fn run(options: &Options, table: &mut Table) -> Result<()> {
     let mut figures = Vec::new();
     for suffix in ["", "_4"] {
         let site = Site::new(suffix).await?;
-        let push = bare::push(&site.amqp().await?, HAND_OVERS * options.rounds).await?;
-        println!("{}: a message is with its waiting consumer after {push:.2} ms\n", site.broker);
         for (name, protocol) in PROTOCOLS {
-            figures.push(measure(&site, name, protocol, push, options, table).await?);
+            figures.push(measure(&site, name, protocol, options, table).await?);
         }
         site.end().await?;
     }
@@ -172,7 +171,6 @@ async fn measure(
     site: &Site,
     name: &'static str,
     protocol: Protocol,
-    push: f64,
     options: &Options,
     table: &mut Table,
 ) -> Result<Figures> {
@@ -217,12 +215,7 @@ async fn measure(
     let verify = f64::from(PROOFS) / median(pairs.iter().map(|pair| pair.ours.as_secs_f64()));
     permit.release().await?;
 
-    let hand_over = hand_over(site, &one, HAND_OVERS * options.rounds).await?;
-    // With slots, a hand-over consists of a release, a wake-up and an acquire. In
-    // protocol Token it is only the broker's push.
-    let goal = (!one.has_slots()).then_some(OF_THE_PUSH);
-    let text = format!("{hand_over:.2} ms of {push:.2} ms");
-    table.figure(&what("hand-over, of the push"), text, hand_over / push, goal);
+    let hand_over = hand_over(site, &one, name, options, table).await?;
 
     let contended = lock("contended")?;
     let (clients, slots) = CONTENDED;
@@ -258,13 +251,26 @@ async fn measure(
     })
 }
 
-async fn cycle(lock: &Lock) -> Result<()> {
-    Ok(lock.acquire(&AcquireOptions::default()).await?.release().await?)
-}
-
-/// Measures the time from the start of a release until the waiting acquire returns, as
-/// the median in milliseconds.
-async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<f64> {
+/// Measures the time from the start of a release until the waiting acquire returns. Returns the
+/// median in milliseconds.
+async fn hand_over(
+    site: &Site,
+    lock: &LockName,
+    protocol: &str,
+    options: &Options,
+    table: &mut Table,
+) -> Result<f64> {
+    let times = HAND_OVERS * options.rounds;
+    // With an exclusive queue, a hand-over is a delete, a message and a declare. The broker
+    // delivers a token itself, and answers the other requests faster than it delivers.
+    let (floor, goal) = match lock.protocol() {
+        Protocol::ExclusiveQueue(_) | Protocol::TrueMutex => {
+            (bare::hand_over(site, times).await?, OF_THE_STEPS)
+        }
+        Protocol::ExclusiveConsumer | Protocol::Token(_) => {
+            (bare::push(site, times).await?, OF_THE_PUSH)
+        }
+    };
     let any = AcquireOptions::default();
     let clients = [site.lock(lock)?, site.lock(lock)?];
     let mut permit = clients[0].acquire(&any).await?;
@@ -282,5 +288,12 @@ async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<f64> {
         permit = next;
     }
     permit.release().await?;
-    Ok(median(took.into_iter()))
+    let (middle, floor) = (median(took.iter().copied()), median(floor.into_iter()));
+    let what = |what: &str| format!("{what}: {protocol}, {}", site.broker);
+    let text = format!("{middle:.2} ms of {floor:.2} ms");
+    table.figure(&what("hand-over, of its steps"), text, middle / floor, Some(goal));
+    let late = percentile(took, 99);
+    let text = format!("{late:.2} ms");
+    table.figure(&what("hand-over, p99 of the median"), text, late / middle, Some(TAIL));
+    Ok(middle)
 }

@@ -38,15 +38,15 @@ with_protocols! {
 }
 
 /// A lock with one slot, and a channel to observe its waiters.
-struct Scene {
-    place: Place,
+pub(super) struct Scene {
+    pub place: Place,
     _connection: Connection,
-    channel: Channel,
+    pub channel: Channel,
     done: AtomicBool,
 }
 
 impl Scene {
-    async fn new(protocol: Protocol) -> Arc<Self> {
+    pub async fn new(protocol: Protocol) -> Arc<Self> {
         let place = Place::create(protocol).await;
         resize(&place, 1).await;
         let (connection, channel) = place.channel().await;
@@ -59,7 +59,7 @@ impl Scene {
     }
 
     /// Returns the number of waiters. In protocol Token the holder may be one of them.
-    async fn waiting(&self) -> u32 {
+    pub async fn waiting(&self) -> u32 {
         let name = self.place.lock_name();
         let queue = name.wait_queue().unwrap_or_else(|| name.token_queue());
         let passive = QueueDeclareOptions::default().passive();
@@ -77,7 +77,7 @@ impl Scene {
     }
 
     /// The lock, with a separate client.
-    fn lock(&self) -> Lock {
+    pub fn lock(&self) -> Lock {
         lock(&self.place)
     }
 }
@@ -203,7 +203,7 @@ async fn a_late_wake_up_does_not_cost_the_next_waiter_its_turn(protocol: Protoco
 }
 
 /// Returns a waiter whose process is suspended.
-async fn deaf_waiter(place: &Place, priority: i32) -> (Connection, Channel, Consumer) {
+pub(super) async fn deaf_waiter(place: &Place, priority: i32) -> (Connection, Channel, Consumer) {
     let (connection, channel) = place.channel().await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
@@ -215,7 +215,7 @@ async fn deaf_waiter(place: &Place, priority: i32) -> (Connection, Channel, Cons
 }
 
 /// Returns how many of these methods the clients sent about queues with this suffix.
-fn sent(proxy: &Proxy, name: &str, suffix: &str) -> usize {
+pub(super) fn sent(proxy: &Proxy, name: &str, suffix: &str) -> usize {
     let counts = |method: &&Method| method.name == name && method.queue.ends_with(suffix);
     proxy.methods().iter().filter(counts).count()
 }

@@ -20,6 +20,7 @@ mod python_clients;
 mod recording;
 mod resting;
 mod token;
+mod turns;
 mod waiting;
 mod wire;
 

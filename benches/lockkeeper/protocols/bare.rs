@@ -4,17 +4,18 @@
 use std::time::Instant;
 
 use futures::StreamExt;
+use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions,
     BasicRejectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Connection};
+use lapin::{BasicProperties, Channel, Connection, Consumer};
 use lockkeeper::plan::naming::{LockName, Protocol};
 
 use super::{AT_REST, Site};
 use crate::Result;
-use crate::table::median;
+use crate::bare::Holder;
 
 /// A client that acquires slot 1, or a token, and releases it.
 pub struct Bare {
@@ -98,28 +99,77 @@ impl Bare {
     }
 }
 
-/// Measures the time of a message from its publisher to a waiting consumer, as the median
-/// in milliseconds.
-pub async fn push(connection: &Connection, times: usize) -> Result<f64> {
-    const QUEUE: &str = "push";
-    let (publisher, waiter) =
-        (connection.create_channel().await?, connection.create_channel().await?);
-    publisher
-        .queue_declare(QUEUE.into(), QueueDeclareOptions::durable(), FieldTable::default())
-        .await?;
-    let consume = BasicConsumeOptions::default();
-    let mut consumer =
-        waiter.basic_consume(QUEUE.into(), "".into(), consume, FieldTable::default()).await?;
+/// Measures the time of a message from its publisher to a waiting consumer, in milliseconds.
+pub async fn push(site: &Site, times: usize) -> Result<Vec<f64>> {
+    let mut messages = Messages::new(site).await?;
     let mut took = Vec::new();
     for _ in 0..times {
         tokio::time::sleep(AT_REST).await;
         let start = Instant::now();
-        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
-        publisher.basic_publish("".into(), QUEUE.into(), options, b"token", properties).await?;
-        let message = consumer.next().await.ok_or("the consumer ended")??;
+        let message = messages.deliver().await?;
         took.push(start.elapsed().as_secs_f64() * 1e3);
         message.acker.ack(BasicAckOptions::default()).await?;
     }
-    publisher.queue_delete(QUEUE.into(), QueueDeleteOptions::default()).await?;
-    Ok(median(took.into_iter()))
+    messages.end().await?;
+    Ok(took)
+}
+
+/// Measures the steps of a hand-over of protocol ExclusiveQueue, one after the other, in
+/// milliseconds: a client deletes its exclusive queue, a message is delivered, and another
+/// client declares the queue.
+pub async fn hand_over(site: &Site, times: usize) -> Result<Vec<f64>> {
+    let mut messages = Messages::new(site).await?;
+    let queue = "bare-hand-over";
+    let holders = [
+        Holder::new(site.amqp().await?, queue.to_owned()).await?,
+        Holder::new(site.amqp().await?, queue.to_owned()).await?,
+    ];
+    holders[0].take().await?;
+    let mut took = Vec::new();
+    for turn in 1..=times {
+        tokio::time::sleep(AT_REST).await;
+        let start = Instant::now();
+        holders[(turn - 1) % 2].give_back().await?;
+        let message = messages.deliver().await?;
+        holders[turn % 2].take().await?;
+        took.push(start.elapsed().as_secs_f64() * 1e3);
+        message.acker.ack(BasicAckOptions::default()).await?;
+    }
+    messages.end().await?;
+    Ok(took)
+}
+
+/// A queue with a waiting consumer.
+struct Messages {
+    publisher: Channel,
+    consumer: Consumer,
+    // Kept open for the lifetime of this value.
+    _connections: [Connection; 2],
+}
+
+impl Messages {
+    const QUEUE: &str = "push";
+
+    async fn new(site: &Site) -> Result<Self> {
+        let connections = [site.amqp().await?, site.amqp().await?];
+        let (publisher, waiter) =
+            (connections[0].create_channel().await?, connections[1].create_channel().await?);
+        let (durable, none) = (QueueDeclareOptions::durable(), FieldTable::default());
+        publisher.queue_declare(Self::QUEUE.into(), durable, none.clone()).await?;
+        let consume = BasicConsumeOptions::default();
+        let consumer = waiter.basic_consume(Self::QUEUE.into(), "".into(), consume, none).await?;
+        Ok(Self { publisher, consumer, _connections: connections })
+    }
+
+    async fn deliver(&mut self) -> Result<Delivery> {
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+        let queue = Self::QUEUE.into();
+        self.publisher.basic_publish("".into(), queue, options, b"token", properties).await?;
+        Ok(self.consumer.next().await.ok_or("the consumer ended")??)
+    }
+
+    async fn end(self) -> Result<()> {
+        self.publisher.queue_delete(Self::QUEUE.into(), QueueDeleteOptions::default()).await?;
+        Ok(())
+    }
 }

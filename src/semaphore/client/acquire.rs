@@ -1,7 +1,10 @@
 //! Acquires a slot by trying and waiting. See `attempt` for one attempt, `fairness` for
 //! the order among clients, and `outage` for what happens without a broker.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::task::JoinHandle;
 
 use super::attempt::{Place, SKEW};
 use super::error::AcquireError;
@@ -58,7 +61,7 @@ impl Lock {
         if wait == Wait::No {
             return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
         }
-        let (until, turn, place) = (wait.until(), Turn::Outside, Place::Any);
+        let (until, turn, place) = (wait.until(), Turn::Outside, Place::OrWait { lost: 0 });
         Acquisition { lock: self, how, options, id, until, turn, place, patience: PATIENCE }
             .run()
             .await
@@ -80,12 +83,17 @@ impl Lock {
         Ok(waiter)
     }
 
-    /// Consumes this client's wake-up. If more slots are free, wakes the next waiter.
-    async fn pass_on(&self, waiter: Waiter, slot: Option<u32>, more: bool) {
-        waiter.leave(slot).await;
-        if more && let Some(wait_queue) = self.name().wait_queue() {
-            self.shared().publisher.wake(&wait_queue, None).await;
-        }
+    /// Leaves the wait queue in the background. If more slots are free, wakes the next
+    /// waiter.
+    fn pass_on(&self, waiter: Waiter, slot: Option<u32>, more: bool) -> JoinHandle<()> {
+        let wait_queue = self.name().wait_queue().filter(|_| more);
+        let publisher = Arc::clone(&self.shared().publisher);
+        tokio::spawn(async move {
+            waiter.leave(slot).await;
+            if let Some(wait_queue) = wait_queue {
+                publisher.wake(&wait_queue, None).await;
+            }
+        })
     }
 }
 
@@ -93,19 +101,15 @@ impl Acquisition<'_> {
     async fn run(mut self) -> Result<Permit, AcquireError> {
         let Self { lock, how, options, until, .. } = self;
         match lock.approach(options).await? {
-            Approach::Join => {
-                self.join().await?;
-                if matches!(self.place, Place::Search { others: 1.. }) {
-                    self.wait_for_turn().await?;
-                }
-            }
+            Approach::Join => self.join_behind().await?,
             Approach::Try(place) => self.place = place,
         }
         loop {
             let error = match lock.attempt(how, options, &self.id, self.place, until).await {
-                Ok((permit, more)) => {
+                Ok((mut permit, more)) => {
                     if let Turn::Joined(waiter) = self.turn {
-                        lock.pass_on(*waiter, permit.slot_to_wake(), more).await;
+                        let leaving = lock.pass_on(*waiter, permit.slot_to_wake(), more);
+                        permit.leaving(leaving);
                     }
                     return Ok(permit);
                 }
@@ -139,18 +143,34 @@ impl Acquisition<'_> {
         Ok(())
     }
 
+    /// Joins the wait queue of a lock without free slots. Behind other waiters, it waits for its
+    /// turn: a slot that was released since then has woken one of them.
+    async fn join_behind(&mut self) -> Result<(), AcquireError> {
+        self.join().await?;
+        if matches!(self.place, Place::Search { others: 1.. }) {
+            self.wait_for_turn().await?;
+        }
+        Ok(())
+    }
+
     /// Waits for this client's turn after an attempt that failed.
     async fn wait(&mut self, error: &AcquireError) -> Result<(), AcquireError> {
         let Self { options, until, .. } = *self;
         let is_lost = matches!(error, AcquireError::Lost { .. });
         let is_contended = matches!(error, AcquireError::Contended { .. });
         match &mut self.turn {
-            // There are free slots. A new waiter would make all other clients search.
-            Turn::Outside if is_contended && self.patience > 0 => {
+            // There are enough free slots. A new waiter would make all other clients search.
+            Turn::Outside
+                if is_contended && self.patience > 0 && !self.lock.recall().is_crowded() =>
+            {
                 self.patience -= 1;
+                let lost = (PATIENCE - self.patience).saturating_mul(options.max_races);
+                self.place = Place::OrWait { lost };
                 tokio::time::sleep(rand::random_range(Duration::ZERO..=SKEW)).await;
             }
-            Turn::Outside => self.join().await?,
+            // Slots are free, and may be more than waiters.
+            Turn::Outside if is_contended => self.join().await?,
+            Turn::Outside => self.join_behind().await?,
             // Another client was just faster. Other slots may be free, without a wake-up.
             Turn::Joined(waiter) if is_contended || is_lost => {
                 if is_lost {

@@ -34,6 +34,12 @@ const RECORDS_BELIEVED: Duration = Duration::from_secs(1);
 pub enum Place {
     /// Any slot, according to the options, without a probe where that pays.
     Any,
+    /// The same for a client that can wait instead. After a lost race for one of few free
+    /// slots, it lets the waiters have them.
+    OrWait {
+        /// Number of races that this acquisition has lost before.
+        lost: u32,
+    },
     /// Any free slot found by a search, if more than `others` slots are free. Otherwise
     /// the client waits to be woken.
     Search {
@@ -61,6 +67,8 @@ pub struct Choice {
     looked: bool,
     /// Other slots were free as well.
     more: bool,
+    /// There were few free slots for the number of lost races.
+    few: bool,
 }
 
 /// The result of trying to take a slot.
@@ -79,6 +87,11 @@ enum Tried {
 /// Number of slots whose nodes are down that one attempt tries to take. A search finds
 /// others.
 const NODES_DOWN: u32 = 2;
+
+/// A client that lost a race joins the wait queue if there are at most this many free slots for
+/// each race that it has lost. Of 64 clients that began together on 10 slots, each lost 8 races
+/// without this limit.
+const FREE_PER_RACE: u32 = 4;
 
 /// Attempts that may collide with the remains of a holder that has just died.
 const COLLISIONS: u32 = 5;
@@ -117,22 +130,23 @@ impl Lock {
         offered::check(conn.conn().features, self.name())?;
         let place = match place {
             // It has only one.
-            Place::Any if !self.name().has_slots() => Place::Slot(MUTEX_SLOT),
+            Place::Any | Place::OrWait { .. } if !self.name().has_slots() => {
+                Place::Slot(MUTEX_SLOT)
+            }
             place => place,
         };
         let mut guess = match place {
-            Place::Any => self.guess(options),
+            Place::Any | Place::OrWait { .. } => self.guess(options),
             Place::Slot(slot) => Some(slot),
             Place::Search { .. } => None,
         };
-        let (mut lost, mut races, mut down) = (0, 0, 0);
+        let any = matches!(place, Place::Any | Place::OrWait { .. });
+        let mut lost = if let Place::OrWait { lost } = place { lost } else { 0 };
+        let (mut races, mut down) = (0, 0);
         loop {
-            let choice = match (guess.take(), place) {
-                (Some(slot), _) => Choice { slot, looked: false, more: false },
-                (None, Place::Search { others }) => {
-                    self.choose(how, options, Some(others), lost).await?
-                }
-                (None, _) => self.choose(how, options, None, lost).await?,
+            let choice = match guess.take() {
+                Some(slot) => Choice { slot, looked: false, more: false, few: false },
+                None => self.choose(how, options, place, lost).await?,
             };
             let tried = self.claim(how, &mut conn, &choice, options, id).await;
             if let Ok(Tried::Got { held, has_record, sent }) = tried {
@@ -148,7 +162,7 @@ impl Lock {
             self.remember(|memory| memory.calm = false);
             if let Tried::NodeDown(error) = tried? {
                 down += 1;
-                if down > NODES_DOWN || place != Place::Any {
+                if down > NODES_DOWN || !any {
                     return Err(error.into());
                 }
                 // Something may be left declared on the other one.
@@ -162,9 +176,13 @@ impl Lock {
             if choice.looked || options.start == Start::Last {
                 lost += 1;
             }
-            if place != Place::Any && !choice.more {
+            if !any && !choice.more {
                 // The faster client wakes a waiter when it releases.
                 return Err(self.full());
+            }
+            if choice.few && matches!(place, Place::OrWait { .. }) {
+                self.remember(|memory| memory.crowded = Some(Moment::now()));
+                return Err(AcquireError::Contended { lock: self.name().to_string() });
             }
             if choice.looked {
                 races += 1;
@@ -201,12 +219,13 @@ impl Lock {
 
     /// Searches for a free slot. Chooses none unless there are more free slots than other
     /// waiters. For a client among waiters, `more` is then certain. For one that has not
-    /// looked for waiters (`None`), the first free slot ends the search.
+    /// looked for waiters, the first free slot ends the search, or after lost races some more,
+    /// if it can wait.
     pub(super) async fn choose(
         &self,
         how: &dyn ClientProtocol,
         options: &AcquireOptions,
-        others: Option<u32>,
+        place: Place,
         lost: u32,
     ) -> Result<Choice, AcquireError> {
         let memory = self.recall();
@@ -217,10 +236,13 @@ impl Lock {
             _ => 1,
         };
         let spread = if options.start == Start::Random { lost.max(1) } else { lost };
-        let more_than = others.map_or(0, |others| others.saturating_add(1));
+        let (others, more_than) = match place {
+            Place::Search { others } => (others, others.saturating_add(1)),
+            Place::OrWait { .. } => (0, FREE_PER_RACE.saturating_mul(lost)),
+            Place::Any | Place::Slot(_) => (0, 0),
+        };
         let width = first_width(&memory, from, more_than, spread);
         let wanted = Search { from, width, more_than, known_end: memory.known_end() };
-        let others = others.unwrap_or_default();
         let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
         let free = found.free;
         self.remember(|memory| {
@@ -248,7 +270,8 @@ impl Lock {
         // After a lost race, a random slot, because the other clients take the first.
         let first = spread == 0 && others == 0;
         let at = if first { 0 } else { rand::random_range(0..free.len()) };
-        Ok(Choice { slot: free[at], looked: true, more: free.len() > 1 })
+        let few = lost > 0 && free.len() <= more_than as usize;
+        Ok(Choice { slot: free[at], looked: true, more: free.len() > 1, few })
     }
 
     /// Takes the slot. If another client holds it, nothing is left declared on the

@@ -28,7 +28,7 @@ impl Lock {
     /// the next ones would find waiters and look as well, and many clients on many slots
     /// would keep each other busy.
     pub(super) async fn approach(&self, options: &AcquireOptions) -> Result<Approach, BrokerError> {
-        let any = Approach::Try(Place::Any);
+        let any = Approach::Try(Place::OrWait { lost: 0 });
         let crowded = self.recall().is_crowded();
         if options.barge {
             // It would have to join after the first search anyway.
@@ -97,7 +97,7 @@ impl Lock {
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
-                Woken::Uncalled => match self.choose(how, options, None, 0).await {
+                Woken::Uncalled => match self.choose(how, options, Place::Any, 0).await {
                     Ok(_) => {
                         seen_free = true;
                         waiter.look_soon();

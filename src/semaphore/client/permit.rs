@@ -66,6 +66,8 @@ struct Held {
     pub keeper: JoinHandle<()>,
     pub publisher: Arc<Publisher>,
     pub wait_queue: Option<String>,
+    /// Leaves the wait queue, if the slot was waited for.
+    pub leaving: Option<JoinHandle<()>>,
     /// The slot's record and its queue. `None` if the slot has no record.
     pub record: Option<(String, SlotRecord)>,
 }
@@ -111,7 +113,7 @@ impl Permit {
         });
         let keeper = tokio::spawn(Arc::clone(&grip).keep(client.options.verify_interval));
         let publisher = Arc::clone(&client.publisher);
-        let held = Held { hold, keeper, publisher, wait_queue, record };
+        let held = Held { hold, keeper, publisher, wait_queue, leaving: None, record };
         Self { id, fence, grip, held: Some(held) }
     }
 
@@ -121,6 +123,14 @@ impl Permit {
         let record = self.held.as_mut().and_then(|held| held.record.as_mut());
         if let Some((_, record)) = record {
             *record = change(record.clone());
+        }
+    }
+
+    /// The task that leaves the wait queue. A release waits for it before it wakes a waiter,
+    /// because it would wake this one.
+    pub(super) fn leaving(&mut self, leaving: JoinHandle<()>) {
+        if let Some(held) = &mut self.held {
+            held.leaving = Some(leaving);
         }
     }
 
@@ -316,6 +326,9 @@ impl Held {
             }
         };
         drop(self.hold);
+        if let Some(leaving) = self.leaving {
+            let _ = leaving.await;
+        }
         let Some(wait_queue) = &self.wait_queue else { return };
         // Before the waiter is woken, so that this client's next acquisition does not
         // overtake it.
@@ -339,8 +352,10 @@ impl Held {
                 tracing::debug!(%error, queue, "A clean release could not be recorded");
             }
         }
-        // Probing a missing wait queue would cost a channel each time.
-        let asked = self.wait_queue.as_deref();
+        // Probing a missing wait queue would cost a channel each time. Before this client has
+        // left it, the answer might count this client.
+        let has_left = self.leaving.as_ref().is_none_or(JoinHandle::is_finished);
+        let asked = self.wait_queue.as_deref().filter(|_| has_left);
         let asked = asked.filter(|queue| !self.publisher.waiters.is_missing(queue));
         grip.held.give_back(asked).await
     }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use lapin::Consumer;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
+    QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Consumer};
 
 use super::facts::fact;
 use super::options::AcquireOptions;
@@ -18,11 +19,12 @@ use crate::clock::Moment;
 use crate::semaphore::amqp::connect::Conn;
 use crate::semaphore::amqp::lane::{Lane, short};
 use crate::semaphore::amqp::link::Link;
-use crate::semaphore::error::{BrokerError, refusal_code};
+use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::claim::WaitRules;
 
-/// How long a waiter relies on being woken, before jitter, for the first wait behind other waiters. The woken one may be suspended or
-/// gone.
+/// How long a waiter relies on being woken, before jitter, for the first wait behind other
+/// waiters, for each of them. The woken one may be suspended or gone. Many waiters need not all
+/// find that out.
 const BEHIND_OTHERS: Duration = Duration::from_secs(1);
 
 /// How long a slot must stay free before a waiter that was not woken takes it. Until then
@@ -39,7 +41,9 @@ const PREFETCH: u16 = 2;
 pub struct Waiter {
     // Declared before the channel, because dropping it cancels on the channel.
     consumer: Consumer,
-    channel: Channel,
+    /// Its channel, which is closed if the waiter is dropped. Pinned, because its consumer is
+    /// bound to it.
+    lane: Lane,
     tag: ShortString,
     woken_by: Option<Delivery>,
     /// Number of other waiters when this one joined.
@@ -89,16 +93,8 @@ impl Waiter {
         // never cancels a consumer whose basic.consume was dropped before the answer.
         let joining = tokio::spawn(Self::consume(Arc::clone(&conn), rules, queue, tag, arguments));
         match tokio::time::timeout(limit, joining).await {
-            Ok(Ok(Ok(waiter))) => Ok(Some(waiter)),
+            Ok(Ok(joined)) => joined,
             Ok(Err(_)) => Err(BrokerError::Interrupted),
-            Ok(Ok(Err(error))) => match refusal_code(&error) {
-                // A wait queue whose node is down is a 404 too.
-                Some(403..=406) => {
-                    tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
-                    Ok(None)
-                }
-                _ => Err(BrokerError::operating(&error, wait_queue)),
-            },
             // Probably blocked by an alarm. A later operation reports it.
             Err(_) if conn.is_blocked() => Ok(None),
             Err(_) => {
@@ -117,8 +113,11 @@ impl Waiter {
         queue: ShortString,
         tag: ShortString,
         arguments: FieldTable,
-    ) -> Result<Self, lapin::Error> {
-        let channel = conn.lapin().create_channel().await?;
+    ) -> Result<Option<Self>, BrokerError> {
+        let mut lane = Lane::take(&conn).await?;
+        let channel = lane.channel().await?;
+        lane.pin();
+        lane.count_declares(2);
         let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
         let declared = queue.clone();
         let declare = async {
@@ -129,17 +128,37 @@ impl Waiter {
         let consume = BasicConsumeOptions::default();
         let consumer = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
         let passive = QueueDeclareOptions::default().passive();
-        let count = channel.queue_declare(queue, passive, FieldTable::default());
+        let count = channel.queue_declare(queue.clone(), passive, FieldTable::default());
         // Sent together. A refusal closes the channel, so the first error counts.
         let (qos, declared, consumer, count) = futures::join!(qos, declare, consumer, count);
-        qos?;
-        declared?;
-        let (consumer, waiting) = (consumer?, count?.consumer_count());
+        let joined = qos.and(declared).and(consumer).and_then(|consumer| Ok((consumer, count?)));
+        let (consumer, waiting) = match joined {
+            Ok((consumer, queue)) => (consumer, queue.consumer_count()),
+            Err(error) => return Self::refused(&mut lane, &error, queue.as_str()),
+        };
         let others = waiting.saturating_sub(1);
         let safety_net = rules.safety_net;
-        let next_look = if others == 0 { safety_net } else { BEHIND_OTHERS };
+        let behind = BEHIND_OTHERS.saturating_mul(others).min(safety_net);
+        let next_look = if others > 0 { behind } else { safety_net };
         let limit = conn.operation_timeout;
-        Ok(Self { consumer, channel, tag, woken_by: None, others, next_look, safety_net, limit })
+        let woken_by = None;
+        Ok(Some(Self { consumer, lane, tag, woken_by, others, next_look, safety_net, limit }))
+    }
+
+    /// The client polls if the wait queue can't be used. One whose node is down is missing
+    /// too.
+    fn refused(
+        lane: &mut Lane,
+        error: &lapin::Error,
+        wait_queue: &str,
+    ) -> Result<Option<Self>, BrokerError> {
+        match lane.refused(error, wait_queue) {
+            Ok(_) | Err(BrokerError::NodeDown { .. }) => {
+                tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits to be woken, at most until `until`. Cancel safe.
@@ -173,30 +192,40 @@ impl Waiter {
 
     /// Leaves the wait queue after acquiring `slot`, and waits for the broker's
     /// confirmation. Leaving earlier would let the next client see no waiter and take the
-    /// slot for which this one was woken. Leaving later would let the next release wake
-    /// this one. Best effort, because closing the channel has the same effect. Cancel
-    /// safe.
+    /// slot for which this one was woken. Best effort, because closing the channel has the
+    /// same effect. Cancel safe.
     pub async fn leave(mut self, slot: Option<u32>) {
         let limit = self.limit;
-        let leaving = async {
-            self.channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default()).await?;
-            self.done().await?;
-            // A wake-up that arrived in the meantime goes to the next waiter, unless it
-            // is for the slot that was just taken. There it would disturb the next
-            // hand-over, because the waiter that it wakes can't be woken by the next
-            // release.
-            while let Some(delivery) = self.consumer.next().await {
-                let delivery = delivery?;
-                if slot.is_some() && slot_of(&delivery) == slot {
-                    delivery.acker.ack(BasicAckOptions::default()).await?;
-                }
+        match tokio::time::timeout(limit, self.cancel(slot)).await {
+            // Another request may use the channel now.
+            Ok(Ok(())) => self.lane.unpin(),
+            _ => {
+                let tag = self.tag.as_str();
+                tracing::debug!(tag, "A wait queue was left by closing its channel");
             }
-            Ok::<_, lapin::Error>(())
-        };
-        if !matches!(tokio::time::timeout(limit, leaving).await, Ok(Ok(()))) {
-            let tag = self.tag.as_str();
-            tracing::debug!(tag, "A wait queue was left by closing its channel");
         }
+    }
+
+    async fn cancel(&mut self, slot: Option<u32>) -> Result<(), lapin::Error> {
+        let Some(channel) = self.lane.current() else { return Ok(()) };
+        let cancelling = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
+        // Sent together. The acknowledgement comes second: if it came first, another wake-up
+        // could arrive before the broker hears that this waiter leaves.
+        let (cancelled, done) = futures::join!(cancelling, self.done());
+        cancelled?;
+        done?;
+        // A wake-up that arrived in the meantime goes to the next waiter, unless it is for the
+        // slot that was just taken. There it would disturb the next hand-over, because the
+        // waiter that it wakes can't be woken by the next release.
+        while let Some(delivery) = self.consumer.next().await {
+            let delivery = delivery?;
+            if slot.is_some() && slot_of(&delivery) == slot {
+                delivery.acker.ack(BasicAckOptions::default()).await?;
+            } else {
+                delivery.acker.reject(BasicRejectOptions { requeue: true }).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Acknowledges the wake-up, whether it was used or not.

@@ -1,0 +1,171 @@
+//! How a waiting client takes its turn: it takes its slot, leaves the waiters, and wakes the next
+//! one; and when a client stops competing for slots and joins them. See `fairness` for the order
+//! among clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use lapin::BasicProperties;
+use lapin::options::BasicPublishOptions;
+use lockkeeper::plan::naming::Protocol;
+use lockkeeper::semaphore::{Lock, Start};
+
+use crate::client::fairness::{Scene, deaf_waiter, sent};
+use crate::client::support::protocols::{At, Place, with_protocols};
+use crate::client::support::proxy::{Method, Proxy, Sender, When};
+use crate::client::support::rabbitmq::eventually;
+use crate::client::wire::{LONG, about, taking, through};
+use crate::client::{any, lock, resize};
+
+with_protocols! {
+    slots {
+        a_client_that_waits_again_opens_no_channel_for_that,
+        an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
+        a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
+        a_client_that_loses_races_for_few_slots_joins_the_waiters,
+    }
+    mutex {
+        a_client_that_waits_again_opens_no_channel_for_that,
+        an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
+        a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
+    }
+}
+
+/// No answer is late enough for this limit.
+const NEVER: Duration = Duration::from_mins(10);
+
+/// Limit for events that nothing delays.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Acquires with this client while another one holds the only slot, and releases that one.
+async fn wait_in(scene: &Arc<Scene>, client: &Lock) {
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let next = client.clone();
+    let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || scene.waiting().await == 1).await;
+    permit.release().await.unwrap();
+    next.await.unwrap().release().await.unwrap();
+}
+
+fn joins(method: &Method) -> bool {
+    method.name == "basic.consume" && method.queue.ends_with("-W")
+}
+
+async fn a_client_that_waits_again_opens_no_channel_for_that(protocol: Protocol) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &scene.place, LONG);
+    for _ in 0..2 {
+        wait_in(&scene, &client).await;
+    }
+    let methods = proxy.methods();
+    let joined: Vec<usize> = (0..methods.len()).filter(|at| joins(&methods[*at])).collect();
+    let [first, second] = joined[..] else { panic!("{joined:?} of {methods:?}") };
+    let on = |method: &Method| (method.connection, method.channel);
+    let opens =
+        |method: &&Method| method.name == "channel.open" && on(method) == on(&methods[second]);
+    assert_eq!(methods[first..second].iter().find(opens), None);
+}
+
+/// The next client to be woken would be this one.
+async fn an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that(
+    protocol: Protocol,
+) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &scene.place, NEVER);
+    // Afterwards it has a channel for the wake-up, and opens none.
+    for _ in 0..2 {
+        wait_in(&scene, &client).await;
+    }
+    proxy.reset();
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let waiter = tokio::spawn(async move { client.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || scene.waiting().await == 1).await;
+    permit.release().await.unwrap();
+    leaving.wait().await;
+    let permit = tokio::time::timeout(SOON, waiter).await.expect("it has its slot").unwrap();
+    let released = tokio::spawn(permit.release());
+    let next = scene.lock();
+    let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
+    eventually("the next one has the slot, or waits", async || {
+        next.is_finished() || scene.waiting().await == 2
+    })
+    .await;
+    proxy.resume();
+    released.await.unwrap().unwrap();
+    next.await.unwrap().release().await.unwrap();
+
+    let seen = proxy.seen();
+    // The last wake-up of the turns before may have passed later than the count was reset.
+    let joined = seen.iter().position(joins).unwrap();
+    let side = seen[joined].connection;
+    let left = seen
+        .iter()
+        .position(|method| method.connection == side && method.name == "basic.cancel-ok")
+        .unwrap();
+    let wakes = |method: &&Method| method.name == "basic.publish" && method.queue.ends_with("-W");
+    assert_eq!(seen[joined..left].iter().find(wakes), None);
+    assert!(seen[left..].iter().find(wakes).is_some(), "{seen:?}");
+}
+
+async fn a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter(protocol: Protocol) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &scene.place, NEVER);
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let waiter = tokio::spawn(async move { client.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || scene.waiting().await == 1).await;
+    // Gets the wake-ups that the waiter, whose priority is higher, passes on.
+    let (_connection, _channel, mut next) = deaf_waiter(&scene.place, -1).await;
+    permit.release().await.unwrap();
+    leaving.wait().await;
+    let wait_queue = scene.place.lock_name().wait_queue().unwrap();
+    let (options, late) = (BasicPublishOptions::default(), BasicProperties::default());
+    scene.channel.basic_publish("".into(), wait_queue.into(), options, &[], late).await.unwrap();
+    let delivered =
+        |method: &&Method| method.sender == Sender::Broker && method.name == "basic.deliver";
+    // On the same channel, so the broker has delivered it.
+    assert_eq!(scene.waiting().await, 2);
+    proxy.resume();
+    let passed_on = tokio::time::timeout(SOON, next.next()).await.expect("it gets the wake-up");
+    assert!(passed_on.unwrap().unwrap().redelivered);
+    assert_eq!(proxy.seen().iter().filter(delivered).count(), 2);
+    waiter.await.unwrap().release().await.unwrap();
+}
+
+/// Many clients that begin together on a few slots would lose race after race, each at the cost
+/// of a search and a channel.
+async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 4).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &place, LONG);
+    let (name, first) = taking(protocol);
+    let any_slot = first.strip_prefix("-1").unwrap();
+    let first_claim = proxy.hold_at(When::Before, about((name, first)));
+    let second_claim = proxy.hold_at(When::Before, move |method: &Method| {
+        method.name == name && method.queue.ends_with(any_slot) && !method.queue.ends_with(first)
+    });
+    let from_first = any().with_start(Start::First);
+    let acquiring = tokio::spawn(async move { client.acquire(&from_first).await.unwrap() });
+    first_claim.wait().await;
+    let mut faster = vec![lock(&place).try_acquire(&any()).await.unwrap()];
+    proxy.resume();
+    second_claim.wait().await;
+    let lock_name = place.lock_name();
+    let claimed = proxy.methods().into_iter().rfind(|method| method.name == name).unwrap().queue;
+    let slot = (2..=4).find(|slot| {
+        [lock_name.holder_queue(*slot), lock_name.slot_queue(*slot)].contains(&claimed)
+    });
+    let slot = slot.unwrap_or_else(|| panic!("{claimed} is no slot's"));
+    faster.push(lock(&place).try_acquire(&any().with_start(Start::At(slot))).await.unwrap());
+    proxy.resume();
+    let permit = acquiring.await.unwrap();
+    assert!(![Some(1), Some(slot)].contains(&permit.slot()), "{permit:?}");
+    assert_eq!(sent(&proxy, "basic.consume", "-W"), 1);
+    permit.release().await.unwrap();
+}
