@@ -52,20 +52,25 @@ fn joins(method: &Method) -> bool {
     method.name == "basic.consume" && method.queue.ends_with("-W")
 }
 
+/// On a slow machine, another request may have used up the channel before some of the joins.
 async fn a_client_that_waits_again_opens_no_channel_for_that(protocol: Protocol) {
     let scene = Scene::new(protocol).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &scene.place, LONG);
-    for _ in 0..2 {
+    for _ in 0..5 {
         wait_in(&scene, &client).await;
     }
     let methods = proxy.methods();
     let joined: Vec<usize> = (0..methods.len()).filter(|at| joins(&methods[*at])).collect();
-    let [first, second] = joined[..] else { panic!("{joined:?} of {methods:?}") };
-    let on = |method: &Method| (method.connection, method.channel);
-    let opens =
-        |method: &&Method| method.name == "channel.open" && on(method) == on(&methods[second]);
-    assert_eq!(methods[first..second].iter().find(opens), None);
+    let reuses = |pair: &[usize]| {
+        let next = &methods[pair[1]];
+        let opens = |method: &Method| {
+            method.name == "channel.open"
+                && (method.connection, method.channel) == (next.connection, next.channel)
+        };
+        !methods[pair[0]..pair[1]].iter().any(opens)
+    };
+    assert!(joined.windows(2).any(reuses), "{methods:?}");
 }
 
 /// The next client to be woken would be this one.
