@@ -26,6 +26,8 @@ fn at_a_terminal(vhost: &Vhost, scratch: &Scratch, line: &str) -> Child {
         .args(["--quiet", "--return", "--flush", "--command", line, &scratch.file("shown")])
         .envs(variables)
         .env("SHELL", "/bin/sh")
+        // Without it, no progress is drawn.
+        .env("TERM", "xterm")
         .env("PATH", format!("{}:{}", folder.display(), variable("PATH")))
         .env("SCRATCH", scratch.file(""))
         .stdin(Stdio::piped())

@@ -8,7 +8,8 @@ use crate::pipe::{fill, sh, succeed};
 async fn shown(place: &Place, line: &str) -> String {
     let file = format!("{}/shown-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     let script = "script --quiet --return --flush --command";
-    let line = format!("export SHOWN={file:?}; {script} '{line}' \"$SHOWN\" </dev/null");
+    // Without TERM, no progress is drawn.
+    let line = format!("export SHOWN={file:?} TERM=xterm; {script} '{line}' \"$SHOWN\" </dev/null");
     let text = sh(place, &line).await;
     std::fs::remove_file(file).unwrap();
     text

@@ -41,7 +41,8 @@ async fn a_client_that_reconnects_silently_is_found_by_one_fault() {
     let explored = with_faults(&vhost, "--bug reconnects", "40").await;
     let text = text(&explored);
     assert_eq!(explored.status.code(), Some(1), "{text}");
-    assert!(text.contains("process 1: cut while it holds\n"), "{text}");
+    // Either of the two equal clients may be the one that loses its slot.
+    assert!(text.contains(": cut while it holds\n"), "{text}");
     assert!(text.contains("S2 CLIENT"), "{text}");
     // Faults are injected only if nothing is violated without them.
     assert!(text.contains(" executions with one fault caused a violation; "), "{text}");
