@@ -2,6 +2,7 @@
 //! the order among clients, and `outage` for what happens without a broker.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -83,17 +84,27 @@ impl Lock {
         Ok(waiter)
     }
 
-    /// Leaves the wait queue in the background. If more slots are free, wakes the next
-    /// waiter.
-    fn pass_on(&self, waiter: Waiter, slot: Option<u32>, more: bool) -> JoinHandle<()> {
+    /// Leaves the wait queue: sends the requests now, and waits for the answer in the
+    /// background. If more slots are free, wakes the next waiter then. `None` if there is
+    /// nothing to wait for.
+    async fn pass_on(
+        &self,
+        waiter: Waiter,
+        slot: Option<u32>,
+        more: bool,
+    ) -> Option<JoinHandle<()>> {
         let wait_queue = self.name().wait_queue().filter(|_| more);
         let publisher = Arc::clone(&self.shared().publisher);
-        tokio::spawn(async move {
+        let mut leaving = Box::pin(async move {
             waiter.leave(slot).await;
             if let Some(wait_queue) = wait_queue {
                 publisher.wake(&wait_queue, None).await;
             }
-        })
+        });
+        match futures::poll!(leaving.as_mut()) {
+            Poll::Ready(()) => None,
+            Poll::Pending => Some(tokio::spawn(leaving)),
+        }
     }
 }
 
@@ -109,7 +120,7 @@ impl Acquisition<'_> {
                 Ok((mut permit, more)) => {
                     if let Turn::Joined(waiter) = self.turn {
                         let leaving = lock.pass_on(*waiter, permit.slot_to_wake(), more);
-                        permit.leaving(leaving);
+                        permit.leaving(leaving.await);
                     }
                     return Ok(permit);
                 }

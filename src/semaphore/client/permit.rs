@@ -128,9 +128,9 @@ impl Permit {
 
     /// The task that leaves the wait queue. A release waits for it before it wakes a waiter,
     /// because it would wake this one.
-    pub(super) fn leaving(&mut self, leaving: JoinHandle<()>) {
+    pub(super) fn leaving(&mut self, leaving: Option<JoinHandle<()>>) {
         if let Some(held) = &mut self.held {
-            held.leaving = Some(leaving);
+            held.leaving = leaving;
         }
     }
 
