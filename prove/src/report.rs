@@ -27,9 +27,10 @@ use crate::check::{JudgeError, examine};
 use crate::controls::Control;
 use crate::history::{Header, History};
 use crate::straw::Bug;
-use grade::{Grade, grades};
+use grade::{Given, Grade, grades};
 use shares::{Share, shares};
 use situations::Situations;
+use sometimes::Sometimes;
 
 /// Maximum number of violations of one property that are printed and drawn.
 pub const SHOWN: usize = 3;
@@ -141,6 +142,17 @@ impl Report {
             pictures,
         })
     }
+}
+
+/// Returns whether there is nothing to wait for in a run: the events so far cannot be judged, or
+/// for each grade they contain a violation or the required situations, except that of a run's end.
+pub fn is_enough(history: &History) -> bool {
+    let Ok(examined) = examine(history) else { return true };
+    let situations = situations::read(history, &examined);
+    let met = |one: &Sometimes| one.is_met() || one.situation == sometimes::LONG;
+    grades(history, &examined.verdict, &situations, None)
+        .iter()
+        .all(|grade| grade.given == Given::No || grade.sometimes.iter().all(met))
 }
 
 impl Tested {

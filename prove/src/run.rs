@@ -14,7 +14,7 @@ mod workload;
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -29,8 +29,11 @@ use crate::history::{Event, Header, History, Phase, Rules, VERSION, Verb, What};
 use crate::wire::Recorder;
 use replay::Played;
 
-/// Time between two judgements of a run that may end early.
+/// Time between two judgements of a run that may end at once.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Time between two judgements of a run that goes on. They cost time that its clients lack.
+const LOOK_LONG: Duration = Duration::from_secs(5);
 
 /// How the prover runs the implementation.
 #[derive(Clone, Debug)]
@@ -137,17 +140,47 @@ pub enum RunError {
     Judge(#[from] JudgeError),
 }
 
-/// Runs the workload and judges the history.
+/// How a run ends before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// Pending operations are abandoned.
+    AtOnce,
+    /// As at the end of its time: pending operations end, and each slot is acquired once more.
+    Orderly,
+}
+
+/// Runs the workload for its duration and judges the history.
 ///
 /// # Errors
 ///
 /// [`RunError`] if the run cannot be judged.
 pub async fn run(options: &RunOptions) -> Result<Outcome, RunError> {
     // The sender must exist until the end of the run.
-    let (_end, ended) = watch::channel(false);
+    let (_end, ended) = watch::channel(None);
     let recorder = Recorder::new();
     let troubles = workload::play(options, &recorder, ended).await?;
     judged(options, &recorder, troubles)
+}
+
+/// Runs the workload as [`run`] does, but goes on after its duration until the history is enough,
+/// or until `at_most` has passed. The history contains the duration of the run.
+///
+/// # Errors
+///
+/// As [`run`].
+pub async fn run_on(
+    options: &RunOptions,
+    at_most: Duration,
+    enough: fn(&History) -> bool,
+) -> Result<Outcome, RunError> {
+    let longest = RunOptions { duration: at_most.max(options.duration), ..options.clone() };
+    let begun = Instant::now();
+    let look = Look { first: options.duration, next: LOOK_LONG, ending: Ending::Orderly };
+    let mut outcome = ended_by(&longest, look, enough, |&enough| enough).await?;
+    let duration = begun.elapsed().clamp(options.duration, longest.duration);
+    let played = RunOptions { duration, ..longest };
+    outcome.history.header.played = Some(Played::new(&played));
+    Ok(outcome)
 }
 
 /// Runs the workload until the verdict on the events so far meets the condition, but not longer
@@ -160,19 +193,40 @@ pub async fn run_until(
     options: &RunOptions,
     condition: impl Fn(&Verdict) -> bool,
 ) -> Result<Outcome, RunError> {
-    let (end, ended) = watch::channel(false);
+    let look = Look { first: LOOK, next: LOOK, ending: Ending::AtOnce };
+    let condition = |verdict: &Option<Verdict>| verdict.as_ref().is_some_and(&condition);
+    ended_by(options, look, |history| judge(history).ok(), condition).await
+}
+
+/// When the events so far are judged, and how the run ends after that.
+struct Look {
+    /// Time until the first judgement.
+    first: Duration,
+    /// Time between two judgements.
+    next: Duration,
+    ending: Ending,
+}
+
+/// Runs the workload until a judgement of the events so far meets the condition, but not longer
+/// than its duration.
+async fn ended_by<T: Send + 'static>(
+    options: &RunOptions,
+    look: Look,
+    judgement: fn(&History) -> T,
+    condition: impl Fn(&T) -> bool,
+) -> Result<Outcome, RunError> {
+    let (end, ended) = watch::channel(None);
     let recorder = Recorder::new();
     let watched = async {
+        sleep(look.first).await;
         loop {
-            sleep(LOOK).await;
             let history = options.history(&recorder, recorder.so_far());
-            let verdict = tokio::task::spawn_blocking(move || judge(&history)).await;
-            if let Ok(Ok(verdict)) = verdict
-                && condition(&verdict)
-            {
-                end.send_replace(true);
+            let judgement = tokio::task::spawn_blocking(move || judgement(&history)).await;
+            if judgement.is_ok_and(|judgement| condition(&judgement)) {
+                end.send_replace(Some(look.ending));
                 return pending::<Infallible>().await;
             }
+            sleep(look.next).await;
         }
     };
     let troubles = tokio::select! {

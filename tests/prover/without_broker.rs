@@ -14,6 +14,18 @@ async fn flock_has_no_violation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_on_while_a_situation_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let flock = format!("flock -w {{wait}} -E 75 '{}'/{{lock}} {{work}}", folder.path().display());
+    // One client never waits for another one.
+    let options = [&flock, "--no-faults", "--clients", "1", "--at-most", "7"];
+    let played = prove(None, &[&RUN[..], &options].concat()).await;
+    passes(&played);
+    let text = text(&played);
+    assert!(text.contains(", 7 s, seed"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_looks_before_it_takes_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("racy");
@@ -21,11 +33,12 @@ async fn a_command_that_looks_before_it_takes_is_found() {
     std::fs::write(&script, lines).unwrap();
     let racy = format!("sh '{}' '{}'/{{lock}} {{work}}", script.display(), folder.path().display());
     let out = folder.path().join("out");
-    let options = [&racy, "--no-faults", "--out", out.to_str().unwrap()];
+    let options = [&racy, "--no-faults", "--out", out.to_str().unwrap(), "--at-most", "300"];
     let played = prove(None, &[&RUN[..], &options].concat()).await;
     let text = text(&played);
     assert_eq!(played.status.code(), Some(1), "{text}");
     assert!(text.contains("S2 UNKNOWN"), "{text}");
+    assert!(!text.contains(", 300 s, seed"), "nothing was to be waited for: {text}");
     let picture = std::fs::read_to_string(out.join("violation-S2-1.svg")).unwrap();
     assert!(picture.contains("overlap"), "{picture}");
 }

@@ -161,9 +161,9 @@ impl<'a> Reader<'a> {
                 self.end_process(*process, at);
             }
             // The fault is recorded before the signal is sent, and the end of the process after
-            // it.
+            // it. In between, the answer to its request may still arrive.
             What::Fault { process: Some(process), fault } if fault == KILL => {
-                self.end_process(*process, at);
+                self.may_have_ended(*process, at);
             }
             What::Connection { process, state: ConnectionState::ClosedByClient, .. } => {
                 self.processes.entry(*process).or_default().closed.get_or_insert(at);
@@ -179,11 +179,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn end_process(&mut self, process: u32, at: Position) {
+    /// Ends the hold of a process that no longer certainly exists.
+    fn may_have_ended(&mut self, process: u32, at: Position) {
         self.reported.ended.entry(process).or_insert(at);
-        let state = self.processes.entry(process).or_default();
-        let (pending, closed) = (state.pending.take(), state.closed);
+        let closed = self.processes.entry(process).or_default().closed;
         self.end_hold(process, closed.unwrap_or(at));
+    }
+
+    fn end_process(&mut self, process: u32, at: Position) {
+        self.may_have_ended(process, at);
+        let pending = self.processes.entry(process).or_default().pending.take();
         self.abandon(process, pending, at);
     }
 
@@ -252,9 +257,12 @@ impl<'a> Reader<'a> {
         let token = operation.token.as_deref();
         let key = slot.or_else(|| token.and_then(|token| Key::of_token(self.rules, token)));
         let index = self.reported.grants.len();
-        self.reported.grants.push(Grant { process, key, invoked, granted, end: NEVER });
+        // The answer of a process that may have ended begins no hold.
+        let lives = !self.reported.ended.contains_key(&process);
+        let end = if lives { NEVER } else { granted };
+        self.reported.grants.push(Grant { process, key, invoked, granted, end });
         let state = self.processes.entry(process).or_default();
-        (state.open, state.last) = (Some(index), Some(index));
+        (state.open, state.last) = (lives.then_some(index), Some(index));
     }
 
     fn resize(

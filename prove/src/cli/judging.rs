@@ -15,8 +15,8 @@ use crate::controls::{self, Control};
 use crate::driver::witness::Variables;
 use crate::history::{History, Rules};
 use crate::report::text::Text;
-use crate::report::{Report, directory};
-use crate::run::{Faults, RunOptions, Way, run};
+use crate::report::{self, Report, directory};
+use crate::run::{Faults, RunOptions, Way, run_on};
 
 use super::{FAILED, NOT_DONE};
 
@@ -66,6 +66,14 @@ pub struct RunArguments {
     /// Duration of the workload, in seconds
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
+
+    /// Time after which the run ends even if a situation that a grade requires is missing, in
+    /// seconds
+    ///
+    /// The run goes on after --for until then, or until no such situation is missing. Without
+    /// this option, it ends after --for.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    at_most: u64,
 
     /// Number of client processes
     #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -155,7 +163,9 @@ pub async fn play(arguments: RunArguments) -> Result<ExitCode, String> {
     if options.url.is_some() && !arguments.no_controls {
         tested = Some(run_controls(&options).await?);
     }
-    let outcome = run(&options).await.map_err(|error| error.to_string())?;
+    let at_most = Duration::from_secs(arguments.at_most);
+    let outcome =
+        run_on(&options, at_most, report::is_enough).await.map_err(|error| error.to_string())?;
     let report = Report::new(&outcome.history, tested.as_deref(), &outcome.troubles)
         .map_err(|error| error.to_string())?;
     put(arguments.out.as_deref(), &outcome.history, &report)?;

@@ -1,6 +1,6 @@
 //! The *sometimes* tables: the situations that must have occurred for a grade. For example, a
-//! run without kills does not show that the lock survives a kill. 4 clients on 2 cores reach the
-//! required numbers in 60 s. See `situations` for how situations are counted.
+//! run without kills does not show that the lock survives a kill. 4 clients on 2 idle
+//! cores reach the required numbers in 60 s. See `situations` for how situations are counted.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,9 @@ const LOST_RACES: u64 = 5;
 const FAULTS: u64 = 10;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
+
+/// The situation that the end of a run adds, not its course.
+pub(super) const LONG: &str = "acquires that may wait 5 s or more";
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,11 +75,7 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         Sometimes::new(name, seen, FAULTS)
     };
     let long = verdict.counts.get(LONG_WAITS).copied().unwrap_or_default();
-    let mut table = vec![
-        fault(KILL_HOLDING),
-        fault(KILL_ACQUIRING),
-        Sometimes::new("acquires that may wait 5 s or more", long, 1),
-    ];
+    let mut table = vec![fault(KILL_HOLDING), fault(KILL_ACQUIRING), Sometimes::new(LONG, long, 1)];
     if rules == Rules::None {
         return table;
     }

@@ -72,6 +72,9 @@ impl Text<'_> {
                 Duration::from_millis(header.heartbeat_ms).as_secs_f64()
             )?;
         }
+        if let Some(played) = &header.played {
+            write!(f, ", {} s", Duration::from_millis(played.duration_ms).as_secs())?;
+        }
         write!(f, ", seed {}", header.seed)?;
         if let Some(controls) = &report.controls {
             let right = controls.iter().filter(|control| control.right).count();

@@ -89,6 +89,7 @@ impl Cycle<'_> {
             }
             Acquired::Unusable => return Ok(false),
         }
+        let holding = self.run.holding();
         if self.random.random_range(0..100) < self.run.options.faults.again {
             self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
         }
@@ -117,6 +118,7 @@ impl Cycle<'_> {
         if *self.strike == Strike::KillHolding {
             return Ok(false);
         }
+        drop(holding);
         Ok(matches!(self.ask(Verb::Release, None).await?, Line::Ok(_)))
     }
 

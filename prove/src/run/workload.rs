@@ -11,12 +11,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::actor::Actor;
 use super::aims::{Aim, Aims};
 use super::cycle::{Cycle, Strike};
-use super::{Faults, RunError, RunOptions, Way};
+use super::{Ending, Faults, RunError, RunOptions, Way};
 use crate::driver::message::{Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
 use crate::history::{Rules, Verb};
@@ -38,44 +38,60 @@ pub(super) struct Run {
     pub(super) aims: Aims,
     recorder: Recorder,
     processes: Arc<AtomicU32>,
+    /// The number of clients that hold.
+    holders: watch::Sender<u32>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
     end: End,
 }
 
-/// The end of a run: a time, or earlier if the run is ended early.
+/// Counts a client as a holder until it is dropped.
+pub(super) struct Holding(watch::Sender<u32>);
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.0.send_modify(|holders| *holders -= 1);
+    }
+}
+
+/// The end of a run: a time, or earlier if the run is told to end.
 #[derive(Clone)]
 struct End {
     at: Instant,
-    early: watch::Receiver<bool>,
+    told: watch::Receiver<Option<Ending>>,
 }
 
 impl End {
     fn is_reached(&self) -> bool {
-        *self.early.borrow() || Instant::now() >= self.at
+        self.told.borrow().is_some() || Instant::now() >= self.at
     }
 
     /// Resolves at the end. Cancel safe.
     async fn reached(&self) {
         tokio::select! {
             () = sleep_until(self.at) => {}
-            () = self.reached_early() => {}
+            () = self.told(Option::is_some) => {}
         }
     }
 
-    /// Returns whether the run was ended early.
-    fn is_early(&self) -> bool {
-        *self.early.borrow()
+    /// Returns whether the run ended at once.
+    fn is_at_once(&self) -> bool {
+        *self.told.borrow() == Some(Ending::AtOnce)
     }
 
-    /// Resolves if the run is ended early. Cancel safe.
-    async fn reached_early(&self) {
-        if self.early.clone().wait_for(|&early| early).await.is_err() {
+    /// Resolves if the run ends at once. Cancel safe.
+    async fn reached_at_once(&self) {
+        self.told(|&ending| ending == Some(Ending::AtOnce)).await;
+    }
+
+    /// Resolves if the run is told to end in this way. Cancel safe.
+    async fn told(&self, how: impl FnMut(&Option<Ending>) -> bool) {
+        if self.told.clone().wait_for(how).await.is_err() {
             pending::<()>().await;
         }
     }
 }
 
-/// Runs and records the workload until `early` becomes true, but not longer than its duration.
+/// Runs and records the workload until it is told to end, but not longer than its duration.
 /// Returns warnings about the implementation's behaviour.
 ///
 /// # Errors
@@ -84,15 +100,16 @@ impl End {
 pub async fn play(
     options: &RunOptions,
     recorder: &Recorder,
-    early: watch::Receiver<bool>,
+    told: watch::Receiver<Option<Ending>>,
 ) -> Result<Vec<String>, RunError> {
     let mut run = Run {
         options: Arc::new(options.clone()),
         aims: Aims::default(),
         recorder: recorder.clone(),
         processes: Arc::default(),
+        holders: watch::Sender::default(),
         troubles: Arc::default(),
-        end: End { at: Instant::now(), early },
+        end: End { at: Instant::now(), told },
     };
     let mut random = StdRng::seed_from_u64(options.seed);
     let administrator = run.administrator().await?;
@@ -114,7 +131,7 @@ pub async fn play(
             failed = Some(error);
         }
     }
-    if failed.is_none() && !run.end.is_early() {
+    if failed.is_none() && !run.end.is_at_once() {
         run.recover(resized.as_mut()).await?;
     }
     if let Some(mut actor) = resized {
@@ -138,6 +155,12 @@ impl Run {
     /// Returns the time until the end of the run.
     pub(super) fn left(&self) -> Duration {
         self.end.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Counts a client as a holder.
+    pub(super) fn holding(&self) -> Holding {
+        self.holders.send_modify(|holders| *holders += 1);
+        Holding(self.holders.clone())
     }
 
     fn trouble(&self, text: String) {
@@ -186,7 +209,14 @@ impl Run {
                 () = self.end.reached() => break,
                 () = sleep(pause) => {}
             }
+            let before = slots;
             slots = if slots == 1 { most } else { random.random_range(1..=most) };
+            if slots < before && random.random_bool(0.5) {
+                // Clients that take long to acquire rarely hold all slots at a random time.
+                let mut holders = self.holders.subscribe();
+                let all_held = holders.wait_for(|&holders| holders >= before);
+                let _ = timeout(resize_within, all_held).await;
+            }
             match actor.ask(Verb::Resize, None, Some(slots)).await {
                 Ok(Line::Ok(_)) => {}
                 Ok(line) => self.trouble(format!("resize: {line:?}")),
@@ -245,7 +275,7 @@ impl Run {
                 Cycle { run: self, actor: &mut actor, random: &mut random, strike: &mut strike };
             let played = tokio::select! {
                 played = cycle.play() => played,
-                () = self.end.reached_early() => break,
+                () = self.end.reached_at_once() => break,
             };
             let keeps = match played {
                 Ok(keeps) => keeps,

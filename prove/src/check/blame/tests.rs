@@ -62,6 +62,19 @@ fn a_killed_process_holds_nothing() {
 }
 
 #[test]
+fn an_answer_that_arrives_while_its_process_is_killed_is_backed_and_begins_no_hold() {
+    let story = |slot| {
+        let lock = Story::new(Rules::ExclusiveQueue, 2);
+        let asked = lock.ask(1, Verb::Acquire).own(1, "N-1-B").fault(1, "kill");
+        asked.connection(1, ConnectionState::ClosedByClient).granted(1, slot)
+    };
+    assert_eq!(story(1).killed(1).acquires(2).violations(), NONE);
+    assert_eq!(story(1).acquires(2).killed(1).violations(), NONE);
+    // What its connection did not own is still a violation.
+    assert_eq!(story(2).killed(1).violations(), [(Property::S4, Cause::Client)]);
+}
+
+#[test]
 fn reports_more_holds_than_slots_without_numbers() {
     let story = |slots| {
         let story = Story::new(Rules::None, slots).ask(1, Verb::Acquire).ok(1, Verb::Acquire);
