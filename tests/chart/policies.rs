@@ -21,14 +21,17 @@ impl Policies {
     }
 
     fn enforce(&self) {
-        let values = format!("watchNamespaces: [{}]", self.namespace.0);
+        assert!(self.enforce_kind("ValidatingAdmissionPolicy") >= 6);
+    }
+
+    /// Enforces the policies of this kind, with their bindings. Returns their number.
+    fn enforce_kind(&self, kind: &str) -> usize {
+        let namespace = &self.namespace.0;
+        let values = format!("watchNamespaces: [{namespace}]\npolicies: {{addFinalizer: true}}");
         let mut objects = rendered_as(&self.release, "lockkeeper-system", &values, &[]).unwrap();
-        let is_policy = |object: &Value| {
-            object["kind"].as_str().unwrap().starts_with("ValidatingAdmissionPolicy")
-        };
-        objects.retain(is_policy);
-        assert!(objects.len() >= 6, "{}", objects.len());
+        objects.retain(|object| object["kind"].as_str().unwrap().starts_with(kind));
         kubectl(&["create", "-f", "-"], Some(&objects)).unwrap();
+        objects.len()
     }
 
     /// Applies an object, or only validates it.
@@ -53,7 +56,8 @@ impl Policies {
 impl Drop for Policies {
     fn drop(&mut self) {
         let ours = format!("app.kubernetes.io/instance={}", self.release);
-        let kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings";
+        let kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings,\
+                     mutatingadmissionpolicies,mutatingadmissionpolicybindings";
         let _ = kubectl(&["delete", kinds, "-l", &ours, "--wait=false"], None);
     }
 }
@@ -110,6 +114,55 @@ fn on_the_default_connection_a_foreign_name_is_refused_at_creation() {
     let mut changed = before;
     changed["slots"] = 2.into();
     policies.apply(false, "Semaphore", "before", &changed).unwrap();
+}
+
+#[test]
+fn a_new_object_has_the_finalizer_and_keeps_it_when_it_is_applied_again() {
+    let policies = Policies::new();
+    assert_eq!(policies.enforce_kind("MutatingAdmissionPolicy"), 2);
+    let namespace = &policies.namespace.0;
+    let finalizers = |resource: &str| {
+        let path = "-o=jsonpath={.metadata.finalizers}";
+        kubectl(&["get", resource, "new", "-n", namespace, path], None).unwrap()
+    };
+    for (kind, resource, spec) in
+        [("Semaphore", "sem", json!({"slots": 1})), ("PressureQueue", "pq", json!({"bound": 1}))]
+    {
+        eventually("the policy is in force", || {
+            let _ = kubectl(&["delete", resource, "new", "-n", namespace, "--wait=false"], None);
+            // Until the API server knows the definitions, its answer is 503.
+            policies.apply(false, kind, "new", &spec).is_ok()
+                && finalizers(resource) == r#"["lockkeeper.dev/cleanup"]"#
+        });
+        // The user's field manager does not own it, so it stays.
+        policies.apply(false, kind, "new", &spec).unwrap();
+        assert_eq!(finalizers(resource), r#"["lockkeeper.dev/cleanup"]"#);
+        // There is no operator that would remove it.
+        let none = r#"--patch={"metadata":{"finalizers":null}}"#;
+        kubectl(&["patch", resource, "new", "-n", namespace, "--type=merge", none], None).unwrap();
+        policies.apply(false, kind, "new", &spec).unwrap();
+        assert_eq!(finalizers(resource), "", "a change of an object adds nothing");
+    }
+}
+
+#[test]
+fn a_finalizer_is_only_added_on_request_where_the_server_can_and_the_operator_watches() {
+    let rendered = |values: &str, version: &str| {
+        let version = ["--kube-version", version];
+        let objects = rendered_as("other", "lockkeeper-system", values, &version)?;
+        let mutating = |object: &&Value| {
+            object["kind"].as_str().unwrap().starts_with("MutatingAdmissionPolicy")
+        };
+        Ok::<_, String>(objects.iter().filter(mutating).count())
+    };
+    let added = "policies: {addFinalizer: true}";
+    assert_eq!((rendered("", "1.36.0").unwrap(), rendered(added, "1.36.0").unwrap()), (0, 2));
+    let said = rendered(added, "1.35.4").unwrap_err();
+    assert!(said.contains("requires Kubernetes 1.36, and the cluster has v1.35.4"), "{said}");
+    let selected = format!("watchLabelSelector: stage!=test\n{added}");
+    let said = rendered(&selected, "1.36.0").unwrap_err();
+    assert!(said.contains("not possible together with watchLabelSelector"), "{said}");
+    assert_eq!(rendered("policies: {enabled: false, addFinalizer: true}", "1.36.0").unwrap(), 0);
 }
 
 #[test]
