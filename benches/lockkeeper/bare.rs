@@ -129,11 +129,6 @@ impl Holder {
         self.declare(&self.queue).await
     }
 
-    /// Deletes its queue.
-    pub async fn give_back(&self) -> Result<()> {
-        self.delete(&self.queue).await
-    }
-
     /// Declares and deletes its queue.
     pub async fn take_and_give_back(&self) -> Result<()> {
         self.take_and_give_back_queue(&self.queue).await

@@ -33,12 +33,17 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
             let others = hold_first(&settings(place)?, &lock, taken).await?;
             let what = format!("acquire + release: {clients} × {slots} slots, {held} % held");
             let free = slots - taken;
+            let bare = format!("{lock}.bare");
             if free as usize >= clients {
-                let pairs = acquire(place, options, &lock, clients, times).await?;
+                let bare = bare::Holder::several(place, &bare, clients).await?;
+                let bare = async || all(&bare, times, async |h| h.take_and_give_back().await).await;
+                let pairs = acquire(place, options, &lock, clients, times, bare).await?;
                 table.speed(&what, &pairs, Some(if clients == 1 { ACQUIRE } else { CROWD }));
             } else {
                 // The clients wait for each other, and so do the bare ones.
-                let pairs = contend(place, options, &lock, free, clients, times).await?;
+                let bare = bare::Contender::several(place, &bare, clients, free).await?;
+                let bare = async || all(&bare, 1, async |c| c.take_turns(times).await).await;
+                let pairs = acquire(place, options, &lock, clients, times, bare).await?;
                 // Where others hold the rest, each of the first searches passes all of it.
                 let goal = (held == 0).then_some(CONTENDED);
                 table.speed(&format!("{what}, in turn"), &pairs, goal);
@@ -127,42 +132,18 @@ pub async fn rounds(
     Ok(pairs)
 }
 
+/// Lets each client acquire and release this often, compared with a bare run.
 async fn acquire(
     place: &Place,
     options: &Options,
     lock: &LockName,
     clients: usize,
     times: u32,
+    bare: impl AsyncFn() -> Result<Duration>,
 ) -> Result<Vec<Pair>> {
     let settings = settings(place)?;
     let ours: Vec<Lock> = (0..clients).map(|_| client(&settings, lock)).collect();
-    let bare = bare::Holder::several(place, &format!("{lock}.bare"), clients).await?;
-    rounds(
-        options.rounds,
-        async || all(&bare, times, async |holder| holder.take_and_give_back().await).await,
-        async || all(&ours, times, cycle).await,
-    )
-    .await
-}
-
-/// The same with fewer free slots than clients.
-async fn contend(
-    place: &Place,
-    options: &Options,
-    lock: &LockName,
-    free: u32,
-    clients: usize,
-    times: u32,
-) -> Result<Vec<Pair>> {
-    let settings = settings(place)?;
-    let ours: Vec<Lock> = (0..clients).map(|_| client(&settings, lock)).collect();
-    let bare = bare::Contender::several(place, &format!("{lock}.bare"), clients, free).await?;
-    rounds(
-        options.rounds,
-        async || all(&bare, 1, async |contender| contender.take_turns(times).await).await,
-        async || all(&ours, times, cycle).await,
-    )
-    .await
+    rounds(options.rounds, bare, async || all(&ours, times, cycle).await).await
 }
 
 /// Acquires and releases the lock.

@@ -5,8 +5,10 @@
 mod bare;
 mod client;
 mod costs;
+mod growth;
 mod objects;
 mod observe;
+mod peers;
 mod place;
 mod protocols;
 mod queue;
@@ -48,15 +50,24 @@ struct Options {
     /// Rounds of objects
     #[arg(long, default_value_t = 3)]
     object_rounds: usize,
+    /// Numbers of slots and of objects that the growth is measured at
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1000, 10000])]
+    sizes: Vec<u32>,
     /// Seconds until the operator's memory is read
     #[arg(long, value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     rest: Option<Duration>,
     /// Measure this alone
-    #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "costs", "queue", "objects"])]
+    #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "costs", "queue", "objects", "growth", "peers"])]
     only: Option<String>,
-    /// Where to draw the protocols side by side
-    #[arg(long, default_value = "target/bench/protocols.svg")]
-    plot: PathBuf,
+    /// Folder of the pictures
+    #[arg(long, default_value = "target/bench")]
+    plots: PathBuf,
+    /// A checkout of amqp-locks-python, to compare with
+    #[arg(long, value_name = "DIRECTORY")]
+    amqp_locks_python: Option<PathBuf>,
+    /// Acquire and release a lock on request
+    #[arg(long, hide = true)]
+    locker: Option<String>,
     /// Be the other process of a measurement
     #[arg(long, hide = true, requires = "prefix")]
     peer: Option<String>,
@@ -73,6 +84,10 @@ async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     if let (Some(peer), Some(prefix)) = (&options.peer, &options.prefix) {
         queue::run_peer(peer, prefix).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(kind) = &options.locker {
+        peers::serve(kind).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let place = Place::new().await?;
@@ -103,6 +118,12 @@ async fn main() -> Result<ExitCode> {
     }
     if wanted("objects") {
         objects::run(&place, &options, &mut table).await?;
+    }
+    if wanted("growth") {
+        growth::run(&place, &options, &mut table).await?;
+    }
+    if wanted("peers") {
+        peers::run(&place, &options).await?;
     }
     place.end().await?;
 

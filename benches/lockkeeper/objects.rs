@@ -1,6 +1,7 @@
 //! Benchmarks many Semaphores with one slot, from create until all are Ready, and the
 //! memory of an operator with these objects. The bare run sends the same writes to both
-//! servers without an operator, and is measured in the same way.
+//! servers without an operator, and is measured in the same way. It also writes the finalizer, which
+//! the API server adds for the operator, by the chart's policy.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -27,11 +28,12 @@ const GOAL_AT: usize = 1000;
 
 /// Time until an operator counts as idle: every object observed, every drift sweep done
 /// once, all events published.
-const REST: Duration = Duration::from_secs(45);
+pub const REST: Duration = Duration::from_secs(45);
 
 /// Measures in several rounds, alternating bare and ours.
 pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
     let names: Vec<String> = (0..options.objects).map(|n| format!("object-{n:04}")).collect();
+    let policy = place.add_finalizers().await?;
     let mut pairs = Vec::new();
     let [mut rest, mut heap, mut peak] = [0.0; 3];
     let mut processor = Vec::new();
@@ -45,12 +47,13 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
             tokio::time::sleep(options.rest.unwrap_or(REST)).await;
             [rest, heap, peak] = operator.memory()?;
         }
-        place.clear(false).await?;
+        place.clear(&place.semaphores(), false).await?;
         operator.stop().await?;
         let last = bare_run(place, &names).await?;
         println!("    bare {first:.2?}, ours {ours:.2?}, bare {last:.2?}");
         pairs.push(Pair { bare: (first + last) / 2, ours });
     }
+    policy.end().await?;
 
     let count = names.len();
     let goal = |goal| (count == GOAL_AT).then_some(goal);
@@ -78,9 +81,10 @@ async fn our_run(place: &Place, names: &[String]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Sends the operator's requests for each object, for [`CONCURRENCY`] objects at a time.
+/// Sends the requests for each object of an operator that adds the finalizer itself, for
+/// [`CONCURRENCY`] objects at a time.
 async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
-    let api = place.semaphores();
+    let api = place.bare_semaphores();
     let connection = place.amqp().await?;
     let idle = Mutex::new(bare::channels(&connection, CONCURRENCY).await?);
 
@@ -106,7 +110,7 @@ async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
     all_ready.await??;
     let took = start.elapsed();
 
-    place.clear(true).await?;
+    place.clear(&api, true).await?;
     let channel = connection.create_channel().await?;
     let slots: Vec<String> =
         names.iter().map(|name| format!("{}.{name}-1-A", place.name)).collect();
@@ -164,14 +168,21 @@ fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
     }
 }
 
-/// Starts to watch. The receiver gets the result when this many objects are Ready.
-async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
+/// Starts to watch. The receiver gets the result when this many objects are Ready, including
+/// those that already exist.
+pub async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
     // Resumes a watch that the API server ended.
     let mut events = watcher(api.clone(), watcher::Config::default()).default_backoff().boxed();
-    while !matches!(events.next().await.ok_or("no watch")??, Event::InitDone) {}
+    let mut ready = HashSet::new();
+    loop {
+        match events.next().await.ok_or("no watch")?? {
+            Event::InitApply(object) if is_ready(&object) => ready.insert(object.name_any()),
+            Event::InitDone => break,
+            _ => continue,
+        };
+    }
     let (answer, all_ready) = oneshot::channel();
     let counting = async move {
-        let mut ready = HashSet::new();
         while ready.len() < count {
             let event = tokio::time::timeout(PATIENCE, events.next())
                 .await

@@ -11,6 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use lockkeeper::api::Semaphore;
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::semaphore::{Broker, BrokerOptions};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::{CONCURRENCY, Result};
@@ -31,12 +32,47 @@ pub struct Place {
     operator_kubeconfig: String,
 }
 
+/// Returns the name of the bare run's namespace.
+fn bare(name: &str) -> String {
+    format!("{name}-bare")
+}
+
+/// Returns an address that nothing listens on.
+pub fn free_address() -> Result<String> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+}
+
+/// An admission policy with its binding, as YAML.
+pub struct Policy(String);
+
+impl Policy {
+    async fn kubectl(&self, verb: &str) -> Result<()> {
+        let mut kubectl = Command::new("kubectl")
+            .args([verb, "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut input = kubectl.stdin.take().ok_or("no stdin")?;
+        input.write_all(self.0.as_bytes()).await?;
+        drop(input);
+        if !kubectl.wait().await?.success() {
+            return Err(format!("kubectl {verb} failed").into());
+        }
+        Ok(())
+    }
+
+    /// Removes the policy.
+    pub async fn end(self) -> Result<()> {
+        self.kubectl("delete").await
+    }
+}
+
 fn variable(name: &str) -> Result<String> {
     std::env::var(name).map_err(|_| format!("{name} is not set: run make bench").into())
 }
 
 impl Place {
-    /// Creates the namespace and the vhost.
+    /// Creates the namespaces and the vhost.
     pub async fn new() -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         variable("KUBECONFIG")?;
@@ -55,20 +91,22 @@ impl Place {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let vhost = format!("{}/api/vhosts/{}", place.management_url, place.name);
         reqwest::Client::new().put(vhost).send().await?.error_for_status()?;
-        let namespace = serde_json::from_value(serde_json::json!({
-            "metadata": {"name": place.name}
-        }))?;
         let namespaces: Api<Namespace> = Api::all(place.client.clone());
-        namespaces.create(&PostParams::default(), &namespace).await?;
+        for name in [&place.name, &bare(&place.name)] {
+            let namespace = serde_json::from_value(serde_json::json!({"metadata": {"name": name}}));
+            namespaces.create(&PostParams::default(), &namespace?).await?;
+        }
         Ok(place)
     }
 
-    /// Removes the namespace and the vhost.
+    /// Removes the namespaces and the vhost.
     pub async fn end(self) -> Result<()> {
         let vhost = format!("{}/api/vhosts/{}", self.management_url, self.name);
         reqwest::Client::new().delete(vhost).send().await?.error_for_status()?;
         let namespaces: Api<Namespace> = Api::all(self.client);
-        namespaces.delete(&self.name, &DeleteParams::default()).await?;
+        for name in [&self.name, &bare(&self.name)] {
+            namespaces.delete(name, &DeleteParams::default()).await?;
+        }
         Ok(())
     }
 
@@ -109,15 +147,54 @@ impl Place {
         Ok(lapin::Connection::connect(&self.amqp_url, properties).await?)
     }
 
+    /// Returns the path of a log in the directory of the servers.
+    pub fn log(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory)
+    }
+
     /// Returns the API for this run's Semaphores.
     pub fn semaphores(&self) -> Api<Semaphore> {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
+    /// Returns the API for the Semaphores of the bare run, which no operator watches.
+    pub fn bare_semaphores(&self) -> Api<Semaphore> {
+        Api::namespaced(self.client.clone(), &bare(&self.name))
+    }
+
+    /// Lets the API server add the finalizer to new Semaphores of this run's namespace, by the
+    /// chart's policy. Waits until it does.
+    pub async fn add_finalizers(&self) -> Result<Policy> {
+        let version = self.client.apiserver_version().await?.git_version;
+        let namespace = format!("watchNamespaces={{{}}}", self.name);
+        let chart = Command::new("helm")
+            .args(["template", &self.name, "charts/lockkeeper", "--kube-version", &version])
+            .args(["--show-only", "templates/policies/finalizer.yaml", "--set", &namespace])
+            .args(["--set", "policies.addFinalizer=true"])
+            .stderr(Stdio::inherit())
+            .output()
+            .await?;
+        let policy = Policy(String::from_utf8(chart.stdout)?);
+        policy.kubectl("create").await?;
+        let (api, start) = (self.semaphores(), Instant::now());
+        let body = serde_json::json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": "policy"}, "spec": {"slots": 1},
+        });
+        let body: Semaphore = serde_json::from_value(body)?;
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        while api.create(&dry_run, &body).await?.finalizers().is_empty() {
+            if start.elapsed() > PATIENCE {
+                return Err("the API server does not add the finalizer".into());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(policy)
+    }
+
     /// Deletes every Semaphore and waits until all are gone. With `bare` there is no
     /// operator, so this removes the finalizers.
-    pub async fn clear(&self, bare: bool) -> Result<()> {
-        let api = self.semaphores();
+    pub async fn clear(&self, api: &Api<Semaphore>, bare: bool) -> Result<()> {
         let objects = api.list(&ListParams::default()).await?.items;
         stream::iter(objects.iter().map(Ok))
             .try_for_each_concurrent(CONCURRENCY, |object| {
@@ -131,10 +208,13 @@ impl Place {
                 }
             })
             .await?;
-        let start = Instant::now();
-        while !api.list_metadata(&ListParams::default()).await?.items.is_empty() {
-            if start.elapsed() > PATIENCE {
-                return Err("not every object went away".into());
+        let (mut left, mut since) = (usize::MAX, Instant::now());
+        while left > 0 {
+            let now = api.list_metadata(&ListParams::default()).await?.items.len();
+            if now < left {
+                (left, since) = (now, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                return Err(format!("{left} objects do not go away").into());
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -144,9 +224,10 @@ impl Place {
     /// Starts an operator for this namespace with the default intervals and the vhost as
     /// its default connection. Waits until it watches.
     pub async fn operator(&self) -> Result<Operator> {
-        let log = format!("{}/bench-operator.log", self.directory);
+        let log = self.log("bench-operator.log");
+        let address = free_address()?;
         let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
-            .args(["operator", "--http-address", "127.0.0.1:0", "--watch-namespace", &self.name])
+            .args(["operator", "--http-address", &address, "--watch-namespace", &self.name])
             .env("KUBECONFIG", &self.operator_kubeconfig)
             .env("AMQP_URL", &self.amqp_url)
             .env("RABBITMQ_MANAGEMENT_URL", &self.management_url)
@@ -162,13 +243,14 @@ impl Place {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(Operator { child })
+        Ok(Operator { child, address })
     }
 }
 
 /// An operator process, ended when dropped.
 pub struct Operator {
     child: Child,
+    address: String,
 }
 
 impl Operator {
@@ -184,6 +266,12 @@ impl Operator {
             Ok(kib / 1024.0)
         };
         Ok([mib("VmRSS:")?, mib("RssAnon:")?, mib("VmHWM:")?])
+    }
+
+    /// Returns its metrics, in the text format of Prometheus.
+    pub async fn metrics(&self) -> Result<String> {
+        let url = format!("http://{}/metrics", self.address);
+        Ok(reqwest::get(url).await?.error_for_status()?.text().await?)
     }
 
     /// Processor time used so far, in seconds.

@@ -57,7 +57,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         table.speed(&format!("0 → {slots} slots, apply to Ready"), &operated.0, None);
         table.speed(&format!("{slots} → 0 slots, apply to Ready"), &operated.1, None);
     }
-    place.clear(false).await?;
+    place.clear(&place.semaphores(), false).await?;
     operator.stop().await
 }
 

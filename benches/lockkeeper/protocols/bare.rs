@@ -10,19 +10,27 @@ use lapin::options::{
     BasicRejectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Connection, Consumer};
+use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
 use lockkeeper::plan::naming::{LockName, Protocol};
+use tokio::sync::Mutex;
 
 use super::{AT_REST, Site};
 use crate::Result;
-use crate::bare::Holder;
 
 /// A client that acquires slot 1, or a token, and releases it.
 pub struct Bare {
     lock: LockName,
     channel: Channel,
+    held: Mutex<Option<Held>>,
     // Kept open for the lifetime of this value.
     _connection: Connection,
+}
+
+/// What a client keeps while it holds.
+enum Held {
+    Queue,
+    Consumer(Consumer),
+    Token(Acker),
 }
 
 impl Bare {
@@ -30,20 +38,25 @@ impl Bare {
     pub async fn new(site: &Site, lock: &LockName) -> Result<Self> {
         let connection = site.amqp().await?;
         let channel = connection.create_channel().await?;
-        Ok(Self { lock: lock.clone(), channel, _connection: connection })
+        Ok(Self { lock: lock.clone(), channel, held: Mutex::default(), _connection: connection })
     }
 
     /// Performs the broker's work for one acquisition and one release.
     pub async fn take_and_give_back(&self) -> Result<()> {
-        match self.lock.protocol() {
+        self.take().await?;
+        self.give_back().await
+    }
+
+    /// Performs the broker's work for one acquisition.
+    pub async fn take(&self) -> Result<()> {
+        let held = match self.lock.protocol() {
             Protocol::ExclusiveQueue(_) | Protocol::TrueMutex => {
                 let queue = self.lock.holder_queue(1);
                 let mut arguments = FieldTable::default();
                 arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
                 let exclusive = QueueDeclareOptions::exclusive();
                 self.channel.queue_declare(queue.as_str().into(), exclusive, arguments).await?;
-                let options = QueueDeleteOptions::default();
-                self.channel.queue_delete(queue.as_str().into(), options).await?;
+                Held::Queue
             }
             Protocol::ExclusiveConsumer => {
                 let queue = self.lock.holder_queue(1);
@@ -58,9 +71,8 @@ impl Bare {
                 );
                 let slot = self.lock.slot_queue(1);
                 let (consumer, exists) = futures::join!(consume, self.exists(&slot));
-                let _consumer = consumer?;
                 exists?;
-                self.channel.basic_cancel("bare".into(), BasicCancelOptions::default()).await?;
+                Held::Consumer(consumer?)
             }
             Protocol::Token(_) => {
                 let queue = self.lock.token_queue();
@@ -68,9 +80,28 @@ impl Bare {
                     .channel
                     .basic_get(queue.as_str().into(), BasicGetOptions::default())
                     .await?;
-                let token = got.ok_or("no token")?;
+                Held::Token(got.ok_or("no token")?.delivery.acker)
+            }
+        };
+        *self.held.lock().await = Some(held);
+        Ok(())
+    }
+
+    /// Performs the broker's work for one release.
+    pub async fn give_back(&self) -> Result<()> {
+        match self.held.lock().await.take().ok_or("not held")? {
+            Held::Queue => {
+                let options = QueueDeleteOptions::default();
+                let queue = self.lock.holder_queue(1);
+                self.channel.queue_delete(queue.as_str().into(), options).await?;
+            }
+            Held::Consumer(_consumer) => {
+                self.channel.basic_cancel("bare".into(), BasicCancelOptions::default()).await?;
+            }
+            Held::Token(token) => {
                 // A reject has no answer.
-                let reject = token.acker.reject(BasicRejectOptions { requeue: true });
+                let reject = token.reject(BasicRejectOptions { requeue: true });
+                let queue = self.lock.token_queue();
                 let (rejected, exists) = futures::join!(reject, self.exists(&queue));
                 rejected?;
                 exists?;
@@ -114,27 +145,23 @@ pub async fn push(site: &Site, times: usize) -> Result<Vec<f64>> {
     Ok(took)
 }
 
-/// Measures the steps of a hand-over of protocol ExclusiveQueue, one after the other, in
-/// milliseconds: a client deletes its exclusive queue, a message is delivered, and another
-/// client declares the queue.
-pub async fn hand_over(site: &Site, times: usize) -> Result<Vec<f64>> {
+/// Measures the steps of a hand-over of this lock, one after the other, in milliseconds: a client
+/// releases, a message is delivered, and another client acquires.
+pub async fn hand_over(site: &Site, lock: &LockName, times: usize) -> Result<Vec<f64>> {
     let mut messages = Messages::new(site).await?;
-    let queue = "bare-hand-over";
-    let holders = [
-        Holder::new(site.amqp().await?, queue.to_owned()).await?,
-        Holder::new(site.amqp().await?, queue.to_owned()).await?,
-    ];
-    holders[0].take().await?;
+    let clients = [Bare::new(site, lock).await?, Bare::new(site, lock).await?];
+    clients[0].take().await?;
     let mut took = Vec::new();
     for turn in 1..=times {
         tokio::time::sleep(AT_REST).await;
         let start = Instant::now();
-        holders[(turn - 1) % 2].give_back().await?;
+        clients[(turn - 1) % 2].give_back().await?;
         let message = messages.deliver().await?;
-        holders[turn % 2].take().await?;
+        clients[turn % 2].take().await?;
         took.push(start.elapsed().as_secs_f64() * 1e3);
         message.acker.ack(BasicAckOptions::default()).await?;
     }
+    clients[times % 2].give_back().await?;
     messages.end().await?;
     Ok(took)
 }

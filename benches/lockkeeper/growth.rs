@@ -1,0 +1,161 @@
+//! Measures how the cost grows with the number of slots of a lock, and with the number of objects
+//! of an operator: each should be linear. Prints a table, and `growth/plot` draws it. See `resize`,
+//! `observe` and `objects` for comparisons with bare operations.
+
+mod plot;
+
+use std::time::{Duration, Instant};
+
+use kube::api::PostParams;
+use lockkeeper::plan::naming::LockName;
+use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper::semaphore::Broker;
+use tokio_util::sync::CancellationToken;
+
+use crate::place::{Operator, PATIENCE, Place, concurrently};
+use crate::table::{LINEAR, Table, aligned, median};
+use crate::{Options, Result, objects};
+
+/// The smallest size whose growth is judged. With fewer, constant costs dominate.
+const JUDGED_FROM: u32 = 1000;
+
+/// Measurements at one size.
+struct Figures {
+    size: u32,
+    /// Seconds to create and to delete this many slots, and to observe them.
+    grow: f64,
+    shrink: f64,
+    observe: f64,
+    /// Seconds from the start of an operator until it has reconciled this many objects.
+    start: f64,
+    /// Resident memory after that, in MiB.
+    memory: f64,
+}
+
+/// A measurement, with its name and the unit in the table.
+type Row = (&'static str, &'static str, fn(&Figures) -> f64);
+
+const ROWS: [Row; 5] = [
+    ("slots: resize from 0", "s", |f| f.grow),
+    ("slots: resize to 0", "s", |f| f.shrink),
+    ("slots: observe", "s", |f| f.observe),
+    ("objects: start of an operator", "s", |f| f.start),
+    ("objects: memory of an operator", "MiB", |f| f.memory),
+];
+
+/// Measures each size. Prints one table, and draws it.
+pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<()> {
+    let mut figures = Vec::new();
+    let mut existing = 0;
+    for &size in &options.sizes {
+        let [grow, shrink, observe] = slots(&place.broker()?, place, size, options.rounds).await?;
+        create(place, existing, size).await?;
+        existing = size;
+        let [start, memory] = operator(place, options, size).await?;
+        figures.push(Figures { size, grow, shrink, observe, start, memory });
+        println!("  {size}: {grow:.3} {shrink:.3} {observe:.3} {start:.3} s, {memory:.1} MiB");
+    }
+    let last = place.operator().await?;
+    place.clear(&place.semaphores(), false).await?;
+    last.stop().await?;
+
+    for pair in figures.windows(2) {
+        let [small, large] = pair else { continue };
+        let sizes = f64::from(large.size) / f64::from(small.size);
+        let goal = (small.size >= JUDGED_FROM).then_some(LINEAR);
+        for (name, unit, of) in ROWS {
+            let what = format!("{name}, {} of {}", large.size, small.size);
+            let text = format!("{:.2} of {:.2} {unit}", of(large), of(small));
+            table.figure(&what, text, of(large) / of(small) / sizes, goal);
+        }
+    }
+    println!();
+    let head = ["size", "resize from 0", "resize to 0", "observe", "start", "memory"];
+    let row = |f: &Figures| {
+        let time = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
+        let size = f.size.to_string();
+        let memory = format!("{:.1} MiB", f.memory);
+        [size, time(f.grow), time(f.shrink), time(f.observe), time(f.start), memory]
+    };
+    aligned(head, &figures.iter().map(row).collect::<Vec<_>>());
+    let file = options.plots.join("growth.svg");
+    plot::draw(&file, &figures)?;
+    println!("\nthe picture: {}", file.display());
+    Ok(())
+}
+
+/// Creates, observes and deletes the slots of one lock. Returns the medians in seconds.
+async fn slots(broker: &Broker, place: &Place, slots: u32, rounds: usize) -> Result<[f64; 3]> {
+    let lock = LockName::new(format!("{}.growth", place.name))?;
+    let never = CancellationToken::new();
+    let mut took = [const { Vec::new() }; 3];
+    for round in 0..=rounds {
+        let (all, none) = (DesiredSlots::new(slots), DesiredSlots::new(0));
+        let start = Instant::now();
+        broker.converge(&lock, all, sweep_to(all, 0), false, &never).await?;
+        let grown = start.elapsed();
+        let start = Instant::now();
+        let seen = broker.observe(&lock, slots, slots).await?;
+        let observed = start.elapsed();
+        if !seen.has_exactly(slots) {
+            return Err("the observation does not match the broker".into());
+        }
+        let start = Instant::now();
+        broker.converge(&lock, none, sweep_to(none, slots), false, &never).await?;
+        let shrunk = start.elapsed();
+        // The first round opens connections.
+        if round > 0 {
+            for (took, time) in took.iter_mut().zip([grown, shrunk, observed]) {
+                took.push(time.as_secs_f64());
+            }
+        }
+    }
+    Ok(took.map(|took| median(took.into_iter())))
+}
+
+/// Creates objects from this number up to another one, and waits until an operator reports them as
+/// Ready.
+async fn create(place: &Place, from: u32, to: u32) -> Result<()> {
+    let operator = place.operator().await?;
+    let api = place.semaphores();
+    let all_ready = objects::watch(&api, usize::try_from(to)?).await?;
+    concurrently(from..to, async |number| {
+        let body = serde_json::json!({
+            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+            "metadata": {"name": format!("object-{number:05}")}, "spec": {"slots": 1},
+        });
+        api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
+        Ok(())
+    })
+    .await?;
+    all_ready.await??;
+    operator.stop().await
+}
+
+/// Starts an operator for this many objects. Returns the seconds until it has reconciled each of
+/// them, and its memory at rest in MiB.
+async fn operator(place: &Place, options: &Options, objects: u32) -> Result<[f64; 2]> {
+    let start = Instant::now();
+    let operator = place.operator().await?;
+    while reconciles(&operator).await? < f64::from(objects) {
+        if start.elapsed() > 5 * PATIENCE {
+            return Err("the operator did not reconcile every object".into());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let took = start.elapsed().as_secs_f64();
+    tokio::time::sleep(options.rest.unwrap_or(objects::REST)).await;
+    let [memory, ..] = operator.memory()?;
+    operator.stop().await?;
+    Ok([took, memory])
+}
+
+/// Returns the number of reconciles so far.
+async fn reconciles(operator: &Operator) -> Result<f64> {
+    let metrics = operator.metrics().await?;
+    let counts = metrics
+        .lines()
+        .filter(|line| line.starts_with("controller_runtime_reconcile_total{"))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    Ok(counts.sum())
+}

@@ -1,0 +1,262 @@
+//! Compares our locks with what a user would choose instead: etcd's lock, a Redis key,
+//! amqp-locks-python and flock. Prints a table, and `plot` draws it. Each client is a process
+//! (`locker`), which reads requests from standard input, a line each, and answers with a number:
+//!
+//! - `create`: creates the lock with one slot. Once, before all other requests.
+//! - `acquire`: answers when the lock is held, with the time, in nanoseconds since 1970.
+//! - `release`: answers when the lock is released, with the time at which it began.
+//! - `run MILLISECONDS`: acquires and releases for that time, answers how often.
+//!
+//! Its environment contains the URL of the server (`LOCKER_URL`) and the name of the lock
+//! (`LOCKER_LOCK`).
+
+mod counter;
+mod etcd;
+mod locker;
+mod plot;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use tokio::time::{Instant, sleep};
+
+pub use self::serve::serve;
+
+use self::counter::Counter;
+use self::etcd::Etcd;
+use self::locker::{Locker, Site};
+use crate::place::Place;
+use crate::table::{aligned, median, percentile};
+use crate::{Options, Result};
+
+/// Time after which Redis deletes the key of a holder that is gone, and etcd its lease. With a
+/// shorter time, a slow network would cost locks.
+const TTL: Duration = Duration::from_secs(10);
+
+/// Time between two attempts of a peer that cannot wait (the default of redis-py's lock).
+const TRY_EVERY: Duration = Duration::from_millis(100);
+
+/// Duration of a round of acquire and release.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// Number of clients of the contended lock.
+const CLIENTS: u32 = 16;
+
+/// Hand-overs and kills per peer.
+const HAND_OVERS: usize = 40;
+const KILLS: usize = 3;
+
+/// The time for which a client waits before the lock is released, at least; at most, twice. It
+/// varies, so that attempts at regular intervals have no advantage.
+const AT_REST: Duration = Duration::from_millis(100);
+
+/// Time until a waiting client has sent all requests that begin a wait.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// An implementation of a lock.
+struct Peer {
+    name: &'static str,
+    site: Site,
+}
+
+/// Its measurements.
+struct Figures {
+    name: &'static str,
+    /// Acquisitions per second, of one client and of all together.
+    alone: f64,
+    contended: f64,
+    /// The smallest number of acquisitions of one of many clients, of their mean.
+    share: f64,
+    /// Milliseconds from the beginning of a release until another client holds.
+    hand_over: f64,
+    hand_over_p99: f64,
+    /// Milliseconds from SIGKILL for a holder until another client holds.
+    kill: f64,
+    /// Of a waiting client, per minute.
+    messages: f64,
+    bytes: f64,
+}
+
+/// Measures each peer. Prints one table, and draws it.
+pub async fn run(place: &Place, options: &Options) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let etcd = Etcd::start(directory.path()).await?;
+    let peers = peers(place, options, &etcd, directory.path())?;
+    let minute = try_join_all(peers.iter().map(wait)).await?;
+    let mut figures = Vec::new();
+    for (peer, [messages, bytes]) in peers.iter().zip(minute) {
+        figures.push(Figures { messages, bytes, ..measure(peer, options).await? });
+        println!("  {}", figures.last().map(Figures::row).unwrap_or_default().join(" | "));
+    }
+    println!();
+    let head = [
+        "one slot",
+        "acquire + release",
+        "16 clients",
+        "smallest share",
+        "hand-over: median; p99",
+        "kill -9 to the next holder",
+        "a waiter per minute",
+    ];
+    aligned(head, &figures.iter().map(Figures::row).collect::<Vec<_>>());
+    let file = options.plots.join("peers.svg");
+    plot::draw(&file, &figures)?;
+    println!("\nthe picture: {}", file.display());
+    Ok(())
+}
+
+impl Figures {
+    fn row(&self) -> [String; 7] {
+        [
+            self.name.to_owned(),
+            format!("{:.0}/s", self.alone),
+            format!("{:.0}/s", self.contended),
+            format!("{:.2}", self.share),
+            format!("{:.2} ms; {:.1} ms", self.hand_over, self.hand_over_p99),
+            format!("{:.1} ms", self.kill),
+            format!("{:.0} messages, {:.0} bytes", self.messages, self.bytes),
+        ]
+    }
+}
+
+fn peers(place: &Place, options: &Options, etcd: &Etcd, directory: &Path) -> Result<Vec<Peer>> {
+    let redis = std::env::var("REDIS_URL").map_err(|_| "REDIS_URL is not set: run make bench")?;
+    let own = std::env::current_exe()?.display().to_string();
+    let own = |kind: &str| vec![own.clone(), "--locker".to_owned(), kind.to_owned()];
+    let log = place.log("bench-peers.log");
+    let peer = |name, command, url: &str, lock: &str| {
+        let (url, lock, log) = (url.to_owned(), lock.to_owned(), log.clone());
+        Peer { name, site: Site { command, url, lock, log } }
+    };
+    let amqp = &place.amqp_url;
+    let mut peers = vec![
+        peer("ExclusiveQueue", own("ExclusiveQueue"), amqp, "peers.queue"),
+        peer("ExclusiveConsumer", own("ExclusiveConsumer"), amqp, "peers.consumer"),
+        peer("Token", own("Token"), amqp, "peers.token"),
+    ];
+    if let Some(checkout) = &options.amqp_locks_python {
+        let script = PathBuf::from("benches/lockkeeper/peers/amqp_locks_python.py");
+        let script = script.canonicalize()?.display().to_string();
+        let source = format!("SRC={}", checkout.canonicalize()?.display());
+        let python = std::env::var("FOREIGN_PYTHON")
+            .map_err(|_| "FOREIGN_PYTHON is not set: run make bench")?;
+        let command = ["env".to_owned(), source, python, script];
+        peers.push(peer("amqp-locks-python", command.into(), amqp, "peers.python"));
+    }
+    let lock = std::env::var("ETCD_LOCK").map_err(|_| "ETCD_LOCK is not set: run make bench")?;
+    peers.push(peer("etcd", vec![lock], &etcd.url, "peers"));
+    peers.push(peer("Redis", own("redis"), &redis, &format!("{}:peers", place.name)));
+    peers.push(peer("flock", own("flock"), "", &directory.join("flock").display().to_string()));
+    Ok(peers)
+}
+
+/// Creates the lock of a peer, and counts what a waiting client and the server send in a minute.
+async fn wait(peer: &Peer) -> Result<[f64; 2]> {
+    let mut holder = Locker::start(&peer.site)?;
+    holder.ask("create").await?;
+    holder.ask("acquire").await?;
+    let mut site = peer.site.clone();
+    let counter = if site.url.is_empty() { None } else { Some(counted(&mut site.url).await?) };
+    let mut waiter = Locker::start(&site)?;
+    waiter.send("acquire").await?;
+    sleep(SETTLED).await;
+    let counts = || counter.as_ref().map_or([0, 0], Counter::counts);
+    let before = counts();
+    sleep(Duration::from_secs(60)).await;
+    let after = counts();
+    holder.ask("release").await?;
+    waiter.answer().await?;
+    waiter.ask("release").await?;
+    Ok([0, 1].map(|index| float(after[index] - before[index])))
+}
+
+/// Starts a counter for the server at this URL, which becomes that of the counter.
+async fn counted(url: &mut String) -> Result<Counter> {
+    let mut parsed = url::Url::parse(url)?;
+    let server = parsed.socket_addrs(|| None)?;
+    let counter = Counter::start(*server.first().ok_or("a URL without an address")?).await?;
+    parsed.set_port(Some(counter.address.port())).map_err(|()| "a URL without a port")?;
+    *url = parsed.to_string();
+    Ok(counter)
+}
+
+async fn measure(peer: &Peer, options: &Options) -> Result<Figures> {
+    let site = &peer.site;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(Locker::warm(site).await?);
+    }
+    let per_second = |cycles: u64, time: Duration| float(cycles) / time.as_secs_f64();
+    let (mut alone, mut contended, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..options.rounds {
+        let start = Instant::now();
+        let cycles = clients[0].run(ROUND).await?;
+        alone.push(per_second(cycles, start.elapsed()));
+        let start = Instant::now();
+        let cycles = try_join_all(clients.iter_mut().map(|client| client.run(ROUND))).await?;
+        let all = cycles.iter().sum();
+        contended.push(per_second(all, start.elapsed()));
+        let least = cycles.into_iter().min().unwrap_or_default();
+        shares.push(float(least) / (float(all) / f64::from(CLIENTS)));
+    }
+    clients.truncate(2);
+    let hand_overs = hand_overs(&mut clients).await?;
+    let mut kills = Vec::new();
+    for _ in 0..KILLS {
+        kills.push(kill(site).await?);
+    }
+    Ok(Figures {
+        name: peer.name,
+        alone: median(alone.into_iter()),
+        contended: median(contended.into_iter()),
+        share: median(shares.into_iter()),
+        hand_over: median(hand_overs.iter().copied()),
+        hand_over_p99: percentile(hand_overs, 99),
+        kill: median(kills.into_iter()),
+        messages: 0.0,
+        bytes: 0.0,
+    })
+}
+
+/// Hands the lock over from one client to the other and back. Returns the times in milliseconds.
+async fn hand_overs(clients: &mut [Locker]) -> Result<Vec<f64>> {
+    let mut took = Vec::new();
+    let [holder, waiter] = clients else { return Err("two clients are needed".into()) };
+    let (mut holder, mut waiter) = (holder, waiter);
+    holder.ask("acquire").await?;
+    for _ in 0..HAND_OVERS {
+        waiter.send("acquire").await?;
+        sleep(AT_REST.mul_f64(rand::random_range(1.0..2.0))).await;
+        let (begun, held) = (holder.ask("release").await?, waiter.answer().await?);
+        took.push(millis(begun, held));
+        (holder, waiter) = (waiter, holder);
+    }
+    holder.ask("release").await?;
+    Ok(took)
+}
+
+/// Kills a holder while another client waits. Returns the time until that one holds, in
+/// milliseconds.
+async fn kill(site: &Site) -> Result<f64> {
+    let (mut holder, mut waiter) = (Locker::warm(site).await?, Locker::warm(site).await?);
+    holder.ask("acquire").await?;
+    waiter.send("acquire").await?;
+    sleep(AT_REST.mul_f64(rand::random_range(1.0..2.0))).await;
+    let killed = serve::now()?;
+    holder.kill()?;
+    let held = waiter.answer().await?;
+    waiter.ask("release").await?;
+    Ok(millis(killed, held))
+}
+
+/// Returns the milliseconds between two times in nanoseconds.
+fn millis(from: u64, to: u64) -> f64 {
+    Duration::from_nanos(to.saturating_sub(from)).as_secs_f64() * 1e3
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no count of a benchmark is that large")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
