@@ -3,6 +3,7 @@
 
 use std::future::pending;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ const HEARTBEAT: u16 = 10;
 /// Interval at which a channel is polled for being open.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Time limit for the closing handshake.
+/// Time limit for the closing handshake, and for the refusal after it closed a channel.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The broker's answer to a request that it may refuse without closing the connection.
@@ -231,12 +232,17 @@ async fn unless<T>(
     answer: impl Future<Output = Result<T, lapin::Error>>,
 ) -> Result<T, lapin::Error> {
     let mut ended = ended.clone();
+    let mut answer = pin!(answer);
     let why = tokio::select! {
         // A refusal that has arrived takes precedence.
         biased;
-        answer = answer => return answer,
+        answer = &mut answer => return answer,
         why = ended.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
-        () = closed => None,
+        // lapin closes a channel before it passes on the refusal that closed it.
+        () = closed => match timeout(LIMIT, &mut answer).await {
+            Ok(answer) => return answer,
+            Err(_) => None,
+        },
     };
     let why = why.unwrap_or_else(|| "the channel ended".to_owned());
     Err(ErrorKind::IOError(Arc::new(io::Error::other(why))).into())
@@ -270,4 +276,23 @@ pub async fn polled<T>(
 /// Returns a text that is unique among all clients.
 pub fn new_id() -> String {
     format!("{:016x}", rand::random::<u64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_refusal_that_arrives_after_it_closed_its_channel_is_the_answer() {
+        let (_sender, ended) = watch::channel(None);
+        let answer = async {
+            yield_now().await;
+            Ok(405)
+        };
+        assert_eq!(unless(&ended, ready(()), answer).await.unwrap(), 405);
+    }
 }
