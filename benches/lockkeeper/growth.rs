@@ -6,7 +6,6 @@ mod plot;
 
 use std::time::{Duration, Instant};
 
-use kube::api::PostParams;
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper::semaphore::Broker;
@@ -120,12 +119,7 @@ async fn create(place: &Place, from: u32, to: u32) -> Result<()> {
     let api = place.semaphores();
     let all_ready = objects::watch(&api, usize::try_from(to)?).await?;
     concurrently(from..to, async |number| {
-        let body = serde_json::json!({
-            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
-            "metadata": {"name": format!("object-{number:05}")}, "spec": {"slots": 1},
-        });
-        api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
-        Ok(())
+        objects::create(&api, &format!("object-{number:05}")).await
     })
     .await?;
     all_ready.await??;

@@ -5,6 +5,7 @@
 mod bare;
 mod client;
 mod costs;
+mod decades;
 mod growth;
 mod objects;
 mod observe;

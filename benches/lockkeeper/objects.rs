@@ -19,7 +19,7 @@ use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
 use lockkeeper::plan::naming::LockName;
 use tokio::sync::oneshot;
 
-use crate::place::{PATIENCE, Place, concurrently};
+use crate::place::{PATIENCE, Place, concurrently, one_slot};
 use crate::table::{MEMORY_MIB, NEIGHBOUR, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
 use crate::{CONCURRENCY, Options, Result, bare, is_ready};
 
@@ -118,12 +118,9 @@ async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
     Ok(took)
 }
 
-async fn create(api: &Api<Semaphore>, name: &str) -> Result<()> {
-    let body = serde_json::json!({
-        "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
-        "metadata": {"name": name}, "spec": {"slots": 1},
-    });
-    api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
+/// Creates a Semaphore with one slot.
+pub async fn create(api: &Api<Semaphore>, name: &str) -> Result<()> {
+    api.create(&PostParams::default(), &one_slot(name)?).await?;
     Ok(())
 }
 

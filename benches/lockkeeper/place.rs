@@ -37,6 +37,15 @@ fn bare(name: &str) -> String {
     format!("{name}-bare")
 }
 
+/// Returns a Semaphore with one slot.
+pub fn one_slot(name: &str) -> Result<Semaphore> {
+    let body = serde_json::json!({
+        "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+        "metadata": {"name": name}, "spec": {"slots": 1},
+    });
+    Ok(serde_json::from_value(body)?)
+}
+
 /// Returns an address that nothing listens on.
 pub fn free_address() -> Result<String> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
@@ -177,11 +186,7 @@ impl Place {
         let policy = Policy(String::from_utf8(chart.stdout)?);
         policy.kubectl("create").await?;
         let (api, start) = (self.semaphores(), Instant::now());
-        let body = serde_json::json!({
-            "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
-            "metadata": {"name": "policy"}, "spec": {"slots": 1},
-        });
-        let body: Semaphore = serde_json::from_value(body)?;
+        let body = one_slot("policy")?;
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         while api.create(&dry_run, &body).await?.finalizers().is_empty() {
             if start.elapsed() > PATIENCE {

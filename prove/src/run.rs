@@ -173,7 +173,10 @@ pub async fn run_on(
     at_most: Duration,
     enough: fn(&History) -> bool,
 ) -> Result<Outcome, RunError> {
-    let longest = RunOptions { duration: at_most.max(options.duration), ..options.clone() };
+    if at_most <= options.duration {
+        return run(options).await;
+    }
+    let longest = RunOptions { duration: at_most, ..options.clone() };
     let begun = Instant::now();
     let look = Look { first: options.duration, next: LOOK_LONG, ending: Ending::Orderly };
     let mut outcome = ended_by(&longest, look, enough, |&enough| enough).await?;

@@ -6,6 +6,7 @@ use plotters::prelude::*;
 
 use super::{Figures, ROWS};
 use crate::Result;
+use crate::decades::decades;
 
 /// Size of the picture, in pixels.
 const SIZE: (u32, u32) = (960, 480);
@@ -20,10 +21,7 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
     root.fill(&WHITE)?;
     for (area, kind) in root.split_evenly((1, 2)).iter().zip(["slots", "objects"]) {
         let rows = || ROWS.into_iter().filter(|(name, ..)| name.starts_with(kind));
-        let values = || rows().flat_map(|(_, _, of)| figures.iter().map(of));
-        // Full decades.
-        let least = 10f64.powf(values().fold(f64::INFINITY, f64::min).log10().floor());
-        let most = 10f64.powf(values().fold(0.0, f64::max).log10().ceil());
+        let values = rows().flat_map(|(_, _, of)| figures.iter().map(of));
         let sizes = || figures.iter().map(|figures| f64::from(figures.size));
         let (smallest, largest) =
             (sizes().fold(f64::INFINITY, f64::min), sizes().fold(0.0, f64::max));
@@ -32,7 +30,7 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
             .margin(10)
             .x_label_area_size(24)
             .y_label_area_size(56)
-            .build_cartesian_2d((smallest..largest).log_scale(), (least..most).log_scale())?;
+            .build_cartesian_2d((smallest..largest).log_scale(), decades(values).log_scale())?;
         chart.configure_mesh().light_line_style(TRANSPARENT).draw()?;
         for ((name, unit, of), colour) in rows().zip(COLOURS) {
             let points = figures.iter().map(|figures| (f64::from(figures.size), of(figures)));

@@ -7,6 +7,7 @@ use plotters::prelude::*;
 
 use super::Figures;
 use crate::Result;
+use crate::decades::decades;
 
 /// Size of the picture, in pixels.
 const SIZE: (u32, u32) = (960, 640);
@@ -35,10 +36,8 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     for (area, (title, of)) in root.split_evenly((3, 2)).iter().zip(panels) {
-        let values = || figures.iter().map(of).filter(|&value| value > 0.0);
-        // Full decades.
-        let least = 10f64.powf(values().fold(f64::INFINITY, f64::min).log10().floor());
-        let most = 10f64.powf(values().fold(0.0, f64::max).log10().ceil());
+        let range = decades(figures.iter().map(of).filter(|&value| value > 0.0));
+        let least = range.start;
         let rows = f64::from(u32::try_from(figures.len())?);
         let mut chart = ChartBuilder::on(area)
             .caption(title, ("sans-serif", 16))
@@ -46,7 +45,7 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
             .margin_right(30)
             .x_label_area_size(24)
             .y_label_area_size(NAMES)
-            .build_cartesian_2d((least..most).log_scale(), rows..0.0)?;
+            .build_cartesian_2d(range.log_scale(), rows..0.0)?;
         chart
             .configure_mesh()
             .disable_y_mesh()
