@@ -60,6 +60,9 @@ struct Options {
     /// Measure this alone
     #[arg(long, value_parser = ["resize", "observe", "client", "protocols", "costs", "queue", "objects", "growth", "peers"])]
     only: Option<String>,
+    /// The program that runs the operator: the static one, as in the image
+    #[arg(long, value_name = "PROGRAM")]
+    operator: Option<PathBuf>,
     /// Folder of the pictures
     #[arg(long, default_value = "target/bench")]
     plots: PathBuf,
@@ -91,7 +94,7 @@ async fn main() -> Result<ExitCode> {
         peers::serve(kind).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let place = Place::new().await?;
+    let place = Place::new(options.operator.as_deref()).await?;
     let cores = std::thread::available_parallelism()?;
     let servers = place.versions().await?;
     let build = if cfg!(debug_assertions) { "a debug build, which says little" } else { "release" };

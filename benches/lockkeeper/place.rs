@@ -1,6 +1,7 @@
 //! The environment of measurements: a namespace and a vhost for this run, and an operator
 //! process with the chart's service account.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ pub struct Place {
     management_url: String,
     directory: String,
     operator_kubeconfig: String,
+    /// The program that runs the operator.
+    program: PathBuf,
 }
 
 /// Returns the name of the bare run's namespace.
@@ -81,8 +84,9 @@ fn variable(name: &str) -> Result<String> {
 }
 
 impl Place {
-    /// Creates the namespaces and the vhost.
-    pub async fn new() -> Result<Self> {
+    /// Creates the namespaces and the vhost. Operators run this program, or the one that was built
+    /// for the benchmark.
+    pub async fn new(operator: Option<&Path>) -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         variable("KUBECONFIG")?;
         let name = format!("bench-{:08x}", rand::random::<u32>());
@@ -95,6 +99,7 @@ impl Place {
             management_url: variable("RABBITMQ_MANAGEMENT_URL")?,
             directory: variable("LOCKKEEPER_DEV_DIR")?,
             operator_kubeconfig: variable("LOCKKEEPER_OPERATOR_KUBECONFIG")?,
+            program: operator.unwrap_or(Path::new(env!("CARGO_BIN_EXE_lockkeeper"))).to_owned(),
         };
         // Without a provider, reqwest's first client panics.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -231,7 +236,7 @@ impl Place {
     pub async fn operator(&self) -> Result<Operator> {
         let log = self.log("bench-operator.log");
         let address = free_address()?;
-        let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        let child = Command::new(&self.program)
             .args(["operator", "--http-address", &address, "--watch-namespace", &self.name])
             .env("KUBECONFIG", &self.operator_kubeconfig)
             .env("AMQP_URL", &self.amqp_url)

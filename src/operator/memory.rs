@@ -18,8 +18,9 @@ pub struct Memory<S, D> {
     pub cleanups_failed: u32,
     /// What the deletion waits for, and the number of observations with this result.
     awaited: Option<(String, u32)>,
-    /// The last status written by this process, until the cache has it.
-    written: Option<Written<S>>,
+    /// The last status written by this process, until the cache has it. Of thousands of objects,
+    /// few have one: boxed, the others need no space for it.
+    written: Option<Box<Written<S>>>,
     /// When this process last wrote a status.
     wrote_at: Option<Instant>,
     /// The outcome of the last event: Ready's status and reason.
@@ -112,7 +113,7 @@ impl<S: Clone, D: Default> Memory<S, D> {
     /// resourceVersion with it.
     pub fn wrote<K: Resource>(&mut self, over: &K, version: Option<String>, status: S) {
         let over = over.resource_version();
-        self.written = Some(Written { over, version, status });
+        self.written = Some(Box::new(Written { over, version, status }));
         self.wrote_at = Some(Instant::now());
     }
 

@@ -269,6 +269,16 @@ fn what<K: Kind>() -> String {
     format!("the resource {}", K::plural(&()))
 }
 
+/// Drops unused fields, which are most of an object's size: the managed fields, and the copy of the
+/// manifest that `kubectl apply` adds.
+fn reduce<K: Kind>(object: &mut K) {
+    let meta = object.meta_mut();
+    meta.managed_fields = None;
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
 /// Watches one kind until the operator stops.
 async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readiness: &Readiness) {
     let namespaces = options.watch_namespaces.iter();
@@ -290,8 +300,7 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
     let kind = Arc::new(KindContext::new(Arc::clone(&ctx), cache.clone(), options.limits));
     let leaving = Leaving::new(Arc::clone(&kind), labels);
     let objects = watches::of(apis, &config, cache.clone(), &ctx)
-        // Nothing reads the managed fields, which are most of an object's size.
-        .modify(|object: &mut K| object.meta_mut().managed_fields = None)
+        .modify(reduce)
         .inspect_ok({
             let kind = Arc::clone(&kind);
             move |event| kind.names.see(event)
@@ -326,4 +335,26 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
         }
     });
     tokio::join!(running, ready);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_unused_fields_are_dropped_from_an_object() {
+        let object = |more: &str| -> Semaphore {
+            let of = "lockkeeper.dev/revoke: a";
+            let text =
+                format!("{{metadata: {{name: a, annotations: {{{of}{more}}}}}, spec: {{}}}}");
+            serde_yaml::from_str(&text).unwrap()
+        };
+        let mut applied = object(", kubectl.kubernetes.io/last-applied-configuration: '{}'");
+        applied.metadata.managed_fields = Some(Vec::new());
+        reduce(&mut applied);
+        assert_eq!(applied.metadata, object("").metadata);
+        let mut bare = object("");
+        reduce(&mut bare);
+        assert_eq!(bare.metadata, object("").metadata);
+    }
 }

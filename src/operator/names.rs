@@ -1,7 +1,7 @@
 //! Index of objects by the names of their locks and queues, so that no reconcile iterates
 //! over all of them. See `owners` for conflicts between them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
 use kube::ResourceExt;
@@ -10,9 +10,10 @@ use kube::runtime::watcher::Event;
 
 use super::kind::Kind;
 
-/// Objects of one kind, by the names of their locks or queues.
+/// Objects of one kind, by the names of their locks or queues. Few have the same one, so a list of
+/// exactly their number takes the least memory.
 #[derive(Default)]
-pub struct Names(RwLock<HashMap<String, BTreeSet<Place>>>);
+pub struct Names(RwLock<HashMap<String, Vec<Place>>>);
 
 /// Namespace and name.
 type Place = (String, String);
@@ -29,10 +30,13 @@ impl Names {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let alike = all.entry(object.server_name()).or_default();
         if !matches!(event, Event::Delete(_)) {
-            alike.insert(place);
+            if !alike.contains(&place) {
+                alike.reserve_exact(1);
+                alike.push(place);
+            }
             return;
         }
-        alike.remove(&place);
+        alike.retain(|other| *other != place);
         if alike.is_empty() {
             all.remove(&object.server_name());
         }
