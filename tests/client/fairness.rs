@@ -1,8 +1,9 @@
 //! Fairness when clients release and acquire in a loop. Measured in holds instead of
 //! time: each hold lasts until another client waits.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lapin::options::{
@@ -11,13 +12,17 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, Consumer};
 use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{Lock, Permit};
+use lockkeeper::semaphore::{Client, Lock, Permit};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, When};
+use crate::client::support::proxy::{
+    ConnectionState, Method, Observer, Passed, Proxy, Sender, When,
+};
 use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, taking, through};
-use crate::client::{any, lock, name, resize};
+use crate::client::{any, lock, name, quick, resize};
 
 with_protocols! {
     every {
@@ -42,7 +47,10 @@ pub(super) struct Scene {
     pub place: Place,
     _connection: Connection,
     pub channel: Channel,
-    done: AtomicBool,
+    /// In front of the scene's own clients.
+    proxy: Proxy,
+    waiters: Waiters,
+    done: CancellationToken,
 }
 
 impl Scene {
@@ -54,35 +62,89 @@ impl Scene {
             // Otherwise the first waiter declares it, and a test can't look before.
             declare_wait_queue(&channel, &place).await;
         }
-        let done = AtomicBool::new(false);
-        Arc::new(Self { place, _connection: connection, channel, done })
+        let waiters = Waiters { wait_queue: wait_queue(&place), joined: watch::Sender::default() };
+        let proxy = Proxy::observed(&place.settings(), waiters.clone()).await;
+        let done = CancellationToken::new();
+        Arc::new(Self { place, _connection: connection, channel, proxy, waiters, done })
     }
 
     /// Returns the number of waiters. In protocol Token the holder may be one of them.
     pub async fn waiting(&self) -> u32 {
-        let name = self.place.lock_name();
-        let queue = name.wait_queue().unwrap_or_else(|| name.token_queue());
         let passive = QueueDeclareOptions::default().passive();
+        let queue = wait_queue(&self.place);
         let queue =
             self.channel.queue_declare(queue.as_str().into(), passive, FieldTable::default());
         queue.await.unwrap().consumer_count()
     }
 
-    /// Holds the slot until another client waits or the test ends. A single answer does not
-    /// show that: the holder leaves the wait queue in the background, and may be counted.
+    /// Holds the slot until another of the scene's clients waits, or the test ends.
     async fn hold(&self, permit: Permit) {
-        let mut answers = 0;
-        while !self.done.load(Ordering::SeqCst) && answers < 5 {
-            answers = if self.waiting().await == 0 { 0 } else { answers + 1 };
-            tokio::task::yield_now().await;
+        tokio::select! {
+            () = self.waiters.another(&permit) => {}
+            () = self.done.cancelled() => {}
         }
         permit.release().await.unwrap();
     }
 
     /// The lock, with a separate client.
     pub fn lock(&self) -> Lock {
-        lock(&self.place)
+        let settings = self.proxy.settings(self.place.settings());
+        Client::new(settings, quick()).semaphore(self.place.lock_name())
     }
+}
+
+/// Returns the queue on which the clients of this lock wait.
+fn wait_queue(place: &Place) -> String {
+    let name = place.lock_name();
+    name.wait_queue().unwrap_or_else(|| name.token_queue())
+}
+
+/// The consumers of a wait queue, as seen by a proxy in front of them. The broker's count does
+/// not show whether another client waits: a holder leaves the wait queue in the background, and
+/// is counted until then.
+#[derive(Clone)]
+struct Waiters {
+    wait_queue: String,
+    /// By connection, channel and consumer tag. The value is whether the broker has confirmed it.
+    joined: watch::Sender<BTreeMap<(usize, u16, String), bool>>,
+}
+
+impl Waiters {
+    /// Resolves when the broker has confirmed another waiter than the one that got this permit.
+    async fn another(&self, permit: &Permit) {
+        let own = format!("lockkeeper-{}", permit.id());
+        let mut joined = self.joined.subscribe();
+        let another =
+            joined.wait_for(|joined| joined.iter().any(|(at, waits)| *waits && at.2 != own));
+        another.await.unwrap();
+    }
+}
+
+impl Observer for Waiters {
+    fn method(&self, method: &Method) {
+        let Some(tag) = method.fields.consumer.clone() else { return };
+        let at = (method.connection, method.channel, tag);
+        self.joined.send_modify(|joined| match (method.sender, method.name.as_str()) {
+            (Sender::Client, "basic.consume") if method.queue == self.wait_queue => {
+                joined.insert(at, false);
+            }
+            (Sender::Broker, "basic.consume-ok") => {
+                joined.entry(at).and_modify(|waits| *waits = true);
+            }
+            (Sender::Client, "basic.cancel") => {
+                joined.remove(&at);
+            }
+            _ => {}
+        });
+    }
+
+    fn connection(&self, number: usize, state: ConnectionState) {
+        if state != ConnectionState::Opened {
+            self.joined.send_modify(|joined| joined.retain(|at, _| at.0 != number));
+        }
+    }
+
+    fn frame(&self, _: Passed) {}
 }
 
 /// Declares the wait queue of a true mutex.
@@ -108,7 +170,7 @@ async fn take_turns(scene: &Arc<Scene>, low: Lock, high: Lock) {
     let first = tokio::spawn({
         let (scene, holds) = (Arc::clone(scene), Arc::clone(&holds));
         async move {
-            while !scene.done.load(Ordering::SeqCst) {
+            while !scene.done.is_cancelled() {
                 let permit = low.acquire(&any()).await.unwrap();
                 holds.fetch_add(1, Ordering::SeqCst);
                 scene.hold(permit).await;
@@ -124,7 +186,7 @@ async fn take_turns(scene: &Arc<Scene>, low: Lock, high: Lock) {
         assert!(waited <= 2 || turn == 0, "turn {turn} waited for {waited} holds");
         scene.hold(permit).await;
     }
-    scene.done.store(true, Ordering::SeqCst);
+    scene.done.cancel();
     first.await.unwrap();
 }
 
@@ -139,11 +201,11 @@ async fn equal_loops_get_equal_shares(protocol: Protocol) {
         let (scene, total) = (Arc::clone(&scene), Arc::clone(&total));
         tokio::spawn(async move {
             let mut share = 0;
-            while !scene.done.load(Ordering::SeqCst) {
+            while !scene.done.is_cancelled() {
                 let permit = lock.acquire(&any()).await.unwrap();
                 share += 1;
                 if total.fetch_add(1, Ordering::SeqCst) + 1 >= HOLDS {
-                    scene.done.store(true, Ordering::SeqCst);
+                    scene.done.cancel();
                 }
                 scene.hold(permit).await;
             }

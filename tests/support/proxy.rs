@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use lockkeeper::plan::connection::RabbitmqSettings;
-pub use lockkeeper_prove::history::Sender;
+pub use lockkeeper_prove::history::{ConnectionState, Sender};
 use lockkeeper_prove::wire;
-pub use lockkeeper_prove::wire::{Awaited, Method, When, named, nth};
+pub use lockkeeper_prove::wire::{Awaited, Method, Observer, Passed, When, named, nth};
 
 /// The proxy. When dropped, it closes every connection through it.
 pub struct Proxy(wire::Proxy);
@@ -30,7 +30,13 @@ impl Proxy {
 
     /// Starts a proxy in front of the broker at the settings' host and port.
     pub async fn before(broker: &RabbitmqSettings) -> Self {
-        Self(wire::Proxy::before((broker.host.clone(), broker.port)).await.unwrap())
+        Self::observed(broker, ()).await
+    }
+
+    /// Like [`Proxy::before`], but passes everything to an observer.
+    pub async fn observed(broker: &RabbitmqSettings, observer: impl Observer) -> Self {
+        let broker = (broker.host.clone(), broker.port);
+        Self(wire::Proxy::observed(broker, observer).await.unwrap())
     }
 
     /// Returns settings for the same broker over this proxy.
