@@ -75,6 +75,14 @@ impl Link {
         }
     }
 
+    /// Closes the connection, if there is one, and connects again.
+    pub async fn reopen(&mut self) -> Result<&mut Session, lapin::Error> {
+        if let Some(session) = self.session.take() {
+            session.close();
+        }
+        self.open().await
+    }
+
     /// Returns the connection if it and the channel of the hold are open.
     pub fn holding(&mut self) -> Option<&mut Session> {
         self.session.as_mut().filter(|session| session.holds())

@@ -43,8 +43,9 @@ impl Protocol for Queue {
         if self.has(Bug::VerifyPublishes) {
             return held(publish_to(link, &b).await?);
         }
-        if self.has(Bug::Reconnects) && link.holding().is_none() {
-            link.open().await?.declare_exclusive(On::Hold, &b).await?;
+        // The end of the connection may first be noticed by the probe.
+        if self.has(Bug::Reconnects) && !holds(link, &b).await {
+            link.reopen().await?.declare_exclusive(On::Hold, &b).await?;
         }
         let Some(session) = link.holding() else { return Ok(None) };
         if !session.look(On::Hold, &b).await?.is_ok() {
@@ -101,6 +102,12 @@ impl Queue {
         }
         Ok(None)
     }
+}
+
+/// Returns whether the connection is known to hold this holder queue.
+async fn holds(link: &mut Link, holder_queue: &str) -> bool {
+    let Some(session) = link.holding() else { return false };
+    session.look(On::Hold, holder_queue).await.is_ok_and(Answer::is_ok)
 }
 
 /// Returns whether a queue exists, by publishing a mandatory message.
