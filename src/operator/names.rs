@@ -4,19 +4,16 @@
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
-use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 
 use super::kind::Kind;
+use super::memory::{Place, place};
 
 /// Objects of one kind, by the names of their locks or queues. Few have the same one, so a list of
 /// exactly their number takes the least memory.
 #[derive(Default)]
 pub struct Names(RwLock<HashMap<String, Vec<Place>>>);
-
-/// Namespace and name.
-type Place = (String, String);
 
 impl Names {
     /// Handles a watch event. An object whose deletion was missed stays, so callers must
@@ -26,7 +23,7 @@ impl Names {
         else {
             return;
         };
-        let place = (object.namespace().unwrap_or_default(), object.name_any());
+        let place = place(object);
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let alike = all.entry(object.server_name()).or_default();
         if !matches!(event, Event::Delete(_)) {
