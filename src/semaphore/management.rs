@@ -7,7 +7,6 @@
 mod answer;
 mod closing;
 mod error;
-pub mod high_water;
 pub mod listing;
 pub mod nodes;
 pub mod risks;

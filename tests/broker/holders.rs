@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper::plan::connection::{ManagementSettings, RabbitmqSettings};
@@ -172,6 +173,30 @@ async fn a_management_api_that_fails_or_hangs_costs_no_holder_and_little_time() 
         assert!(shown.contains("management API at http://127.0.0.1"), "{shown}");
         assert!(!shown.contains("hush-hush"), "{shown}");
     }
+    held.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_holders_of_a_free_lock_are_not_requested_and_an_error_of_the_api_does_not_matter() {
+    let vhost = Vhost::create().await;
+    resize(&broker(&vhost), 1, 0).await.unwrap();
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", mute.local_addr().unwrap());
+    let management = ManagementSettings { url, ..vhost.settings().management.unwrap() };
+    let settings = RabbitmqSettings { management: Some(management), ..vhost.settings() };
+    let broker = Broker::new(settings, BrokerOptions::default());
+    let free = broker.observe(&lock(), 17, 17).await.unwrap();
+    assert_eq!(broker.holders(&lock(), &free, 1, 50).await, Holders::default());
+    // A request would arrive while the lock is acquired.
+    let held = hold(&vhost).await;
+    assert!(mute.accept().now_or_never().is_none(), "a request for a free lock");
+
+    let seen = broker.observe(&lock(), 17, 17).await.unwrap();
+    eventually("the error is shown", async || {
+        broker.holders(&lock(), &seen, 1, 50).await.management_error.is_some()
+    })
+    .await;
+    assert_eq!(broker.holders(&lock(), &free, 1, 50).await, Holders::default());
     held.release().await.unwrap();
 }
 

@@ -1,16 +1,21 @@
-//! Lists the slot queues of a virtual host by the management API. One list serves the
-//! sweeps of all its locks, where probing would cost two AMQP methods per possible slot.
-//! Only for observation: a change observes again, over AMQP and under the mutex. A list
-//! of another cluster is not used.
+//! Lists the queues of a virtual host by the management API, and which slots they belong to.
+//! One list serves all its locks, where probing would cost two AMQP methods per possible
+//! slot. Only for observation, and as a first guess: a change observes again, over AMQP and
+//! under the mutex.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::try_join;
 use tokio::sync::Mutex;
 
-use super::Management;
+use super::{Management, ManagementError};
+use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
+
+/// Maximum age of a recent list, as a multiple of the time that it took. Each list makes the
+/// broker walk over all its queues, and thousands of them keep one of its cores busy.
+const RECENT: u32 = 10;
 
 /// The last list. A caller that needs a newer one waits for a request that is already
 /// running.
@@ -20,44 +25,145 @@ pub struct Listing(Mutex<Option<Listed>>);
 struct Listed {
     /// When the list was requested. It lacks everything that was created later.
     at: Instant,
+    /// How long the request took.
+    took: Duration,
     /// `None`: the API returned no list, and is not asked again until this entry is old.
     of: Option<Arc<ListedQueues>>,
 }
 
-/// The slot queues listed by an API.
+/// The queues of slots that an API has listed.
 pub struct ListedQueues {
     /// The name of the API's own cluster.
     pub cluster: Option<String>,
-    pub names: HashSet<Box<str>>,
+    locks: HashMap<Profile, HashMap<Box<str>, ListedLock>>,
+}
+
+/// The queues of one lock.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ListedLock {
+    /// The slots that have a slot queue.
+    pub slots: BTreeSet<u32>,
+    /// The highest slot that has any queue, up to [`MAX_SLOTS`].
+    pub highest: u32,
 }
 
 impl Listing {
-    /// Returns the slot queues, listed after `since` and at most `interval` ago.
+    /// Returns a list that was requested after `since` and at most `interval` ago. Cancel
+    /// safe.
     pub async fn get(
         &self,
         management: &Management,
         interval: Duration,
         since: Option<Instant>,
     ) -> Option<Arc<ListedQueues>> {
-        let mut listed = self.0.lock().await;
-        if listed.as_ref().is_none_or(|listed| listed.at.elapsed() >= interval) {
+        let is_new = |listed: &Listed| listed.at.elapsed() < interval;
+        self.newest(management, is_new, since).await
+    }
+
+    /// Returns a list that is hardly older than a new one would be at its end: up to
+    /// [`RECENT`] times as old as the time that it took. Cancel safe.
+    pub async fn recent(&self, management: &Management) -> Option<Arc<ListedQueues>> {
+        let is_new = |listed: &Listed| listed.at.elapsed() < listed.took * RECENT;
+        self.newest(management, is_new, None).await
+    }
+
+    async fn newest(
+        &self,
+        management: &Management,
+        is_new: impl Fn(&Listed) -> bool,
+        since: Option<Instant>,
+    ) -> Option<Arc<ListedQueues>> {
+        let mut last = self.0.lock().await;
+        if !last.as_ref().is_some_and(is_new) {
             let at = Instant::now();
-            let asked = try_join!(management.queue_names(), management.cluster_name());
-            let of = asked.ok().map(|(names, cluster)| {
-                let slots = names.into_iter().filter(|name| may_be_slot(name));
-                let names = slots.map(String::into_boxed_str).collect();
-                Arc::new(ListedQueues { cluster, names })
-            });
-            *listed = Some(Listed { at, of });
+            let of = list(management).await.ok().map(Arc::new);
+            *last = Some(Listed { at, took: at.elapsed(), of });
         }
-        let listed = listed.as_ref()?;
+        let listed = last.as_ref()?;
         listed.of.clone().filter(|_| since.is_none_or(|since| listed.at > since))
     }
 }
 
-/// Whether the name ends like that of a slot queue, in either order.
-fn may_be_slot(queue: &str) -> bool {
-    let numbered = |name: &str| name.ends_with(|c: char| c.is_ascii_digit());
-    queue.strip_suffix("-A").is_some_and(numbered)
-        || queue.trim_end_matches(|c: char| c.is_ascii_digit()).ends_with("-A-")
+async fn list(management: &Management) -> Result<ListedQueues, ManagementError> {
+    let (names, cluster) = try_join!(management.queue_names(), management.cluster_name())?;
+    Ok(ListedQueues::new(cluster, names.iter().map(String::as_str)))
+}
+
+impl ListedQueues {
+    fn new<'a>(cluster: Option<String>, names: impl Iterator<Item = &'a str>) -> Self {
+        let mut locks: HashMap<Profile, HashMap<Box<str>, ListedLock>> = HashMap::new();
+        for Parsed { lock, profile, slot, is_slot_queue } in names.filter_map(parse) {
+            let of_profile = locks.entry(profile).or_default();
+            if !of_profile.contains_key(lock) {
+                of_profile.insert(lock.into(), ListedLock::default());
+            }
+            let Some(listed) = of_profile.get_mut(lock) else { continue };
+            if is_slot_queue {
+                listed.slots.insert(slot);
+            }
+            if slot <= MAX_SLOTS {
+                listed.highest = slot.max(listed.highest);
+            }
+        }
+        Self { cluster, locks }
+    }
+
+    /// Returns the queues of the lock. `None` if it has none with a slot.
+    pub fn of(&self, lock: &LockName) -> Option<&ListedLock> {
+        self.locks.get(&lock.profile())?.get(lock.as_str())
+    }
+}
+
+/// The name of a queue that belongs to a slot.
+#[derive(Debug, PartialEq, Eq)]
+struct Parsed<'a> {
+    lock: &'a str,
+    profile: Profile,
+    slot: u32,
+    is_slot_queue: bool,
+}
+
+fn parse(queue: &str) -> Option<Parsed<'_>> {
+    let (rest, last) = queue.rsplit_once('-')?;
+    let (lock, other) = rest.rsplit_once('-')?;
+    let (profile, part, number) = match (other, last) {
+        (number, "A" | "B" | "C" | "F") => (Profile::Guideline, last, number),
+        ("A" | "B", number) => (Profile::AmqpLocksPython, other, number),
+        _ => return None,
+    };
+    let slot = number.parse().ok().filter(|slot| *slot > 0)?;
+    // "007" parses too, but is not a slot number.
+    let parsed = Parsed { lock, profile, slot, is_slot_queue: part == "A" };
+    (number == u32::to_string(&slot)).then_some(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_name_yields_its_lock_and_slot_or_belongs_to_none() {
+        let parsed = |queue| parse(queue).map(|p| (p.lock, p.profile, p.slot, p.is_slot_queue));
+        assert_eq!(parsed("a.b-2-c-12-A"), Some(("a.b-2-c", Profile::Guideline, 12, true)));
+        assert_eq!(parsed("a-1-B"), Some(("a", Profile::Guideline, 1, false)));
+        assert_eq!(parsed("a-1-F"), Some(("a", Profile::Guideline, 1, false)));
+        assert_eq!(parsed("a-3-A-1"), Some(("a-3", Profile::AmqpLocksPython, 1, true)));
+        assert_eq!(parsed("a-3-B-1"), Some(("a-3", Profile::AmqpLocksPython, 1, false)));
+        for other in ["a", "a-1-D", "a-F-1", "a-W", "a-A-B", "a-007-A", "a-0-A", "-A", "1-A"] {
+            assert_eq!(parsed(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_list_shows_the_slots_of_each_lock_and_the_highest_that_has_any_queue() {
+        let names = ["a-1-A", "a-3-A", "a-7-B", "a-10001-A", "b-A-2", "a-W", "other"];
+        let listed = ListedQueues::new(None, names.into_iter());
+        let of = |name: &str, profile| {
+            let lock = LockName::new(name).unwrap().with_profile(profile);
+            listed.of(&lock).map(|of| (of.slots.iter().copied().collect::<Vec<_>>(), of.highest))
+        };
+        assert_eq!(of("a", Profile::Guideline), Some((vec![1, 3, 10_001], 7)));
+        assert_eq!(of("b", Profile::AmqpLocksPython), Some((vec![2], 2)));
+        assert_eq!(of("b", Profile::Guideline), None);
+    }
 }

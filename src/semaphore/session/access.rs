@@ -20,7 +20,6 @@ use crate::semaphore::amqp::link::Link;
 use crate::semaphore::amqp::probe::{Eyes, Prober};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::Management;
-use crate::semaphore::management::high_water::Marks;
 use crate::semaphore::management::listing::Listing;
 use crate::semaphore::management::nodes;
 use crate::semaphore::management::risks::{RiskCache, Risks};
@@ -98,9 +97,7 @@ pub struct Access {
     identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
     /// The management API, if there is one.
     pub management: Option<Arc<Management>>,
-    /// The highest slots that it lists.
-    pub marks: Option<Marks>,
-    /// The slot queues that it lists.
+    /// The slots that it lists.
     pub listing: Listing,
     risks: RiskCache,
 }
@@ -132,7 +129,6 @@ impl Access {
             turns: Arc::new(tokio::sync::Semaphore::new(CHANGES_AT_ONCE)),
             disturbed: Mutex::default(),
             identity: Mutex::default(),
-            marks: management.clone().map(Marks::new),
             management,
             listing: Listing::default(),
             risks: RiskCache::default(),

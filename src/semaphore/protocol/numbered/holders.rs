@@ -105,6 +105,10 @@ impl HolderCache {
         }
         let waited_until = Instant::now() + PATIENCE;
         let (unknown, lags) = this.lock_state().follow(lock, &seen.held, &shown);
+        // Each list makes the broker walk over all its queues, and most locks are free.
+        if shown.is_empty() {
+            return Holders::default();
+        }
         if let Some(refreshing) = this.refresh_if_needed(unknown || lags)
             && unknown
         {

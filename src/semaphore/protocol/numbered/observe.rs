@@ -49,7 +49,8 @@ pub async fn observe(
 /// Returns the highest slot in any of the lock's queues, according to the management API.
 /// `None` without a list.
 pub async fn highest_listed(access: &Access, lock: &LockName) -> Option<u32> {
-    access.marks.as_ref()?.highest_slot(lock).await
+    let listed = access.listing.recent(access.management.as_ref()?).await?;
+    Some(listed.of(lock).map_or(0, |of| of.highest))
 }
 
 /// Finds the high-water mark with the help of the management API's list. If the next slot
@@ -157,6 +158,6 @@ pub async fn listed(
     if listed.cluster.as_deref() != Some(cluster.as_str()) {
         return None;
     }
-    let exists = |slot: &u32| listed.names.contains(lock.slot_queue(*slot).as_str());
-    Some((1..=slots_to).filter(exists).collect())
+    let slots = listed.of(lock).into_iter().flat_map(|of| &of.slots);
+    Some(slots.copied().take_while(|slot| *slot <= slots_to).collect())
 }
