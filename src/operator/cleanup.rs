@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use tracing::{info, warn};
 
@@ -31,7 +30,7 @@ const CLEANUP_TRIES: u32 = 5;
 pub async fn cleanup<K: Kind>(
     object: Arc<K>,
     kind: Arc<KindContext<K>>,
-) -> Result<Action, ReconcileError> {
+) -> Result<(), ReconcileError> {
     let state = kind.states.of(&*object);
     let mut state = state.lock().await;
     let Ending { policy, is_guarded, suspend } = object.ending();
@@ -46,7 +45,7 @@ pub async fn cleanup<K: Kind>(
     let status = object.status().cloned().unwrap_or_default();
     settle(&kind.shared, &*object, &mut state, status, removal).await?;
     kind.states.forget(&object.uid().unwrap_or_default());
-    Ok(Action::await_change())
+    Ok(())
 }
 
 /// Removes the object from its server. With `kept`, only checks its guard.

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 use super::events::Events;
 use super::fetch::Connections;
 use super::metrics::Metrics;
-use super::turns::Turns;
 use crate::api::validate::DefaultRules;
 use crate::plan::MayAct;
 
@@ -42,8 +41,6 @@ pub struct Context {
     pub events: Events,
     /// Connections to brokers and stores.
     pub connections: Connections,
-    /// Concurrency limits of reconciles.
-    pub turns: Turns,
     /// Intervals of observation.
     pub rhythm: Rhythm,
     /// Metrics of `/metrics`.

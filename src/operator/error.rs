@@ -2,10 +2,8 @@
 //! each error of a module has its own reason and class.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use kube::runtime::controller::Action;
 use rand::RngExt;
 
 use super::fetch::FetchError;
@@ -164,15 +162,15 @@ pub fn growing(first: Duration, looks: u32) -> Duration {
     jitter(first.saturating_mul(1 << looks.min(10)).min(LONGEST_PAUSE))
 }
 
-/// Returns the next attempt after an error that could not become a condition.
-pub(super) fn on_error<K, C>(_: Arc<K>, error: &ReconcileError, _: Arc<C>) -> Action {
+/// Returns the pause after an error that could not become a condition.
+pub(super) fn pause_after(error: &ReconcileError) -> Duration {
     match error {
-        ReconcileError::CleanupPending { after, .. } => Action::requeue(*after),
+        ReconcileError::CleanupPending { after, .. } => *after,
         // The change itself triggers the next reconcile, unless it is only a status
         // written by another process.
-        ReconcileError::Outdated => Action::requeue(jitter(Duration::from_millis(250))),
+        ReconcileError::Outdated => jitter(Duration::from_millis(250)),
         ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            Action::requeue(jitter(Duration::from_secs(2)))
+            jitter(Duration::from_secs(2))
         }
     }
 }

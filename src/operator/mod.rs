@@ -23,6 +23,7 @@ mod pressure_queue;
 mod proofs;
 mod reconcile;
 mod report;
+mod runner;
 mod semaphore;
 mod server;
 mod turns;
@@ -37,7 +38,6 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
 use kube::core::DeserializeGuard;
-use kube::runtime::controller::{Config, Controller};
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
@@ -48,13 +48,13 @@ use tracing::{info, warn};
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
 use self::defaults::{DefaultSources, Defaults};
-use self::error::on_error;
 use self::events::Events;
 use self::fetch::Connections;
 use self::kind::Kind;
 use self::kind_context::KindContext;
 use self::leader::{Candidate, LeaderElection};
 use self::leaving::Leaving;
+use self::memory::place;
 use self::metrics::Metrics;
 use self::server::Readiness;
 use crate::api::validate::DefaultRules;
@@ -250,7 +250,6 @@ fn context(
             },
             StoreOptions::new(FIELD_MANAGER),
         ),
-        turns: turns::Turns::default(),
         rhythm: options.rhythm,
         metrics,
         started: Instant::now(),
@@ -299,7 +298,7 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
     let labels = options.watch_labels.clone();
     let kind = Arc::new(KindContext::new(Arc::clone(&ctx), cache.clone(), options.limits));
     let leaving = Leaving::new(Arc::clone(&kind), labels);
-    let objects = watches::of(apis, &config, cache.clone(), &ctx)
+    let objects = watches::of(apis, &config, &cache, &ctx)
         .modify(reduce)
         .inspect_ok({
             let kind = Arc::clone(&kind);
@@ -313,28 +312,17 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
                 leaving.see(event);
             }
         })
-        .applied_objects();
-    let controller = Controller::for_stream(objects, cache.clone())
-        .with_config(Config::default())
-        .graceful_shutdown_on(stop.cancelled_owned());
+        .applied_objects()
+        // Errors of the watch were logged where they occurred.
+        .filter_map(async |object| object.ok().map(|object| place(&object)));
     ctx.metrics.read(Box::new(cache.clone()));
-    let ready = {
-        let readiness = readiness.clone();
-        async move {
-            if cache.wait_until_ready().await.is_ok() {
-                readiness.done(&what::<K>());
-                info!(kind = %K::kind(&()), "watching");
-            }
+    let ready = async {
+        if cache.wait_until_ready().await.is_ok() {
+            readiness.done(&what::<K>());
+            info!(kind = %K::kind(&()), "watching");
         }
     };
-    let running = controller.run(work::one, on_error, kind).for_each(|result| async move {
-        // Reconcile errors were logged where they occurred. An object that is gone
-        // needs no message.
-        if let Err(kube::runtime::controller::Error::QueueError(error)) = result {
-            warn!(%error, kind = %K::kind(&()), "the watch failed, trying again");
-        }
-    });
-    tokio::join!(running, ready);
+    runner::run(objects, kind, ready, stop).await;
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::runtime::controller::Action;
 
 use super::error::{ReconcileError, StepError, pause, rhythmic};
 use super::kind::{Kind, ReportedStatus, Session, StateOf};
@@ -16,16 +15,17 @@ use super::owners;
 use super::report::report;
 use crate::semaphore::BrokerError;
 
-/// Reconciles the server with the spec and reports the result.
+/// Reconciles the server with the spec and reports the result. Returns the pause until the
+/// next reconcile. `None`: until the object changes.
 pub async fn reconcile<K: Kind>(
     object: Arc<K>,
     kind: Arc<KindContext<K>>,
-) -> Result<Action, ReconcileError> {
+) -> Result<Option<Duration>, ReconcileError> {
     let ctx = &*kind.shared;
     let state = kind.states.of(&*object);
     let mut state = state.lock().await;
     if let Some(left) = state.quiet_for(&*object) {
-        return Ok(Action::requeue(left));
+        return Ok(Some(left));
     }
     let old = state.newest_status(&*object, object.status()).unwrap_or_default();
     let (backend, applied) = match fetch(&kind, &*object, &old).await {
@@ -38,7 +38,7 @@ pub async fn reconcile<K: Kind>(
     let next = match &applied.outcome {
         // The process is stopping. Its successor starts from the server's state.
         Outcome::Failed(StepError::Broker(BrokerError::Interrupted)) => {
-            return Ok(Action::await_change());
+            return Ok(None);
         }
         Outcome::Failed(StepError::Announce(error))
             if matches!(**error, ReconcileError::Outdated) =>
@@ -64,7 +64,7 @@ pub async fn reconcile<K: Kind>(
     object.after_report(ctx, &mut state, again.is_none()).await;
     let next = [again, revisit_in].into_iter().flatten().fold(next, Duration::min);
     state.be_quiet(&*object, next);
-    Ok(Action::requeue(next))
+    Ok(Some(next))
 }
 
 /// Validates the spec and fetches its connection. Uses the API server only.

@@ -1,41 +1,17 @@
-//! Concurrency limit of the reconciles of one connection. Waiting reconciles have not
-//! started and cost little; thousands of started ones would all be kept in memory and end
-//! together. Objects on a slow server only delay those of the same connection.
+//! Concurrency limit of the reconciles of each connection, and the order of those that
+//! wait. Objects on a slow server only delay those of the same connection. See `runner`
+//! for their start.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::collections::{HashMap, VecDeque};
 
 /// Maximum number of concurrent reconciles of one connection, equal to the concurrent
 /// observations of a broker. A higher limit is not faster.
-const AT_ONCE: usize = 128;
-
-/// The concurrency limits of all connections.
-#[derive(Default)]
-pub struct Turns(Mutex<HashMap<Connection, Arc<Semaphore>>>);
+pub(super) const AT_ONCE: usize = 128;
 
 /// The connection of an object, according to its spec. Two connections may lead to the
 /// same server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Connection(String);
-
-impl Turns {
-    /// Waits for a permit, in order of arrival. Dropping the permit releases it. Cancel
-    /// safe. Never returns `None`, because the limits are never closed.
-    pub async fn take(&self, connection: Connection) -> Option<OwnedSemaphorePermit> {
-        let turns = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if !all.contains_key(&connection) {
-                // Remove limits that no reconcile uses or waits for.
-                all.retain(|_, turns| Arc::strong_count(turns) > 1);
-            }
-            let new = || Arc::new(Semaphore::new(AT_ONCE));
-            Arc::clone(all.entry(connection).or_insert_with(new))
-        };
-        turns.acquire_owned().await.ok()
-    }
-}
 
 impl Connection {
     /// Returns the connection with this description, which must be unique.
@@ -44,10 +20,61 @@ impl Connection {
     }
 }
 
+/// The reconciles of all connections. Pure.
+pub struct Turns<T> {
+    lines: HashMap<Connection, Line<T>>,
+    waiting: usize,
+}
+
+struct Line<T> {
+    running: usize,
+    /// In order of arrival.
+    waiting: VecDeque<T>,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self { lines: HashMap::new(), waiting: 0 }
+    }
+}
+
+impl<T> Turns<T> {
+    /// Returns the item if it may start now. Otherwise, it waits.
+    pub fn arrive(&mut self, connection: &Connection, item: T) -> Option<T> {
+        let new = || Line { running: 0, waiting: VecDeque::new() };
+        let line = self.lines.entry(connection.clone()).or_insert_with(new);
+        if line.running == AT_ONCE {
+            line.waiting.push_back(item);
+            self.waiting += 1;
+            return None;
+        }
+        line.running += 1;
+        Some(item)
+    }
+
+    /// Ends the turn of an item that had started. Returns the next one, which starts now.
+    pub fn leave(&mut self, connection: &Connection) -> Option<T> {
+        let line = self.lines.get_mut(connection)?;
+        let next = line.waiting.pop_front();
+        if next.is_some() {
+            self.waiting = self.waiting.saturating_sub(1);
+        } else {
+            line.running = line.running.saturating_sub(1);
+            if line.running == 0 {
+                self.lines.remove(connection);
+            }
+        }
+        next
+    }
+
+    /// Returns how many items wait, for any connection.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
-
     use super::*;
     use crate::api;
     use crate::operator::kind::Kind;
@@ -64,16 +91,28 @@ mod tests {
 
     #[test]
     fn reconciles_that_wait_for_one_connection_do_not_delay_those_of_another() {
-        let turns = Turns::default();
-        let take = |connection| turns.take(connection).now_or_never().flatten();
-        let slow = || semaphore("a", "rabbitmqClusterReference: {connectionSecret: {name: slow}}");
-        let mut taken: Vec<_> = (0..AT_ONCE).map(|_| take(slow()).unwrap()).collect();
-        assert!(take(slow()).is_none(), "one more than may run");
-        let other = take(semaphore("a", ""));
-        assert!(other.is_some(), "of another connection");
-        assert!(take(slow()).is_none(), "forgotten although they run");
-        taken.pop();
-        assert!(take(slow()).is_some(), "a turn that ended is free again");
+        let mut turns = Turns::default();
+        let slow = semaphore("a", "rabbitmqClusterReference: {connectionSecret: {name: slow}}");
+        for number in 0..AT_ONCE {
+            assert_eq!(turns.arrive(&slow, number), Some(number));
+        }
+        assert_eq!(turns.arrive(&slow, 1000), None, "one more than may run");
+        assert_eq!(turns.arrive(&slow, 1001), None);
+        let other = semaphore("a", "");
+        assert_eq!(turns.arrive(&other, 2000), Some(2000), "of another connection");
+        assert_eq!(turns.waiting(), 2);
+        assert_eq!(turns.leave(&other), None);
+        assert_eq!(turns.leave(&slow), Some(1000), "the one that has waited longest");
+        assert_eq!(turns.arrive(&slow, 1002), None, "its turn has passed on");
+        assert_eq!(turns.leave(&slow), Some(1001));
+        assert_eq!(turns.leave(&slow), Some(1002));
+        assert_eq!(turns.leave(&slow), None);
+        assert_eq!(turns.arrive(&slow, 1003), Some(1003), "a turn that ended is free again");
+        for _ in 0..AT_ONCE {
+            assert_eq!(turns.leave(&slow), None);
+        }
+        assert_eq!(turns.waiting(), 0);
+        assert!(turns.lines.is_empty(), "a connection without reconciles costs nothing");
     }
 
     #[test]

@@ -58,15 +58,10 @@ pub async fn until_installed<K: Kind>(apis: &[Api<DeserializeGuard<K>>], config:
 pub fn of<K: Kind>(
     mut apis: Vec<Api<DeserializeGuard<K>>>,
     config: &watcher::Config,
-    cache: Cache<K>,
+    cache: &Cache<K>,
     ctx: &Arc<Context>,
 ) -> BoxStream<'static, watcher::Result<Event<K>>> {
-    if apis.len() == 1 {
-        let api = apis.remove(0);
-        let namespace = api.namespace().unwrap_or_default().to_owned();
-        return readable(watcher(api, config.clone()), namespace, cache, ctx);
-    }
-    let watches = apis.into_iter().map(|api| {
+    let one = |api: Api<_>| {
         let namespace = api.namespace().unwrap_or_default().to_owned();
         // Each watch has its own backoff, so that a failing one does not delay the
         // others.
@@ -74,11 +69,15 @@ pub fn of<K: Kind>(
         let events = readable(events, namespace.clone(), cache.clone(), ctx);
         let events = events.inspect_err({
             let namespace = namespace.clone();
-            move |error| warn!(%error, namespace, kind = %K::kind(&()), "the watch failed")
+            move |error| warn!(%error, namespace, kind = %K::kind(&()), "the watch failed, trying again")
         });
         (namespace, events.boxed())
-    });
-    merged(watches.collect(), cache).map(Ok).boxed()
+    };
+    if apis.len() == 1 {
+        return one(apis.remove(0)).1;
+    }
+    let watches = apis.into_iter().map(one).collect();
+    merged(watches, cache.clone()).map(Ok).boxed()
 }
 
 /// Returns the events about readable objects. Reports the others.

@@ -1,49 +1,47 @@
-//! Runs one reconcile of one object of any kind: its concurrency limit, its task and its
-//! finalizer. See `reconcile` and `cleanup` for what it runs.
+//! Runs one reconcile of one object of any kind, and keeps its finalizer. See `reconcile`
+//! and `cleanup` for what it runs, and `runner` for when.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
-use tokio::task::JoinSet;
+use kube::runtime::reflector::ObjectRef;
 use tracing::{Instrument, debug, field, info_span, warn};
 
 use super::cleanup::cleanup;
-use super::error::ReconcileError;
+use super::error::{ReconcileError, pause_after};
 use super::kind::Kind;
 use super::kind_context::KindContext;
+use super::memory::Place;
 use super::reconcile::reconcile;
+use super::runner::Reconciler;
+use super::turns::Connection;
 use crate::api::FINALIZER;
 
-/// Reconciles an object in a separate task, because the runtime polls all reconciles of a
-/// kind when one of them progresses, and only then the watch. Dropping the future aborts
-/// the task.
-pub async fn one<K: Kind>(
-    object: Arc<K>,
-    kind: Arc<KindContext<K>>,
-) -> Result<Action, ReconcileError> {
-    let mut task = JoinSet::new();
-    let work = async move {
-        // Before this, none of the reconcile's state exists: it is large, and thousands
-        // may wait.
-        let _turn = kind.shared.turns.take(object.connection()).await;
-        at_work(object, Arc::clone(&kind)).await
-    };
-    task.spawn(work.in_current_span());
-    match task.join_next().await {
-        Some(Ok(result)) => result,
-        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The process is stopping.
-        _ => Ok(Action::await_change()),
+impl<K: Kind> Reconciler for Arc<KindContext<K>> {
+    type Object = Arc<K>;
+
+    fn find(&self, (namespace, name): &Place) -> Option<(Arc<K>, Connection)> {
+        let object = self.cache.get(&ObjectRef::new(name).within(namespace))?;
+        let connection = object.connection();
+        Some((object, connection))
+    }
+
+    async fn reconcile(self, object: Arc<K>) -> Option<Duration> {
+        one(object, self).await.unwrap_or_else(|error| Some(pause_after(&error)))
+    }
+
+    fn record_waiting(&self, count: usize) {
+        self.shared.metrics.controllers.waiting::<K>(count);
     }
 }
 
-/// Runs the reconcile itself, within the concurrency limit.
-async fn at_work<K: Kind>(
+async fn one<K: Kind>(
     object: Arc<K>,
     kind: Arc<KindContext<K>>,
-) -> Result<Action, ReconcileError> {
+) -> Result<Option<Duration>, ReconcileError> {
     let span = info_span!(
         "reconcile",
         controller = K::kind(&()).to_lowercase(),
@@ -56,15 +54,19 @@ async fn at_work<K: Kind>(
     // Each function that a future passes through would store it again.
     let work = Box::pin(async move {
         if !kind.shared.goes_on() {
-            return Ok(Action::await_change());
+            return Ok(None);
         }
         let api = kind.shared.api_of(&*object);
-        let done = finalizer(&api, FINALIZER, object, async |event| match event {
-            Event::Apply(object) => reconcile(object, Arc::clone(&kind)).await,
-            Event::Cleanup(object) => cleanup(object, Arc::clone(&kind)).await,
+        let mut pause = None;
+        let done = finalizer(&api, FINALIZER, object, async |event| {
+            match event {
+                Event::Apply(object) => pause = reconcile(object, Arc::clone(&kind)).await?,
+                Event::Cleanup(object) => cleanup(object, Arc::clone(&kind)).await?,
+            }
+            Ok(Action::await_change())
         })
         .await;
-        let result = done.map_err(|error| match error {
+        let result = done.map(|_| pause).map_err(|error| match error {
             FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
             other => ReconcileError::Finalizer(Box::new(other)),
         });

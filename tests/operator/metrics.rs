@@ -220,6 +220,7 @@ async fn unknown_values_are_absent_and_a_server_that_does_not_answer_is_down() {
             "controller_runtime_reconcile_errors_total{controller=\"semaphore\"} *".to_owned(),
             "controller_runtime_reconcile_total{controller=\"semaphore\",result=\"error\"} *"
                 .into(),
+            "workqueue_depth{controller=\"semaphore\",name=\"semaphore\"} 0".to_owned(),
             "workqueue_retries_total{controller=\"semaphore\",name=\"semaphore\"} *".to_owned(),
         ]);
         until_exported(&operator, &expected).await;

@@ -1,17 +1,14 @@
 //! Metrics of reconciles, with the names and labels of controller-runtime, so that
-//! dashboards for its operators work. There are no metrics of the work queue (depth,
-//! adds, latency), because the runtime's schedule cannot be inspected and an estimate
-//! could be mistaken for a measurement.
+//! dashboards for its operators work. See `runner` for the reconciles that wait.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::Error;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::Resource;
-use kube::runtime::controller::Action;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -61,6 +58,7 @@ pub struct Controllers {
     terminal: Family<OfController, Counter>,
     retries: Family<OfWork, Counter>,
     active: Family<OfController, Gauge>,
+    depth: Family<OfWork, Gauge>,
     time: Family<OfController, Histogram>,
     work: Family<OfWork, Histogram>,
     running: Running,
@@ -74,6 +72,7 @@ impl Controllers {
             terminal: Family::default(),
             retries: Family::default(),
             active: Family::default(),
+            depth: Family::default(),
             time: Family::new_with_constructor(|| Histogram::new(RECONCILE_BUCKETS)),
             work: Family::new_with_constructor(|| Histogram::new(WORK_BUCKETS)),
             running: Running::default(),
@@ -93,6 +92,7 @@ impl Controllers {
             it.time.clone(),
         );
         let queue = registry.sub_registry_with_prefix("workqueue");
+        queue.register("depth", "Objects that wait for their reconcile", it.depth.clone());
         queue.register("retries", "Objects to look at again after a failure", it.retries.clone());
         queue.register(
             "work_duration_seconds",
@@ -110,18 +110,27 @@ impl Controllers {
         drop(self.errors.get_or_create(&controller));
         drop(self.terminal.get_or_create(&controller));
         drop(self.active.get_or_create(&controller));
-        drop(self.retries.get_or_create(&[("controller", name.clone()), ("name", name.clone())]));
+        let queue: OfWork = [("controller", name.clone()), ("name", name.clone())];
+        drop(self.depth.get_or_create(&queue));
+        drop(self.retries.get_or_create(&queue));
         for result in ["success", "error", "requeue", "requeue_after"] {
             let labels = [("controller", name.clone()), ("result", result.to_owned())];
             drop(self.total.get_or_create(&labels));
         }
     }
 
+    /// Records how many objects of kind `K` wait for their reconcile.
+    pub fn waiting<K: Resource<DynamicType = ()>>(&self, count: usize) {
+        let name = K::kind(&()).to_lowercase();
+        let queue: OfWork = [("controller", name.clone()), ("name", name)];
+        self.depth.get_or_create(&queue).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
     /// Runs and counts one reconcile of a `K`.
     pub async fn counted<K: Resource<DynamicType = ()>>(
         &self,
-        reconcile: impl Future<Output = Result<Action, ReconcileError>>,
-    ) -> Result<Action, ReconcileError> {
+        reconcile: impl Future<Output = Result<Option<Duration>, ReconcileError>>,
+    ) -> Result<Option<Duration>, ReconcileError> {
         let name = K::kind(&()).to_lowercase();
         let controller: OfController = [("controller", name.clone())];
         let queue: OfWork = [("controller", name.clone()), ("name", name.clone())];
@@ -143,8 +152,8 @@ impl Controllers {
         let ended = match (&result, class) {
             (_, Some(_)) => "error",
             (Err(_), None) => "requeue",
-            (Ok(action), None) if *action == Action::await_change() => "success",
-            (Ok(_), None) => "requeue_after",
+            (Ok(None), None) => "success",
+            (Ok(Some(_)), None) => "requeue_after",
         };
         if let Some(class) = class {
             Span::current().record("otel.status_code", "ERROR");
