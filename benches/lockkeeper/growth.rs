@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
 use crate::table::{LINEAR, Table, aligned, median};
-use crate::{Options, Result, objects};
+use crate::{Options, Result, is_ready, objects};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
 const JUDGED_FROM: u32 = 1000;
@@ -117,7 +117,7 @@ async fn slots(broker: &Broker, place: &Place, slots: u32, rounds: usize) -> Res
 async fn create(place: &Place, from: u32, to: u32) -> Result<()> {
     let operator = place.operator().await?;
     let api = place.semaphores();
-    let all_ready = objects::watch(&api, usize::try_from(to)?).await?;
+    let all_ready = objects::watch(&api, usize::try_from(to)?, is_ready).await?;
     concurrently(from..to, async |number| {
         objects::create(&api, &format!("object-{number:05}")).await
     })

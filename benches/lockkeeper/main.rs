@@ -7,6 +7,7 @@ mod client;
 mod costs;
 mod decades;
 mod growth;
+mod neighbour;
 mod objects;
 mod observe;
 mod peers;
@@ -69,6 +70,9 @@ struct Options {
     /// A checkout of amqp-locks-python, to compare with
     #[arg(long, value_name = "DIRECTORY")]
     amqp_locks_python: Option<PathBuf>,
+    /// A checkout of RabbitMQ's messaging topology operator, to compare with
+    #[arg(long, value_name = "DIRECTORY")]
+    neighbour: Option<PathBuf>,
     /// Acquire and release a lock on request
     #[arg(long, hide = true)]
     locker: Option<String>,

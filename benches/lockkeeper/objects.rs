@@ -1,7 +1,8 @@
 //! Benchmarks many Semaphores with one slot, from create until all are Ready, and the
 //! memory of an operator with these objects. The bare run sends the same writes to both
 //! servers without an operator, and is measured in the same way. It also writes the finalizer, which
-//! the API server adds for the operator, by the chart's policy.
+//! the API server adds for the operator, by the chart's policy. See `neighbour` for the same with
+//! RabbitMQ's own operator.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -13,15 +14,16 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use lapin::Channel;
 use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
 use lockkeeper::plan::naming::LockName;
+use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::place::{PATIENCE, Place, concurrently, one_slot};
-use crate::table::{MEMORY_MIB, NEIGHBOUR, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
-use crate::{CONCURRENCY, Options, Result, bare, is_ready};
+use crate::table::{MEMORY_MIB, OBJECTS, OF_THE_NEIGHBOUR, Pair, Table, median};
+use crate::{CONCURRENCY, Options, Result, bare, is_ready, neighbour};
 
 /// Number of objects that the goals apply to.
 const GOAL_AT: usize = 1000;
@@ -35,6 +37,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let names: Vec<String> = (0..options.objects).map(|n| format!("object-{n:04}")).collect();
     let policy = place.add_finalizers().await?;
     let mut pairs = Vec::new();
+    let mut neighbours = Vec::new();
     let [mut rest, mut heap, mut peak] = [0.0; 3];
     let mut processor = Vec::new();
     for round in 1..=options.object_rounds {
@@ -52,6 +55,11 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         let last = bare_run(place, &names).await?;
         println!("    bare {first:.2?}, ours {ours:.2?}, bare {last:.2?}");
         pairs.push(Pair { bare: (first + last) / 2, ours });
+        if options.neighbour.is_some() {
+            let took = neighbour::run(place, &names).await?;
+            println!("    the messaging topology operator {took:.2?}");
+            neighbours.push(Pair { bare: took, ours });
+        }
     }
     policy.end().await?;
 
@@ -59,10 +67,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let goal = |goal| (count == GOAL_AT).then_some(goal);
     let what = format!("{count} objects, create to all Ready");
     table.time(&what, &pairs, goal(OBJECTS));
-    let ours = median(pairs.iter().map(|pair| pair.ours.as_secs_f64()));
-    let of_neighbour = ours / NEIGHBOUR.as_secs_f64();
-    let what = format!("  of the neighbour's {:.1} s for 1000", NEIGHBOUR.as_secs_f64());
-    table.figure(&what, format!("{ours:.2} s"), of_neighbour, goal(OF_THE_NEIGHBOUR));
+    table.time("  of the messaging topology operator's", &neighbours, goal(OF_THE_NEIGHBOUR));
     let spent = median(processor.into_iter());
     table.figure("  operator's processor time, s", format!("{spent:.2} s"), spent, None);
     let what = format!("operator memory at rest, {count} objects, MiB");
@@ -76,7 +81,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
 
 async fn our_run(place: &Place, names: &[String]) -> Result<Duration> {
     let api = place.semaphores();
-    let all_ready = watch(&api, names.len()).await?;
+    let all_ready = watch(&api, names.len(), is_ready).await?;
     let start = Instant::now();
     concurrently(names, async |name| create(&api, name).await).await?;
     all_ready.await??;
@@ -90,7 +95,7 @@ async fn bare_run(place: &Place, names: &[String]) -> Result<Duration> {
     let connection = place.amqp().await?;
     let idle = Mutex::new(bare::channels(&connection, CONCURRENCY).await?);
 
-    let all_ready = watch(&api, names.len()).await?;
+    let all_ready = watch(&api, names.len(), is_ready).await?;
     let start = Instant::now();
     concurrently(names, async |name| {
         create(&api, name).await?;
@@ -167,9 +172,16 @@ fn status(object: &Semaphore, lock: &LockName) -> SemaphoreStatus {
     }
 }
 
-/// Starts to watch. The receiver gets the result when this many objects are Ready, including
+/// Starts to watch. The receiver gets the result when this many objects are ready, including
 /// those that already exist.
-pub async fn watch(api: &Api<Semaphore>, count: usize) -> Result<oneshot::Receiver<Result<()>>> {
+pub async fn watch<K>(
+    api: &Api<K>,
+    count: usize,
+    is_ready: fn(&K) -> bool,
+) -> Result<oneshot::Receiver<Result<()>>>
+where
+    K: Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
     // Resumes a watch that the API server ended.
     let mut events = watcher(api.clone(), watcher::Config::default()).default_backoff().boxed();
     let mut ready = HashSet::new();

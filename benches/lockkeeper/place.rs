@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use lockkeeper::api::Semaphore;
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::semaphore::{Broker, BrokerOptions};
+use serde::de::DeserializeOwned;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
@@ -28,7 +29,8 @@ pub struct Place {
     pub name: String,
     /// The broker in this run's vhost.
     pub amqp_url: String,
-    management_url: String,
+    /// The broker's management API.
+    pub management_url: String,
     directory: String,
     operator_kubeconfig: String,
     /// The program that runs the operator.
@@ -202,9 +204,12 @@ impl Place {
         Ok(policy)
     }
 
-    /// Deletes every Semaphore and waits until all are gone. With `bare` there is no
-    /// operator, so this removes the finalizers.
-    pub async fn clear(&self, api: &Api<Semaphore>, bare: bool) -> Result<()> {
+    /// Deletes every object and waits until all are gone. With `bare` there is no operator, so
+    /// this removes the finalizers.
+    pub async fn clear<K>(&self, api: &Api<K>, bare: bool) -> Result<()>
+    where
+        K: Resource + Clone + std::fmt::Debug + DeserializeOwned,
+    {
         let objects = api.list(&ListParams::default()).await?.items;
         stream::iter(objects.iter().map(Ok))
             .try_for_each_concurrent(CONCURRENCY, |object| {
@@ -253,7 +258,7 @@ impl Place {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(Operator { child, address })
+        Ok(Operator::new(child, address))
     }
 }
 
@@ -264,6 +269,11 @@ pub struct Operator {
 }
 
 impl Operator {
+    /// Takes over a process that serves metrics at this address.
+    pub fn new(child: Child, address: String) -> Self {
+        Self { child, address }
+    }
+
     /// Returns in MiB: resident memory, the part of it that is not the program's file,
     /// and its peak.
     pub fn memory(&self) -> Result<[f64; 3]> {
