@@ -14,11 +14,14 @@ pub const SHRINK: Goal = Goal::AtLeast(0.8);
 /// Time of observing: the probes, and little else.
 pub const OBSERVE: Goal = Goal::AtMost(1.2);
 
-/// Time for many objects: the required writes, and little more.
-pub const OBJECTS: Goal = Goal::AtMost(1.3);
+/// Time for many objects: the required writes, and little more. The finalizer is a write less, and
+/// the wait queue a queue more than in the bare run.
+pub const OBJECTS: Goal = Goal::AtMost(1.2);
 
-/// The same, compared with RabbitMQ's messaging topology operator and as many of its `Queue`s.
-pub const OF_THE_NEIGHBOUR: Goal = Goal::AtMost(0.45);
+/// The same, compared with RabbitMQ's messaging topology operator and as many of its `Queue`s. It
+/// makes one queue for each object, where a lock needs three with its admin mutex, and two writes
+/// more to the API server.
+pub const OF_THE_NEIGHBOUR: Goal = Goal::AtMost(1.0);
 
 /// Resident memory of an idle operator with 1,000 objects, in MiB: the acceptable cost of
 /// an add-on that runs on every cluster.

@@ -62,7 +62,7 @@ impl Scene {
             // Otherwise the first waiter declares it, and a test can't look before.
             declare_wait_queue(&channel, &place).await;
         }
-        let waiters = Waiters { wait_queue: wait_queue(&place), joined: watch::Sender::default() };
+        let waiters = Waiters { wait_queue: place.wait_queue(), joined: watch::Sender::default() };
         let proxy = Proxy::observed(&place.settings(), waiters.clone()).await;
         let done = CancellationToken::new();
         Arc::new(Self { place, _connection: connection, channel, proxy, waiters, done })
@@ -71,7 +71,7 @@ impl Scene {
     /// Returns the number of waiters. In protocol Token the holder may be one of them.
     pub async fn waiting(&self) -> u32 {
         let passive = QueueDeclareOptions::default().passive();
-        let queue = wait_queue(&self.place);
+        let queue = self.place.wait_queue();
         let queue =
             self.channel.queue_declare(queue.as_str().into(), passive, FieldTable::default());
         queue.await.unwrap().consumer_count()
@@ -91,12 +91,6 @@ impl Scene {
         let settings = self.proxy.settings(self.place.settings());
         Client::new(settings, quick()).semaphore(self.place.lock_name())
     }
-}
-
-/// Returns the queue on which the clients of this lock wait.
-fn wait_queue(place: &Place) -> String {
-    let name = place.lock_name();
-    name.wait_queue().unwrap_or_else(|| name.token_queue())
 }
 
 /// The consumers of a wait queue, as seen by a proxy in front of them. The broker's count does

@@ -25,10 +25,8 @@ with_protocols! {
 
 /// Returns the number of clients that wait, or hold a token that they waited for.
 async fn consumers(place: &Place) -> usize {
-    let name = place.lock_name();
-    let queue = name.wait_queue().unwrap_or_else(|| name.token_queue());
     // The first waiter of a mutex declares it.
-    let Some(queue) = place.queue(&queue).await else { return 0 };
+    let Some(queue) = place.queue(&place.wait_queue()).await else { return 0 };
     queue["consumer_details"].as_array().map_or(0, Vec::len)
 }
 

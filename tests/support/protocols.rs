@@ -130,6 +130,12 @@ impl Place {
         self.lock_name().has_slots().then_some(slot)
     }
 
+    /// Returns the queue on which the lock's clients wait.
+    pub fn wait_queue(&self) -> String {
+        let name = self.lock_name();
+        name.wait_queue().unwrap_or_else(|| name.token_queue())
+    }
+
     /// Removes the queue that the holder of the first slot holds, as an administrator,
     /// while its connection stays open.
     pub async fn take_away(&self) {
