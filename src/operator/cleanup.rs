@@ -43,9 +43,7 @@ pub async fn cleanup<K: Kind>(
         kept => remove(&kind, &*object, &mut state, is_guarded, kept).await,
     };
     let status = object.status().cloned().unwrap_or_default();
-    settle(&kind.shared, &*object, &mut state, status, removal).await?;
-    kind.states.forget(&object.uid().unwrap_or_default());
-    Ok(())
+    settle(&kind.shared, &*object, &mut state, status, removal).await
 }
 
 /// Removes the object from its server. With `kept`, only checks its guard.

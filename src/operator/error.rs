@@ -162,15 +162,18 @@ pub fn growing(first: Duration, looks: u32) -> Duration {
     jitter(first.saturating_mul(1 << looks.min(10)).min(LONGEST_PAUSE))
 }
 
-/// Returns the pause after an error that could not become a condition.
-pub(super) fn pause_after(error: &ReconcileError) -> Duration {
+/// Returns the pause after an error that could not become a condition. `unwritten` counts
+/// consecutive failures to write, because thousands of objects must not keep a recovering
+/// API server busy.
+pub(super) fn pause_after(error: &ReconcileError, unwritten: &mut u32) -> Duration {
     match error {
         ReconcileError::CleanupPending { after, .. } => *after,
         // The change itself triggers the next reconcile, unless it is only a status
         // written by another process.
         ReconcileError::Outdated => jitter(Duration::from_millis(250)),
         ReconcileError::WriteStatus(_) | ReconcileError::Finalizer(_) => {
-            jitter(Duration::from_secs(2))
+            *unwritten = unwritten.saturating_add(1);
+            growing(FIRST_PAUSE, *unwritten)
         }
     }
 }
@@ -200,5 +203,18 @@ mod tests {
             let pause = pause(ErrorClass::Transient, failures);
             assert!(pause <= most && pause >= most.mul_f64(0.75), "{failures}: {pause:?}");
         }
+    }
+
+    #[test]
+    fn an_api_server_that_accepts_no_writes_is_asked_less_and_less_often() {
+        let error = ReconcileError::WriteStatus(kube::Error::TlsRequired);
+        let mut unwritten = 0;
+        for most in [2, 4, 8, 15, 15] {
+            let most = Duration::from_secs(most);
+            let pause = pause_after(&error, &mut unwritten);
+            assert!(pause <= most && pause >= most.mul_f64(0.75), "{unwritten}: {pause:?}");
+        }
+        pause_after(&ReconcileError::Outdated, &mut unwritten);
+        assert_eq!(unwritten, 5, "a conflict is another failure");
     }
 }

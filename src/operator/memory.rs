@@ -14,6 +14,8 @@ pub struct Memory<S, D> {
     quiet: Option<(Version, Instant)>,
     /// Consecutive failures, for the backoff.
     pub failures: u32,
+    /// Consecutive failures to write to the API server.
+    pub unwritten: u32,
     /// Failed cleanups since the object was deleted.
     pub cleanups_failed: u32,
     /// What the deletion waits for, and the number of observations with this result.
@@ -48,6 +50,7 @@ impl<S, D: Default> Default for Memory<S, D> {
         Self {
             quiet: None,
             failures: 0,
+            unwritten: 0,
             cleanups_failed: 0,
             awaited: None,
             written: None,

@@ -61,6 +61,7 @@ pub async fn reconcile<K: Kind>(
     let newest = state.newest_status(&*object, object.status()).unwrap_or_default();
     let result = describe(&*object, &newest, &state.detail, backend, applied);
     let again = report(ctx, &*object, &mut state, result).await?;
+    state.unwritten = 0;
     object.after_report(ctx, &mut state, again.is_none()).await;
     let next = [again, revisit_in].into_iter().flatten().fold(next, Duration::min);
     state.be_quiet(&*object, next);

@@ -30,7 +30,14 @@ impl<K: Kind> Reconciler for Arc<KindContext<K>> {
     }
 
     async fn reconcile(self, object: Arc<K>) -> Option<Duration> {
-        one(object, self).await.unwrap_or_else(|error| Some(pause_after(&error)))
+        let kind = Arc::clone(&self);
+        match one(Arc::clone(&object), self).await {
+            Ok(pause) => pause,
+            Err(error) => {
+                let state = kind.states.of(&*object);
+                Some(pause_after(&error, &mut state.lock().await.unwritten))
+            }
+        }
     }
 
     fn record_waiting(&self, count: usize) {
@@ -57,15 +64,21 @@ async fn one<K: Kind>(
             return Ok(None);
         }
         let api = kind.shared.api_of(&*object);
-        let mut pause = None;
+        let (mut pause, mut removed) = (None, None);
         let done = finalizer(&api, FINALIZER, object, async |event| {
             match event {
                 Event::Apply(object) => pause = reconcile(object, Arc::clone(&kind)).await?,
-                Event::Cleanup(object) => cleanup(object, Arc::clone(&kind)).await?,
+                Event::Cleanup(object) => {
+                    removed = object.uid();
+                    cleanup(object, Arc::clone(&kind)).await?;
+                }
             }
             Ok(Action::await_change())
         })
         .await;
+        if let (Ok(_), Some(uid)) = (&done, removed) {
+            kind.states.forget(&uid);
+        }
         let result = done.map(|_| pause).map_err(|error| match error {
             FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
             other => ReconcileError::Finalizer(Box::new(other)),
