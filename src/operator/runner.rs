@@ -321,8 +321,9 @@ mod tests {
         scene.set("moved", "other", 2);
         assert!(scene.is_quiet().await, "it waits where it was");
         ends.pop().unwrap().send(None).unwrap();
-        let mut names = [scene.next().await.0, scene.next().await.0];
-        names.sort();
+        let started = [scene.next().await, scene.next().await];
+        let mut names = started.each_ref().map(|(name, ..)| name.as_str());
+        names.sort_unstable();
         assert_eq!(names, ["moved", "next"]);
         assert!(scene.is_quiet().await);
         assert_eq!(scene.objects.waiting.load(Ordering::Relaxed), 0);
