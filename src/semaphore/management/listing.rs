@@ -60,8 +60,8 @@ impl Listing {
         self.newest(management, is_new, since).await
     }
 
-    /// Returns a list that is hardly older than a new one would be at its end: up to
-    /// [`RECENT`] times as old as the time that it took. Cancel safe.
+    /// Returns a list that is at most [`RECENT`] times as old as the time that it took: for
+    /// a vhost with few queues, a fraction of a second. Cancel safe.
     pub async fn recent(&self, management: &Management) -> Option<Arc<ListedQueues>> {
         let is_new = |listed: &Listed| listed.at.elapsed() < listed.took * RECENT;
         self.newest(management, is_new, None).await
