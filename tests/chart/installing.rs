@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::chart::environment::{random, signal, variable};
 use crate::chart::given;
 use crate::chart::own_server::OwnServer;
+use crate::world::next_database;
 
 const RELEASE: &str = "lockkeeper-system";
 const ACCOUNT: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
@@ -33,7 +34,7 @@ const EXAMPLES: [&str; 7] = [
 struct Place {
     cluster: OwnServer,
     vhost: String,
-    database: u32,
+    database: i64,
 }
 
 impl Place {
@@ -41,7 +42,7 @@ impl Place {
         let place = Self {
             cluster: OwnServer::kubernetes().await,
             vhost: format!("chart-{}", random()),
-            database: 16 + rand::random::<u32>() % 4000,
+            database: next_database(),
         };
         place.manage("PUT");
         place
