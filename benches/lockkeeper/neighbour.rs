@@ -2,7 +2,6 @@
 //! until all are Ready, on the same servers. `dev/bench` builds it from a checkout, and creates its
 //! resource definitions. See `objects` for ours.
 
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
@@ -14,7 +13,7 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::place::{Operator, PATIENCE, Place, concurrently, free_address};
+use crate::place::{Operator, Place, concurrently, free_address};
 use crate::{Result, bare, objects};
 
 /// Number of its controllers. Each logs a line when it starts.
@@ -72,23 +71,13 @@ async fn connect(place: &Place) -> Result<()> {
 async fn operator(place: &Place) -> Result<Operator> {
     let program = std::env::var("NEIGHBOUR").map_err(|_| "NEIGHBOUR is not set: run make bench")?;
     let (address, log) = (free_address()?, place.log("bench-neighbour.log"));
-    let child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["--health-probe-bind-address", &address])
         .env("ENABLE_WEBHOOKS", "false")
         .env("OPERATOR_NAMESPACE", &place.name)
-        .env("OPERATOR_SCOPE_NAMESPACE", &place.name)
-        .stdin(Stdio::null())
-        .stderr(std::fs::File::create(&log)?)
-        .kill_on_drop(true)
-        .spawn()?;
-    let start = Instant::now();
-    while std::fs::read_to_string(&log)?.matches("Starting workers").count() < CONTROLLERS {
-        if start.elapsed() > PATIENCE {
-            return Err(format!("its controllers do not start; its log is {log}").into());
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(Operator::new(child, address))
+        .env("OPERATOR_SCOPE_NAMESPACE", &place.name);
+    Operator::start(&mut command, address, &log, ("Starting workers", CONTROLLERS)).await
 }
 
 fn is_ready(queue: &DynamicObject) -> bool {

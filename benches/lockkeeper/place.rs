@@ -34,7 +34,7 @@ pub struct Place {
     directory: String,
     operator_kubeconfig: String,
     /// The program that runs the operator.
-    program: PathBuf,
+    pub program: PathBuf,
 }
 
 /// Returns the name of the bare run's namespace.
@@ -239,26 +239,15 @@ impl Place {
     /// Starts an operator for this namespace with the default intervals and the vhost as
     /// its default connection. Waits until it watches.
     pub async fn operator(&self) -> Result<Operator> {
-        let log = self.log("bench-operator.log");
-        let address = free_address()?;
-        let child = Command::new(&self.program)
+        let (address, log) = (free_address()?, self.log("bench-operator.log"));
+        let mut command = Command::new(&self.program);
+        command
             .args(["operator", "--http-address", &address, "--watch-namespace", &self.name])
             .env("KUBECONFIG", &self.operator_kubeconfig)
             .env("AMQP_URL", &self.amqp_url)
             .env("RABBITMQ_MANAGEMENT_URL", &self.management_url)
-            .env_remove("REDIS_URL")
-            .stdin(Stdio::null())
-            .stderr(std::fs::File::create(&log)?)
-            .kill_on_drop(true)
-            .spawn()?;
-        let start = Instant::now();
-        while std::fs::read_to_string(&log)?.matches(" watching ").count() < 2 {
-            if start.elapsed() > PATIENCE {
-                return Err(format!("the operator does not watch; its log is {log}").into());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(Operator::new(child, address))
+            .env_remove("REDIS_URL");
+        Operator::start(&mut command, address, &log, (" watching ", 2)).await
     }
 }
 
@@ -269,9 +258,28 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Takes over a process that serves metrics at this address.
-    pub fn new(child: Child, address: String) -> Self {
-        Self { child, address }
+    /// Starts a process that serves metrics at this address. Waits until its log contains
+    /// the phrase this often.
+    pub async fn start(
+        command: &mut Command,
+        address: String,
+        log: &str,
+        (phrase, count): (&str, usize),
+    ) -> Result<Self> {
+        let child = command
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(log)?)
+            .kill_on_drop(true)
+            .spawn()?;
+        let start = Instant::now();
+        while std::fs::read_to_string(log)?.matches(phrase).count() < count {
+            if start.elapsed() > PATIENCE {
+                let error = format!("no {count} lines with {phrase:?} in the operator's log {log}");
+                return Err(error.into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Self { child, address })
     }
 
     /// Returns in MiB: resident memory, the part of it that is not the program's file,
