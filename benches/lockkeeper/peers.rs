@@ -17,9 +17,11 @@ mod plot;
 mod serve;
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::try_join_all;
+use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 pub use self::serve::serve;
@@ -28,6 +30,7 @@ use self::counter::Counter;
 use self::etcd::Etcd;
 use self::locker::{Locker, Site};
 use crate::place::Place;
+use crate::protocols::PROTOCOLS;
 use crate::table::{aligned, median, percentile};
 use crate::{Options, Result};
 
@@ -48,6 +51,9 @@ const CLIENTS: u32 = 16;
 const HAND_OVERS: usize = 40;
 const KILLS: usize = 3;
 
+/// Processes started per peer.
+const STARTS: usize = 10;
+
 /// The time for which a client waits before the lock is released, at least; at most, twice. It
 /// varies, so that attempts at regular intervals have no advantage.
 const AT_REST: Duration = Duration::from_millis(100);
@@ -59,6 +65,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 struct Peer {
     name: &'static str,
     site: Site,
+    /// Runs a command under the lock. `None`: it has no such program.
+    exec: Option<Vec<String>>,
 }
 
 /// Its measurements.
@@ -74,6 +82,9 @@ struct Figures {
     hand_over_p99: f64,
     /// Milliseconds from SIGKILL for a holder until another client holds.
     kill: f64,
+    /// Milliseconds from the start of a process until it holds the lock. With `lockkeeper exec`,
+    /// until the command's first output.
+    start: f64,
     /// Of a waiting client, per minute.
     messages: f64,
     bytes: f64,
@@ -98,6 +109,7 @@ pub async fn run(place: &Place, options: &Options) -> Result<()> {
         "smallest share",
         "hand-over: median; p99",
         "kill -9 to the next holder",
+        "start to held",
         "a waiter per minute",
     ];
     aligned(head, &figures.iter().map(Figures::row).collect::<Vec<_>>());
@@ -108,7 +120,7 @@ pub async fn run(place: &Place, options: &Options) -> Result<()> {
 }
 
 impl Figures {
-    fn row(&self) -> [String; 7] {
+    fn row(&self) -> [String; 8] {
         [
             self.name.to_owned(),
             format!("{:.0}/s", self.alone),
@@ -116,6 +128,7 @@ impl Figures {
             format!("{:.2}", self.share),
             format!("{:.2} ms; {:.1} ms", self.hand_over, self.hand_over_p99),
             format!("{:.1} ms", self.kill),
+            format!("{:.1} ms", self.start),
             format!("{:.0} messages, {:.0} bytes", self.messages, self.bytes),
         ]
     }
@@ -128,14 +141,18 @@ fn peers(place: &Place, options: &Options, etcd: &Etcd, directory: &Path) -> Res
     let log = place.log("bench-peers.log");
     let peer = |name, command, url: &str, lock: &str| {
         let (url, lock, log) = (url.to_owned(), lock.to_owned(), log.clone());
-        Peer { name, site: Site { command, url, lock, log } }
+        Peer { name, site: Site { command, url, lock, log }, exec: None }
     };
     let amqp = &place.amqp_url;
-    let mut peers = vec![
-        peer("ExclusiveQueue", own("ExclusiveQueue"), amqp, "peers.queue"),
-        peer("ExclusiveConsumer", own("ExclusiveConsumer"), amqp, "peers.consumer"),
-        peer("Token", own("Token"), amqp, "peers.token"),
-    ];
+    let mut peers = Vec::new();
+    for (name, _) in PROTOCOLS {
+        let lock = format!("peers.{name}");
+        let mut ours = peer(name, own(name), amqp, &lock);
+        let program = place.program.display().to_string();
+        let arguments = ["exec", "--protocol", name, "--semaphore", &lock].map(str::to_owned);
+        ours.exec = Some([program].into_iter().chain(arguments).collect());
+        peers.push(ours);
+    }
     if let Some(checkout) = &options.amqp_locks_python {
         let script = PathBuf::from("benches/lockkeeper/peers/amqp_locks_python.py");
         let script = script.canonicalize()?.display().to_string();
@@ -207,6 +224,10 @@ async fn measure(peer: &Peer, options: &Options) -> Result<Figures> {
     for _ in 0..KILLS {
         kills.push(kill(site).await?);
     }
+    let mut starts = Vec::new();
+    for _ in 0..STARTS {
+        starts.push(start(peer).await?);
+    }
     Ok(Figures {
         name: peer.name,
         alone: median(alone.into_iter()),
@@ -215,6 +236,7 @@ async fn measure(peer: &Peer, options: &Options) -> Result<Figures> {
         hand_over: median(hand_overs.iter().copied()),
         hand_over_p99: percentile(hand_overs, 99),
         kill: median(kills.into_iter()),
+        start: median(starts.into_iter()),
         messages: 0.0,
         bytes: 0.0,
     })
@@ -249,6 +271,25 @@ async fn kill(site: &Site) -> Result<f64> {
     let held = waiter.answer().await?;
     waiter.ask("release").await?;
     Ok(millis(killed, held))
+}
+
+/// Starts a process that acquires the lock, which is free. Returns the time until it holds, in
+/// milliseconds.
+async fn start(peer: &Peer) -> Result<f64> {
+    let begun = serve::now()?;
+    let Some((program, arguments)) = peer.exec.as_deref().and_then(<[String]>::split_first) else {
+        let mut holder = Locker::start(&peer.site)?;
+        let held = holder.ask("acquire").await?;
+        holder.ask("release").await?;
+        return Ok(millis(begun, held));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).args(["--", "date", "+%s%N"]).env("AMQP_URL", &peer.site.url);
+    let output = command.stdin(Stdio::null()).output().await?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    Ok(millis(begun, String::from_utf8(output.stdout)?.trim().parse()?))
 }
 
 /// Returns the milliseconds between two times in nanoseconds.
