@@ -147,11 +147,10 @@ fn peers(place: &Place, options: &Options, etcd: &Etcd, directory: &Path) -> Res
     let mut peers = Vec::new();
     for (name, _) in PROTOCOLS {
         let lock = format!("peers.{name}");
-        let mut ours = peer(name, own(name), amqp, &lock);
         let program = place.program.display().to_string();
-        let arguments = ["exec", "--protocol", name, "--semaphore", &lock].map(str::to_owned);
-        ours.exec = Some([program].into_iter().chain(arguments).collect());
-        peers.push(ours);
+        let exec = [&program, "exec", "--protocol", name, "--semaphore", &lock];
+        let exec = Some(exec.map(str::to_owned).into());
+        peers.push(Peer { exec, ..peer(name, own(name), amqp, &lock) });
     }
     if let Some(checkout) = &options.amqp_locks_python {
         let script = PathBuf::from("benches/lockkeeper/peers/amqp_locks_python.py");

@@ -33,7 +33,7 @@ pub struct Place {
     pub management_url: String,
     directory: String,
     operator_kubeconfig: String,
-    /// The program that runs the operator.
+    /// The program `lockkeeper`, which runs the operator and commands under a lock.
     pub program: PathBuf,
 }
 

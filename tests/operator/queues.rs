@@ -232,7 +232,7 @@ async fn counters_alone_are_written_at_most_once_a_minute_and_then_they_are() {
         };
         println!("written after {quiet:?}");
         assert!(quiet > Duration::from_secs(20), "written already after {quiet:?}");
-        assert!(written * 2 > count, "{written} of {count}");
+        assert!(written > 100 && written * 2 > count, "{written} of {count}");
     })
     .await;
 }
