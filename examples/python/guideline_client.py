@@ -9,7 +9,7 @@ LOCK_NAME, LOCK_SLOT and LOCK_TOKEN, the fencing token, in its environment. Exit
 command does, or 69: no broker, 75: no slot, 80: lost.
 """
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
 from slots import Slot
 from under_lock import main, now
@@ -34,6 +34,8 @@ class GuidelineSlot(Slot):
             return True
         except UnroutableError:
             return False
+        except NackError:  # it rejects messages, or has just been deleted
+            return self.declare(queue, passive=True) != 404
 
     def declare(self, queue, **options):
         """0, or 404: there is none, or 405: another connection's. That closes the

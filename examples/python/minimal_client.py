@@ -12,7 +12,7 @@ broker, or a lock with records, 75: no slot, 80: lost.
 import argparse, contextlib, os, random, signal, subprocess, sys, time
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
 from under_lock import KILL_AFTER, facts, now, stop
 
@@ -64,6 +64,8 @@ class MinimalSlot:
             return True
         except UnroutableError:
             return False
+        except NackError:  # it rejects messages, or has just been deleted
+            return self.is_found(queue)
 
     def declare(self, queue, **options):
         """The number of its consumers. None: there is no such queue (404), or another
@@ -75,14 +77,18 @@ class MinimalSlot:
             if rejected.reply_code not in (404, 405):
                 raise
 
+    def is_found(self, queue):
+        """Also if another connection owns it, or its node is down."""
+        found = self.declare(queue, passive=True) is not None
+        return found or not self.rejection.startswith("NOT_FOUND - no queue")
+
     def waiters(self):
         """Not by a publish, which would wake one."""
         return self.declare(f"{self.lock}-W", passive=True) or 0
 
     def refuse_records(self, slot):
         """Not by a publish, to which the record of a node that is down looks missing."""
-        found = self.declare(self.queue("F", slot), passive=True) is not None
-        if found or not self.rejection.startswith("NOT_FOUND - no queue"):
+        if self.is_found(self.queue("F", slot)):
             raise SlotError("it has records, which this client cannot replace")
 
     def acquire(self, timeout):

@@ -14,6 +14,7 @@ use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper::plan::semaphore::{DesiredSlots, Holder, sweep_to};
 use lockkeeper::semaphore::{Client, Lock, ResizeTo};
+use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
@@ -185,6 +186,22 @@ async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     }
     let lost = losing.await.unwrap();
     assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
+}
+
+/// Such as the holder queue of another client. One that is just being deleted answers the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_rejects_messages_is_found_to_exist() {
+    for (script, held) in
+        [(GUIDELINE, "ci.deploy-1-B"), (MINIMAL, "ci.deploy-1-B"), (MUTEX, "ci.deploy")]
+    {
+        let vhost = Vhost::create().await;
+        script.resize(&vhost, 1).await;
+        let arguments = json!({"x-max-length": 0, "x-overflow": "reject-publish"});
+        vhost.declare(held, json!({"durable": true, "arguments": arguments})).await;
+        assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(75), "{}", script.file);
+        vhost.delete(held).await;
+        assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(0), "{}", script.file);
+    }
 }
 
 /// A wait in the wait queue, behind an earlier waiter, and woken instead of polling.
