@@ -184,8 +184,7 @@ impl Waiter {
         }
     }
 
-    /// A probe found a free slot for which this waiter was not woken: the next probe
-    /// follows soon.
+    /// The next probe follows soon, because a slot may be free for which no waiter was woken.
     pub fn look_soon(&mut self) {
         self.next_look = HAND_OVER;
     }
