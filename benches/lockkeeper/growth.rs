@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
-use crate::table::{LINEAR, Table, aligned, median};
-use crate::{Options, Result, is_ready, objects};
+use crate::table::{Goal, LINEAR, OBSERVE, Pair, Table, aligned, median};
+use crate::{Options, Result, is_ready, objects, observe};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
 const JUDGED_FROM: u32 = 1000;
@@ -31,15 +30,16 @@ struct Figures {
     memory: f64,
 }
 
-/// A measurement, with its name and the unit in the table.
-type Row = (&'static str, &'static str, fn(&Figures) -> f64);
+/// A measurement, with its name, the unit in the table and the goal of its growth.
+type Row = (&'static str, &'static str, fn(&Figures) -> f64, Option<Goal>);
 
 const ROWS: [Row; 5] = [
-    ("slots: resize from 0", "s", |f| f.grow),
-    ("slots: resize to 0", "s", |f| f.shrink),
-    ("slots: observe", "s", |f| f.observe),
-    ("objects: start of an operator", "s", |f| f.start),
-    ("objects: memory of an operator", "MiB", |f| f.memory),
+    ("slots: resize from 0", "s", |f| f.grow, Some(LINEAR)),
+    ("slots: resize to 0", "s", |f| f.shrink, Some(LINEAR)),
+    // A probe takes longer, the more queues the broker has: judged beside as many bare probes.
+    ("slots: observe", "s", |f| f.observe, None),
+    ("objects: start of an operator", "s", |f| f.start, Some(LINEAR)),
+    ("objects: memory of an operator", "MiB", |f| f.memory, Some(LINEAR)),
 ];
 
 /// Measures each size. Prints one table, and draws it.
@@ -47,7 +47,11 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let mut figures = Vec::new();
     let mut existing = 0;
     for &size in &options.sizes {
-        let [grow, shrink, observe] = slots(&place.broker()?, place, size, options.rounds).await?;
+        let judged = size >= JUDGED_FROM;
+        let ([grow, shrink], observed) = slots(place, size, options.rounds).await?;
+        let what = format!("slots: observe {size}");
+        table.time(&what, &observed, judged.then_some(OBSERVE));
+        let observe = median(observed.iter().map(|pair| pair.ours.as_secs_f64()));
         create(place, existing, size).await?;
         existing = size;
         let [start, memory] = operator(place, options, size).await?;
@@ -61,8 +65,8 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     for pair in figures.windows(2) {
         let [small, large] = pair else { continue };
         let sizes = f64::from(large.size) / f64::from(small.size);
-        let goal = (small.size >= JUDGED_FROM).then_some(LINEAR);
-        for (name, unit, of) in ROWS {
+        for (name, unit, of, goal) in ROWS {
+            let goal = goal.filter(|_| small.size >= JUDGED_FROM);
             let what = format!("{name}, {} of {}", large.size, small.size);
             let text = format!("{:.2} of {:.2} {unit}", of(large), of(small));
             table.figure(&what, text, of(large) / of(small) / sizes, goal);
@@ -83,33 +87,32 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     Ok(())
 }
 
-/// Creates, observes and deletes the slots of one lock. Returns the medians in seconds.
-async fn slots(broker: &Broker, place: &Place, slots: u32, rounds: usize) -> Result<[f64; 3]> {
-    let lock = LockName::new(format!("{}.growth", place.name))?;
+/// Creates, observes and deletes the slots of one lock. Returns the medians of resizes in seconds,
+/// and the observations beside as many bare probes.
+async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Vec<Pair>)> {
+    let broker = place.broker()?;
+    let connection = place.amqp().await?;
+    let lock = [LockName::new(format!("{}.growth", place.name))?];
     let never = CancellationToken::new();
-    let mut took = [const { Vec::new() }; 3];
+    let (mut took, mut observed) = ([const { Vec::new() }; 2], Vec::new());
     for round in 0..=rounds {
         let (all, none) = (DesiredSlots::new(slots), DesiredSlots::new(0));
         let start = Instant::now();
-        broker.converge(&lock, all, sweep_to(all, 0), false, &never).await?;
+        broker.converge(&lock[0], all, sweep_to(all, 0), false, &never).await?;
         let grown = start.elapsed();
+        let pair = observe::beside_bare(&connection, &broker, &lock, slots).await?;
         let start = Instant::now();
-        let seen = broker.observe(&lock, slots, slots).await?;
-        let observed = start.elapsed();
-        if !seen.has_exactly(slots) {
-            return Err("the observation does not match the broker".into());
-        }
-        let start = Instant::now();
-        broker.converge(&lock, none, sweep_to(none, slots), false, &never).await?;
+        broker.converge(&lock[0], none, sweep_to(none, slots), false, &never).await?;
         let shrunk = start.elapsed();
         // The first round opens connections.
         if round > 0 {
-            for (took, time) in took.iter_mut().zip([grown, shrunk, observed]) {
+            observed.push(pair);
+            for (took, time) in took.iter_mut().zip([grown, shrunk]) {
                 took.push(time.as_secs_f64());
             }
         }
     }
-    Ok(took.map(|took| median(took.into_iter())))
+    Ok((took.map(|took| median(took.into_iter())), observed))
 }
 
 /// Creates objects from this number up to another one, and waits until an operator reports them as

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
+use lapin::Connection;
 use lapin::types::ShortString;
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::semaphore::Broker;
@@ -32,11 +33,9 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let broker = place.broker()?;
     let mut pairs = Vec::new();
     for round in 0..=options.rounds * 3 {
-        let first = bare_look(&connection, &locks).await?;
-        let ours = look(&broker, &locks).await?;
-        let last = bare_look(&connection, &locks).await?;
+        let pair = beside_bare(&connection, &broker, &locks, SLOTS).await?;
         if round > 0 {
-            pairs.push(Pair { bare: (first + last) / 2, ours });
+            pairs.push(pair);
         }
     }
     let goal = (options.locks == GOAL_AT).then_some(OBSERVE);
@@ -44,29 +43,42 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     Ok(())
 }
 
-async fn bare_look(connection: &lapin::Connection, locks: &[LockName]) -> Result<Duration> {
+/// Observes all locks, each with this many free slots, after and before bare probes of them.
+pub async fn beside_bare(
+    connection: &Connection,
+    broker: &Broker,
+    locks: &[LockName],
+    slots: u32,
+) -> Result<Pair> {
+    let first = bare_look(connection, locks, slots).await?;
+    let ours = look(broker, locks, slots).await?;
+    let last = bare_look(connection, locks, slots).await?;
+    Ok(Pair { bare: (first + last) / 2, ours })
+}
+
+async fn bare_look(connection: &Connection, locks: &[LockName], count: u32) -> Result<Duration> {
     let mut names = Vec::new();
     for lock in locks {
-        let slots = (1..=SLOTS).map(|slot| lock.slot_queue(slot));
-        let holders = (1..=SLOTS).map(|slot| lock.holder_queue(slot));
+        let slots = (1..=count).map(|slot| lock.slot_queue(slot));
+        let holders = (1..=count).map(|slot| lock.holder_queue(slot));
         for name in slots.chain(holders) {
             names.push(ShortString::try_new(name.as_str())?);
         }
     }
     let (took, missing) = bare::probe_all(connection, names).await?;
     // All slots exist, and none is held.
-    if missing != locks.len() * SLOTS as usize {
+    if missing != locks.len() * count as usize {
         return Err(format!("{missing} queues missing").into());
     }
     Ok(took)
 }
 
 /// Observes all locks concurrently, as the operator's reconciles do.
-async fn look(broker: &Broker, locks: &[LockName]) -> Result<Duration> {
+async fn look(broker: &Broker, locks: &[LockName], slots: u32) -> Result<Duration> {
     let start = Instant::now();
-    let seen = try_join_all(locks.iter().map(|lock| broker.observe(lock, SLOTS, SLOTS))).await?;
+    let seen = try_join_all(locks.iter().map(|lock| broker.observe(lock, slots, slots))).await?;
     let took = start.elapsed();
-    if !seen.iter().all(|seen| seen.has_exactly(SLOTS) && seen.held() == 0) {
+    if !seen.iter().all(|seen| seen.has_exactly(slots) && seen.held() == 0) {
         return Err("the observation does not match the broker".into());
     }
     Ok(took)

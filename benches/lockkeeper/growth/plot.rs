@@ -21,7 +21,7 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
     root.fill(&WHITE)?;
     for (area, kind) in root.split_evenly((1, 2)).iter().zip(["slots", "objects"]) {
         let rows = || ROWS.into_iter().filter(|(name, ..)| name.starts_with(kind));
-        let values = rows().flat_map(|(_, _, of)| figures.iter().map(of));
+        let values = rows().flat_map(|(_, _, of, _)| figures.iter().map(of));
         let sizes = || figures.iter().map(|figures| f64::from(figures.size));
         let (smallest, largest) =
             (sizes().fold(f64::INFINITY, f64::min), sizes().fold(0.0, f64::max));
@@ -32,7 +32,7 @@ pub fn draw(path: &Path, figures: &[Figures]) -> Result<()> {
             .y_label_area_size(56)
             .build_cartesian_2d((smallest..largest).log_scale(), decades(values).log_scale())?;
         chart.configure_mesh().light_line_style(TRANSPARENT).draw()?;
-        for ((name, unit, of), colour) in rows().zip(COLOURS) {
+        for ((name, unit, of, _), colour) in rows().zip(COLOURS) {
             let points = figures.iter().map(|figures| (f64::from(figures.size), of(figures)));
             let name = name.trim_start_matches(kind).trim_start_matches(": ");
             chart
