@@ -24,14 +24,14 @@ use std::ops::RangeInclusive;
 
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Converged};
+use lockkeeper::semaphore::{Broker, BrokerError, Converged};
 use support::proxy::Method;
-use support::rabbitmq::Vhost;
+use support::rabbitmq::{Vhost, patient};
 use tokio_util::sync::CancellationToken;
 
-/// Returns a handle with the default options.
+/// Returns a handle whose requests outlast a busy broker.
 fn broker(vhost: &Vhost) -> Broker {
-    Broker::new(vhost.settings(), BrokerOptions::default())
+    Broker::new(vhost.settings(), patient())
 }
 
 fn lock() -> LockName {

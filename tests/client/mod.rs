@@ -28,14 +28,13 @@ use std::time::Duration;
 
 use lockkeeper::plan::naming::Protocol;
 use lockkeeper::plan::semaphore::{DesiredSlots, Observed, sweep_to};
-use lockkeeper::semaphore::{
-    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit, Start,
-};
+use lockkeeper::semaphore::{AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start};
 use support::protocols::{At, name};
+use support::rabbitmq::patient;
 use tokio_util::sync::CancellationToken;
 
 fn broker(at: &impl At) -> Broker {
-    Broker::new(at.vhost().settings(), BrokerOptions::default())
+    Broker::new(at.vhost().settings(), patient())
 }
 
 /// The default heartbeat, so that a busy machine loses no slot, and frequent proofs, so

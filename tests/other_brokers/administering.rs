@@ -11,7 +11,7 @@ use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Expected, ResizeTo};
 use tokio_util::sync::CancellationToken;
 
-use crate::other_brokers::support::rabbitmq::Vhost;
+use crate::other_brokers::support::rabbitmq::{Vhost, patient};
 use crate::other_brokers::{AUTOMATIC, Qpid, any, name, resize, resize_of};
 
 /// Grows, shrinks and removes the semaphore. Of 60 slots some are missing in between, so
@@ -44,7 +44,7 @@ async fn on_rabbitmq_too_slots_are_created_seen_and_removed_with_each_probe() {
     let vhost = Vhost::create().await;
     for probe in [AUTOMATIC, Some(Probe::Confirm), Some(Probe::Tx), Some(Probe::Declare)] {
         let settings = vhost.settings_without_management().with_probe(probe);
-        slots_are_created_seen_and_removed(&Broker::new(settings, BrokerOptions::default())).await;
+        slots_are_created_seen_and_removed(&Broker::new(settings, patient())).await;
     }
 }
 

@@ -12,12 +12,13 @@ use lapin::{Channel, Connection, ConnectionProperties};
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{
-    AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock, ResizeError,
-    ResizeTo, Resized,
+    AcquireOptions, Broker, BrokerError, Client, ClientOptions, Lock, ResizeError, ResizeTo,
+    Resized,
 };
 use lockkeeper::{Probe, RabbitmqSettings};
 use support::own_server::OwnServer;
 use support::protocols::name;
+use support::rabbitmq::patient;
 use tokio_util::sync::CancellationToken;
 
 /// The way in which to probe that the broker's properties select.
@@ -40,7 +41,7 @@ impl Qpid {
     }
 
     fn broker(&self, probe: Option<Probe>) -> Broker {
-        Broker::new(self.settings(probe), BrokerOptions::default())
+        Broker::new(self.settings(probe), patient())
     }
 
     fn client(&self, probe: Option<Probe>) -> Client {

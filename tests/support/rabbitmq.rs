@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties};
 use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper::semaphore::BrokerOptions;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
@@ -35,6 +36,11 @@ pub fn administrator() -> RabbitmqSettings {
     let amqp = super::environment::variable("AMQP_URL");
     let management = super::environment::variable("RABBITMQ_MANAGEMENT_URL");
     RabbitmqSettings::from_urls(&amqp, Some(&management)).unwrap()
+}
+
+/// Returns options with which an administrator outlasts a busy broker.
+pub fn patient() -> BrokerOptions {
+    BrokerOptions::default().with_operation_timeout(Duration::from_mins(1))
 }
 
 fn encoded(text: &str) -> String {

@@ -14,7 +14,8 @@ pub struct ClientOptions {
     pub heartbeat: Duration,
     /// Time limit of each operation.
     pub operation_timeout: Duration,
-    /// Time limit for connecting.
+    /// Time limit for connecting, including the login. The first connection is not tried
+    /// again, so it has some reserve for a busy machine.
     pub connect_timeout: Duration,
     /// Maximum interval between verifications of a held slot, and for noticing a removed
     /// one. A quarter of the slot's validity is used if that is shorter, and at least 10
@@ -33,7 +34,7 @@ impl Default for ClientOptions {
         Self {
             heartbeat: Duration::from_secs(10),
             operation_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(3),
+            connect_timeout: Duration::from_secs(10),
             verify_interval: Duration::from_secs(5),
             warm: 1,
             client_name: "lockkeeper".to_owned(),
