@@ -36,7 +36,7 @@ type Row = (&'static str, &'static str, fn(&Figures) -> f64, Option<Goal>);
 const ROWS: [Row; 5] = [
     ("slots: resize from 0", "s", |f| f.grow, Some(LINEAR)),
     ("slots: resize to 0", "s", |f| f.shrink, Some(LINEAR)),
-    // A probe takes longer, the more queues the broker has: judged beside as many bare probes.
+    // A probe takes longer, the more queues the broker has: compared with as many bare probes.
     ("slots: observe", "s", |f| f.observe, None),
     ("objects: start of an operator", "s", |f| f.start, Some(LINEAR)),
     ("objects: memory of an operator", "MiB", |f| f.memory, Some(LINEAR)),
@@ -88,7 +88,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
 }
 
 /// Creates, observes and deletes the slots of one lock. Returns the medians of resizes in seconds,
-/// and the observations beside as many bare probes.
+/// and the observations with as many bare probes.
 async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Vec<Pair>)> {
     let broker = place.broker()?;
     let connection = place.amqp().await?;
@@ -100,7 +100,7 @@ async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Ve
         let start = Instant::now();
         broker.converge(&lock[0], all, sweep_to(all, 0), false, &never).await?;
         let grown = start.elapsed();
-        let pair = observe::beside_bare(&connection, &broker, &lock, slots).await?;
+        let pair = observe::with_bare(&connection, &broker, &lock, slots).await?;
         let start = Instant::now();
         broker.converge(&lock[0], none, sweep_to(none, slots), false, &never).await?;
         let shrunk = start.elapsed();

@@ -33,7 +33,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let broker = place.broker()?;
     let mut pairs = Vec::new();
     for round in 0..=options.rounds * 3 {
-        let pair = beside_bare(&connection, &broker, &locks, SLOTS).await?;
+        let pair = with_bare(&connection, &broker, &locks, SLOTS).await?;
         if round > 0 {
             pairs.push(pair);
         }
@@ -44,7 +44,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
 }
 
 /// Observes all locks, each with this many free slots, after and before bare probes of them.
-pub async fn beside_bare(
+pub async fn with_bare(
     connection: &Connection,
     broker: &Broker,
     locks: &[LockName],

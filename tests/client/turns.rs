@@ -177,7 +177,7 @@ async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Pro
 }
 
 /// A client that takes a surplus slot may take the one for which a waiter is being woken. Otherwise
-/// that waiter would wait for the next release, or for 10 to 21 s, beside a free slot.
+/// that waiter would wait for the next release, or for 10 to 21 s, although a slot is free.
 async fn a_waiter_that_is_woken_in_vain_soon_looks_for_another_slot(protocol: Protocol) {
     let scene = Scene::new(protocol).await;
     resize(&scene.place, 2).await;
