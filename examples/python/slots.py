@@ -93,8 +93,7 @@ class Slot:
                 wake_up, properties = self.woken.pop(0)
                 number = properties.correlation_id
                 held = self.take(int(number)) if number else self.try_acquire()
-                # The client that took the slot may have left another one free.
-                net = 1 if number else self.net
+                net = self.net
             elif next(self.free(), None) is None:
                 net = self.net
             # Free twice: the holder has died, or the waiter that was woken for it.

@@ -3,7 +3,7 @@
 //! among clients.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
 use lapin::BasicProperties;
@@ -16,7 +16,7 @@ use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender, When};
 use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, taking, through};
-use crate::client::{any, held, lock, resize};
+use crate::client::{any, lock, resize};
 
 with_protocols! {
     slots {
@@ -24,7 +24,6 @@ with_protocols! {
         an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
         a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
         a_client_that_loses_races_for_few_slots_joins_the_waiters,
-        a_waiter_that_is_woken_in_vain_soon_looks_for_another_slot,
     }
     mutex {
         a_client_that_waits_again_opens_no_channel_for_that,
@@ -174,37 +173,4 @@ async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Pro
     assert!(![Some(1), Some(slot)].contains(&permit.slot()), "{permit:?}");
     assert_eq!(sent(&proxy, "basic.consume", "-W"), 1);
     permit.release().await.unwrap();
-}
-
-/// A client that takes a surplus slot may take the one for which a waiter is being woken. Otherwise
-/// that waiter would wait for the next release, or for 10 to 21 s, although a slot is free.
-async fn a_waiter_that_is_woken_in_vain_soon_looks_for_another_slot(protocol: Protocol) {
-    let scene = Scene::new(protocol).await;
-    resize(&scene.place, 2).await;
-    let first = scene.lock().acquire(&any().with_start(Start::At(1))).await.unwrap();
-    let theirs = Proxy::start().await;
-    let second = through(&theirs, &scene.place, LONG);
-    let second = second.acquire(&any().with_start(Start::At(2))).await.unwrap();
-    let proxy = Proxy::start().await;
-    let waiter = through(&proxy, &scene.place, LONG);
-    let in_vain = proxy.hold_at(When::Before, about(taking(protocol)));
-    let waiter = tokio::spawn(async move { waiter.acquire(&any()).await.unwrap() });
-    eventually("it waits", async || scene.waiting().await == 1).await;
-    let queue = scene.place.lock_name().wait_queue().unwrap();
-    let call = BasicProperties::default().with_correlation_id("1".into());
-    let options = BasicPublishOptions::default();
-    scene.channel.basic_publish("".into(), queue.into(), options, &[], call).await.unwrap();
-    in_vain.wait().await;
-    // Without a wake-up.
-    theirs.cut();
-    eventually("the second slot is free", async || held(&scene.place).await == [1]).await;
-    let resumed = Instant::now();
-    proxy.resume();
-    let permit = waiter.await.unwrap();
-    let took = resumed.elapsed();
-    assert_eq!(permit.slot(), Some(2));
-    assert!(took < Duration::from_secs(9), "it waited for {took:?}");
-    permit.release().await.unwrap();
-    first.release().await.unwrap();
-    drop(second);
 }

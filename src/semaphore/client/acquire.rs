@@ -193,14 +193,7 @@ impl Acquisition<'_> {
                     Woken::Ended => self.leave(),
                 }
             }
-            Turn::Joined(waiter) => {
-                if matches!(self.place, Place::Slot(_)) {
-                    // Called in vain: the client that took the slot may have left another one
-                    // free, for which no waiter is called.
-                    waiter.look_soon();
-                }
-                self.wait_for_turn().await?;
-            }
+            Turn::Joined(_) => self.wait_for_turn().await?,
             Turn::Polling(pause) => {
                 let left = until.map_or(*pause, Moment::left);
                 let jittered = rand::random_range(Duration::ZERO..=*pause);

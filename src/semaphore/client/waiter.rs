@@ -184,7 +184,8 @@ impl Waiter {
         }
     }
 
-    /// The next probe follows soon, because a slot may be free for which no waiter was woken.
+    /// A probe found a free slot for which this waiter was not woken: the next probe
+    /// follows soon.
     pub fn look_soon(&mut self) {
         self.next_look = HAND_OVER;
     }
