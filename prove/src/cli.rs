@@ -40,7 +40,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists")]
 enum Verb {
-    /// Check that a driver is understood, and list the operations that it supports
+    /// Check within 2 s that a driver is understood, and list the operations that it supports
     Speak(SpeakArguments),
     /// Run a random workload with faults, and report violations of the lock's properties
     Run(judging::RunArguments),

@@ -10,7 +10,7 @@ use super::message::{Done, FULL, Line, Request, UNSUPPORTED};
 use super::process::{Driver, DriverError, Listener};
 use crate::history::Verb;
 
-/// Time limit of each answer. That of the first includes the start of the driver.
+/// Time limit of the whole check, including the start of the driver.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
 /// The requests, in an order in which each can succeed and the lock is deleted at the end.
@@ -72,7 +72,7 @@ impl Report {
 }
 
 /// Starts a driver and sends it one request of each kind, for a lock that no other program
-/// uses. Waits at most [`LIMIT`] for each answer, and kills the driver at the end.
+/// uses. Takes at most [`LIMIT`], and kills the driver at the end.
 pub async fn speak(command: &str, environment: &Environment, lock: &str) -> Report {
     let started = Instant::now();
     let lost: Arc<Mutex<Option<String>>> = Arc::default();
@@ -93,7 +93,7 @@ pub async fn speak(command: &str, environment: &Environment, lock: &str) -> Repo
     };
     match Driver::start(command, environment, listener) {
         Ok(mut driver) => {
-            ask_all(&mut driver, lock, &mut report).await;
+            ask_all(&mut driver, lock, started, &mut report).await;
             driver.kill().await;
         }
         Err(error) => report.misunderstood = Some(error),
@@ -111,7 +111,7 @@ pub async fn speak(command: &str, environment: &Environment, lock: &str) -> Repo
     report
 }
 
-async fn ask_all(driver: &mut Driver, lock: &str, report: &mut Report) {
+async fn ask_all(driver: &mut Driver, lock: &str, started: Instant, report: &mut Report) {
     for verb in ORDER {
         let holds = matches!(report.answer(Verb::Acquire), Some(Line::Ok(_)));
         let needs_hold = matches!(verb, Verb::Verify | Verb::Believes | Verb::Release);
@@ -125,7 +125,8 @@ async fn ask_all(driver: &mut Driver, lock: &str, report: &mut Report) {
             wait_ms: (verb == Verb::Acquire).then_some(0),
             slots: (verb == Verb::Resize).then_some(1),
         };
-        let offer = match driver.ask(&request, LIMIT).await {
+        let left = LIMIT.saturating_sub(started.elapsed());
+        let offer = match driver.ask(&request, left).await {
             Ok(Line::Fail(why)) if why == UNSUPPORTED => Offer::NotOffered,
             Ok(line) => Offer::Offered(line),
             Err(error) => {
