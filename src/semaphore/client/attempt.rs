@@ -88,10 +88,16 @@ enum Tried {
 /// others.
 const NODES_DOWN: u32 = 2;
 
+/// A search after lost races ends when it has found more free slots than this for each of them.
+/// The client chooses one at random, so that it rarely meets another client again.
+const CHOICES_PER_RACE: u32 = 4;
+
 /// A client that lost a race joins the wait queue if there are at most this many free slots for
 /// each race that it has lost. Of 64 clients that began together on 10 slots, each lost 8 races
-/// without this limit.
-const FREE_PER_RACE: u32 = 4;
+/// without this limit. But while a client is in the wait queue, all others search for more free
+/// slots than waiters: with 4, 64 clients on 100 slots of which half were held took 1.4 times
+/// as long.
+const FREE_PER_RACE: u32 = 1;
 
 /// Attempts that may collide with the remains of a holder that has just died.
 const COLLISIONS: u32 = 5;
@@ -238,7 +244,7 @@ impl Lock {
         let spread = if options.start == Start::Random { lost.max(1) } else { lost };
         let (others, more_than) = match place {
             Place::Search { others } => (others, others.saturating_add(1)),
-            Place::OrWait { .. } => (0, FREE_PER_RACE.saturating_mul(lost)),
+            Place::OrWait { .. } => (0, CHOICES_PER_RACE.saturating_mul(lost)),
             Place::Any | Place::Slot(_) => (0, 0),
         };
         let width = first_width(&memory, from, more_than, spread);
@@ -270,7 +276,7 @@ impl Lock {
         // After a lost race, a random slot, because the other clients take the first.
         let first = spread == 0 && others == 0;
         let at = if first { 0 } else { rand::random_range(0..free.len()) };
-        let few = lost > 0 && free.len() <= more_than as usize;
+        let few = lost > 0 && free.len() <= FREE_PER_RACE.saturating_mul(lost) as usize;
         Ok(Choice { slot: free[at], looked: true, more: free.len() > 1, few })
     }
 
