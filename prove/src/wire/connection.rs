@@ -177,22 +177,22 @@ impl Direction<'_> {
                 return pending().await;
             }
             let mut passing = Passing { steps: &steps, bytes: &buffer[..read], passed: 0 };
-            let mut due = self.due();
             let mut sprung = Vec::new();
             for found in self.parse(&buffer[..read]) {
                 if let Some(place) = self.place(&found) {
-                    passing.send(found.start, due, std::mem::take(&mut sprung)).await?;
+                    passing.send(found.start, self.due(), std::mem::take(&mut sprung)).await?;
                     place.released().await;
-                    due = self.due();
                 }
                 let (start, end) = (found.start, found.end);
                 sprung.extend(self.look(found).map(|trap| (start, end, trap)));
             }
-            passing.send(read, due, sprung).await?;
+            passing.send(read, self.due(), sprung).await?;
         }
     }
 
-    /// Returns the time at which data that is read now may pass.
+    /// Returns the time at which data may pass that the observer has just seen. To be called after
+    /// the observer: the count of round trips relies on data that passes no earlier than the delay
+    /// after it was recorded.
     fn due(&self) -> Instant {
         let delays = *lock(&self.shared.delays);
         Instant::now() + if self.sender == Sender::Client { delays.0 } else { delays.1 }

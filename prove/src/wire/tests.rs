@@ -243,6 +243,30 @@ async fn a_delay_is_exact_to_a_fraction_of_a_millisecond() {
     assert!(shortest < Duration::from_micros(5_200), "{shortest:?}");
 }
 
+/// On a busy machine, time passes between the read and the observation.
+#[tokio::test]
+async fn a_method_passes_no_earlier_than_the_delay_after_it_was_observed() {
+    #[derive(Default, Clone)]
+    struct Late(Arc<Mutex<Option<std::time::Instant>>>);
+    impl Observer for Late {
+        fn method(&self, _: &Method) {
+            std::thread::sleep(Duration::from_millis(20));
+            *lock(&self.0) = Some(std::time::Instant::now());
+        }
+
+        fn connection(&self, _: usize, _: ConnectionState) {}
+
+        fn frame(&self, _: Passed) {}
+    }
+    let delay = Duration::from_millis(30);
+    let late = Late::default();
+    let mut line = line(late.clone()).await;
+    line.proxy.delay(Sender::Client, delay);
+    line.client.write_all(&declare(1, "a")).await.unwrap();
+    expect(&mut line.broker, &declare(1, "a")).await;
+    assert!(lock(&late.0).unwrap().elapsed() >= delay);
+}
+
 #[tokio::test]
 async fn the_lateness_is_the_time_beyond_the_delay() {
     let kept = Duration::from_millis(5);
