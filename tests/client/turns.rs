@@ -24,6 +24,7 @@ with_protocols! {
         an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
         a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
         a_client_that_loses_races_for_few_slots_joins_the_waiters,
+        after_a_lost_race_one_free_slot_among_twenty_is_enough,
     }
     mutex {
         a_client_that_waits_again_opens_no_channel_for_that,
@@ -176,5 +177,32 @@ async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Pro
     proxy.resume();
     let permit = acquiring.await.unwrap();
     assert!(faster.iter().all(|faster| faster.slot() != permit.slot()), "{permit:?}");
+    permit.release().await.unwrap();
+}
+
+/// Most slots are held by others. A search for more free slots would go through all of them.
+async fn after_a_lost_race_one_free_slot_among_twenty_is_enough(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 30).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &place, LONG);
+    let permit = client.acquire(&any()).await.unwrap();
+    assert_eq!(permit.slot(), Some(1));
+    permit.release().await.unwrap();
+    let faster = lock(&place);
+    let mut held = Vec::new();
+    for slot in 1..=20 {
+        held.push(faster.try_acquire(&any().with_start(Start::At(slot))).await.unwrap());
+    }
+    proxy.reset();
+    let permit = client.acquire(&any()).await.unwrap();
+    assert_eq!(permit.slot(), Some(21));
+    let touches = |method: &Method, slot: u32| {
+        let lock = place.lock_name();
+        [lock.slot_queue(slot), lock.holder_queue(slot)].contains(&method.queue)
+    };
+    let methods = proxy.methods();
+    assert!(methods.iter().any(|method| touches(method, 20)), "{methods:?}");
+    assert!(!methods.iter().any(|method| touches(method, 22)), "{methods:?}");
     permit.release().await.unwrap();
 }

@@ -93,6 +93,10 @@ const NODES_DOWN: u32 = 2;
 /// The client chooses one at random, so that it rarely meets another client again.
 const CHOICES_PER_RACE: u32 = 4;
 
+/// Such a search also ends after this number of slots, if one of them is free and the client has
+/// held a slot before. Clients that have not all begin at the first slot, and would meet there.
+const SAMPLE: u32 = 20;
+
 /// Attempts that may collide with the remains of a holder that has just died.
 const COLLISIONS: u32 = 5;
 
@@ -241,8 +245,10 @@ impl Lock {
             Place::OrWait { .. } => (0, CHOICES_PER_RACE.saturating_mul(lost)),
             Place::Any | Place::Slot(_) => (0, 0),
         };
+        let samples = matches!(place, Place::OrWait { .. }) && lost > 0 && memory.last.is_some();
+        let sample = if samples { SAMPLE } else { u32::MAX };
         let width = first_width(&memory, from, more_than, spread);
-        let wanted = Search { from, width, more_than, known_end: memory.known_end() };
+        let wanted = Search { from, width, more_than, sample, known_end: memory.known_end() };
         let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
         let free = found.free;
         self.remember(|memory| {
@@ -273,7 +279,7 @@ impl Lock {
         // Of 64 clients that began together on 10 slots, each lost 8 races without this limit. But
         // each client in the wait queue makes all others search: with four free slots for each
         // lost race, 64 clients on 100 slots of which half were held took 1.3 times as long.
-        let few = free.len() <= lost as usize;
+        let few = found.slots.is_some() && free.len() <= lost as usize;
         Ok(Choice { slot: free[at], looked: true, more: free.len() > 1, few })
     }
 

@@ -20,6 +20,8 @@ pub struct Search {
     pub width: u32,
     /// The search ends when it has found more free slots than this.
     pub more_than: u32,
+    /// It also ends after this number of slots, if one of them is free.
+    pub sample: u32,
     /// A slot that was confirmed to be missing a moment ago.
     pub known_end: Option<u32>,
 }
@@ -50,15 +52,18 @@ pub async fn search(
     lock: &LockName,
     search: Search,
 ) -> Result<Found, BrokerError> {
-    let Search { from, width, more_than, known_end } = search;
+    let Search { from, width, more_than, sample, known_end } = search;
     let from = from.clamp(1, MAX_SLOTS);
     let mut found = Found::default();
-    let enough = |found: &Found| found.free.len() > more_than as usize;
+    let enough = |found: &Found| {
+        let free = u32::try_from(found.free.len()).unwrap_or(u32::MAX);
+        free > more_than || free > 0 && free + found.held >= sample
+    };
     let ranges = [from..=MAX_SLOTS, 1..=from - 1];
     let mut ends = [MAX_SLOTS, from - 1];
     for (range, end) in ranges.into_iter().zip(&mut ends) {
         let (mut start, to) = range.into_inner();
-        let mut width = width.clamp(1, WIDEST);
+        let mut width = width.clamp(1, WIDEST.min(sample));
         while start <= to {
             let last = start.saturating_add(width - 1).min(to);
             let looked = how.look(eyes, lock, start..=last, start..=last, false).await?;
