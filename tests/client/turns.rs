@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::BasicPublishOptions;
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::semaphore::{Lock, Permit, Start};
 
 use crate::client::fairness::{Scene, deaf_waiter, sent};
@@ -47,6 +47,11 @@ async fn wait_in(scene: &Arc<Scene>, client: &Lock) {
     eventually("it waits", async || scene.waiting().await == 1).await;
     permit.release().await.unwrap();
     next.await.unwrap().release().await.unwrap();
+}
+
+/// Whether the queue is the slot's, or its holder's.
+fn is_of(lock: &LockName, slot: u32, queue: &str) -> bool {
+    [lock.slot_queue(slot), lock.holder_queue(slot)].iter().any(|name| name == queue)
 }
 
 fn joins(method: &Method) -> bool {
@@ -161,9 +166,7 @@ async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Pro
         claim.wait().await;
         let claimed = proxy.methods().into_iter().rfind(|method| method.name == name);
         let claimed = claimed.unwrap().queue;
-        let slot = (1..=4).find(|slot| {
-            [lock_name.holder_queue(*slot), lock_name.slot_queue(*slot)].contains(&claimed)
-        });
+        let slot = (1..=4).find(|slot| is_of(&lock_name, *slot, &claimed));
         let slot = slot.unwrap_or_else(|| panic!("{claimed} is no slot's"));
         faster.push(lock(&place).try_acquire(&any().with_start(Start::At(slot))).await.unwrap());
         claim = proxy.hold_at(When::Before, move |method: &Method| {
@@ -197,12 +200,9 @@ async fn after_a_lost_race_one_free_slot_among_twenty_is_enough(protocol: Protoc
     proxy.reset();
     let permit = client.acquire(&any()).await.unwrap();
     assert_eq!(permit.slot(), Some(21));
-    let touches = |method: &Method, slot: u32| {
-        let lock = place.lock_name();
-        [lock.slot_queue(slot), lock.holder_queue(slot)].contains(&method.queue)
-    };
-    let methods = proxy.methods();
-    assert!(methods.iter().any(|method| touches(method, 20)), "{methods:?}");
-    assert!(!methods.iter().any(|method| touches(method, 22)), "{methods:?}");
+    let (lock_name, methods) = (place.lock_name(), proxy.methods());
+    let touched = |slot| methods.iter().any(|method| is_of(&lock_name, slot, &method.queue));
+    assert!(touched(20), "{methods:?}");
+    assert!(!touched(22), "{methods:?}");
     permit.release().await.unwrap();
 }

@@ -20,7 +20,7 @@ pub struct Search {
     pub width: u32,
     /// The search ends when it has found more free slots than this.
     pub more_than: u32,
-    /// It also ends after this number of slots, if one of them is free.
+    /// It also ends after this number of slots, at least 1, if one of them is free.
     pub sample: u32,
     /// A slot that was confirmed to be missing a moment ago.
     pub known_end: Option<u32>,
@@ -56,8 +56,8 @@ pub async fn search(
     let from = from.clamp(1, MAX_SLOTS);
     let mut found = Found::default();
     let enough = |found: &Found| {
-        let free = u32::try_from(found.free.len()).unwrap_or(u32::MAX);
-        free > more_than || free > 0 && free + found.held >= sample
+        let free = found.free.len();
+        free > more_than as usize || free > 0 && free + found.held as usize >= sample as usize
     };
     let ranges = [from..=MAX_SLOTS, 1..=from - 1];
     let mut ends = [MAX_SLOTS, from - 1];
