@@ -335,11 +335,13 @@ impl Writer<'_> {
         });
     }
 
+    /// Waits until data may pass. Never returns after a cut: `serve` may notice the cut only when it
+    /// is polled again, and the data must not pass before.
     async fn opened(&mut self) {
         loop {
             // The senders outlive the connection.
             let _ = self.frozen.wait_for(|frozen| !frozen).await;
-            let _ = self.held.wait_for(|state| *state != State::Held).await;
+            let _ = self.held.wait_for(|state| *state == State::Open).await;
             if !*self.frozen.borrow() {
                 return;
             }

@@ -127,6 +127,39 @@ async fn only_the_methods_before_a_cut_reach_the_broker() {
     assert_eq!(line.proxy.seen().unwrap().len(), 3);
 }
 
+/// On a busy machine, the connection may be cut between the observation of the answer and its write.
+#[tokio::test]
+async fn an_answer_does_not_pass_if_its_held_connection_is_cut_when_it_is_observed() {
+    #[derive(Default, Clone)]
+    struct Cuts(Arc<Mutex<Option<Arc<Proxy>>>>);
+    impl Observer for Cuts {
+        fn method(&self, method: &Method) {
+            if method.sender == Sender::Broker
+                && let Some(proxy) = lock(&self.0).take()
+            {
+                proxy.cut_connection(1);
+            }
+        }
+
+        fn connection(&self, _: usize, _: ConnectionState) {}
+
+        fn frame(&self, _: Passed) {}
+    }
+    // Whether the writer is polled directly after the reader is random.
+    for _ in 0..20 {
+        let cuts = Cuts::default();
+        let Line { proxy, listener: _listener, mut client, mut broker } = line(cuts.clone()).await;
+        let proxy = Arc::new(proxy);
+        *lock(&cuts.0) = Some(Arc::clone(&proxy));
+        let held = proxy.hold_at(When::After, named("queue.declare"));
+        client.write_all(&declare(1, "a")).await.unwrap();
+        held.within(LIMIT).await.unwrap();
+        broker.write_all(&declare_ok(1, "a")).await.unwrap();
+        assert_eq!(rest(&mut client).await, b"");
+        assert!(lock(&cuts.0).is_none(), "the answer was not observed");
+    }
+}
+
 #[tokio::test]
 async fn a_trap_does_not_spring_without_its_method_or_after_disarm() {
     let mut line = line(()).await;
