@@ -94,11 +94,24 @@ impl Cluster {
 
     /// Begins to move the queue's slot from one node to another.
     pub async fn begin_move(&self, queue: &QueueName, from: usize, to: usize) {
+        self.begin_import(queue, from, to).await;
+        let slot = queue.cluster_slot().unwrap().to_string();
+        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
+        let () = self.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    }
+
+    /// Lets `to` import the queue's slot. A Valkey that imports a slot takes it over within about
+    /// 1 s after the old node has stopped to claim it.
+    pub async fn begin_import(&self, queue: &QueueName, from: usize, to: usize) {
         let slot = queue.cluster_slot().unwrap().to_string();
         let from_id: String = self.ask(from, &["CLUSTER", "MYID"]).await;
-        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
         let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
-        let () = self.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    }
+
+    /// Ends the import of the queue's slot without a change of its owner.
+    pub async fn end_import(&self, queue: &QueueName, to: usize) {
+        let slot = queue.cluster_slot().unwrap().to_string();
+        let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "STABLE"]).await;
     }
 
     /// Moves this number of keys of the queue's slot, or all if there are fewer.
