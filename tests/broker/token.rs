@@ -6,12 +6,12 @@ mod who;
 
 use std::time::Duration;
 
-use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicRejectOptions, QueueDeclareOptions, QueuePurgeOptions,
 };
 use lapin::types::FieldTable;
+use lapin::{Channel, Queue};
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{
     Broker, BrokerError, BrokerOptions, Converged, Expected, Fault, ResizeError, ResizeTo,
@@ -77,9 +77,18 @@ async fn give_back(token: &Delivery) {
 
 /// Returns the number of free tokens.
 async fn free(channel: &Channel) -> u32 {
+    look(channel).await.message_count()
+}
+
+/// Returns the number of consumers, drains included. A quorum queue also counts those that hold a
+/// token by `basic.get`.
+async fn consumers(channel: &Channel) -> u32 {
+    look(channel).await.consumer_count()
+}
+
+async fn look(channel: &Channel) -> Queue {
     let passive = QueueDeclareOptions::default().passive();
-    let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await;
-    queue.unwrap().message_count()
+    channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
