@@ -95,23 +95,18 @@ impl Cluster {
     /// Begins to move the queue's slot from one node to another.
     pub async fn begin_move(&self, queue: &QueueName, from: usize, to: usize) {
         self.begin_import(queue, from, to).await;
-        let slot = queue.cluster_slot().unwrap().to_string();
-        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
-        let () = self.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+        self.set_slot(from, queue, &["MIGRATING", &self.id(to).await]).await;
     }
 
     /// Lets `to` import the queue's slot. A Valkey that imports a slot takes it over within about
     /// 1 s after the old node has stopped to claim it.
     pub async fn begin_import(&self, queue: &QueueName, from: usize, to: usize) {
-        let slot = queue.cluster_slot().unwrap().to_string();
-        let from_id: String = self.ask(from, &["CLUSTER", "MYID"]).await;
-        let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+        self.set_slot(to, queue, &["IMPORTING", &self.id(from).await]).await;
     }
 
     /// Ends the import of the queue's slot without a change of its owner.
     pub async fn end_import(&self, queue: &QueueName, to: usize) {
-        let slot = queue.cluster_slot().unwrap().to_string();
-        let () = self.ask(to, &["CLUSTER", "SETSLOT", &slot, "STABLE"]).await;
+        self.set_slot(to, queue, &["STABLE"]).await;
     }
 
     /// Moves this number of keys of the queue's slot, or all if there are fewer.
@@ -126,9 +121,16 @@ impl Cluster {
 
     /// Tells a node that the queue's slot belongs to `to`.
     pub async fn assign(&self, queue: &QueueName, to: usize, node: usize) {
+        self.set_slot(node, queue, &["NODE", &self.id(to).await]).await;
+    }
+
+    async fn id(&self, node: usize) -> String {
+        self.ask(node, &["CLUSTER", "MYID"]).await
+    }
+
+    async fn set_slot(&self, node: usize, queue: &QueueName, state: &[&str]) {
         let slot = queue.cluster_slot().unwrap().to_string();
-        let to_id: String = self.ask(to, &["CLUSTER", "MYID"]).await;
-        let () = self.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        let () = self.ask(node, &[&["CLUSTER", "SETSLOT", &slot], state].concat()).await;
     }
 
     /// Moves the queue's slot from one node to another. `halfway` runs while one key has

@@ -132,7 +132,8 @@ async fn held_tokens_keep_a_semaphore_from_being_destroyed() {
         // Not by the management API, which may still show the total of the new queue: none.
         eventually("it is waited for", async || consumers(&channel).await > others).await;
         give_back(&held[0]).await;
-        eventually("it is drained", async || consumers(&channel).await == 0).await;
+        eventually("the drain has ended", async || consumers(&channel).await == 0).await;
+        settles_at(&vhost, 0).await;
         assert_eq!(destroy().await.unwrap().left, 0);
         assert_eq!(vhost.queues().await, [""; 0]);
         // Repeating it is no error.
