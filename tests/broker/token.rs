@@ -6,12 +6,9 @@ mod who;
 
 use std::time::Duration;
 
+use lapin::Channel;
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicGetOptions, BasicRejectOptions, QueueDeclareOptions, QueuePurgeOptions,
-};
-use lapin::types::FieldTable;
-use lapin::{Channel, Queue};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicRejectOptions, QueuePurgeOptions};
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::semaphore::{
     Broker, BrokerError, BrokerOptions, Converged, Expected, Fault, ResizeError, ResizeTo,
@@ -20,7 +17,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::proxy::{Proxy, When, named};
-use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 use crate::broker::{broker, desired, lock};
 
 const QUEUE: &str = "ci.deploy.semaphore";
@@ -77,18 +74,13 @@ async fn give_back(token: &Delivery) {
 
 /// Returns the number of free tokens.
 async fn free(channel: &Channel) -> u32 {
-    look(channel).await.message_count()
+    look(channel, QUEUE).await.message_count()
 }
 
 /// Returns the number of consumers, drains included. A quorum queue also counts those that hold a
 /// token by `basic.get`.
 async fn consumers(channel: &Channel) -> u32 {
-    look(channel).await.consumer_count()
-}
-
-async fn look(channel: &Channel) -> Queue {
-    let passive = QueueDeclareOptions::default().passive();
-    channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await.unwrap()
+    look(channel, QUEUE).await.consumer_count()
 }
 
 #[tokio::test(flavor = "multi_thread")]

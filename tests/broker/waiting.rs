@@ -12,7 +12,7 @@ use lockkeeper::semaphore::Converged;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 use crate::broker::{broker, desired, lock, resize};
 
 /// Starts a foreign client that waits as the protocol describes.
@@ -44,9 +44,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Returns the number of undelivered wake-ups according to the broker.
 async fn undelivered(channel: &Channel) -> u32 {
-    let passive = lapin::options::QueueDeclareOptions::default().passive();
-    let looking = channel.queue_declare("ci.deploy-W".into(), passive, FieldTable::default());
-    looking.await.unwrap().message_count()
+    look(channel, "ci.deploy-W").await.message_count()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{
     ConnectionState, Method, Observer, Passed, Proxy, Sender, When,
 };
-use crate::client::support::rabbitmq::eventually;
+use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::wire::{LONG, about, taking, through};
 use crate::client::{any, lock, name, quick, resize};
 
@@ -70,11 +70,7 @@ impl Scene {
 
     /// Returns the number of waiters. In protocol Token the holder may be one of them.
     pub async fn waiting(&self) -> u32 {
-        let passive = QueueDeclareOptions::default().passive();
-        let queue = self.place.wait_queue();
-        let queue =
-            self.channel.queue_declare(queue.as_str().into(), passive, FieldTable::default());
-        queue.await.unwrap().consumer_count()
+        look(&self.channel, &self.place.wait_queue()).await.consumer_count()
     }
 
     /// Holds the slot until another of the scene's clients waits, or the test ends.

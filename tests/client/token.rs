@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
 use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{
@@ -19,7 +17,7 @@ use lockkeeper::semaphore::{
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::support::rabbitmq::{Vhost, eventually, look};
 use crate::client::{BRIEF, SOON, any, brief, broker, name, quick};
 
 const QUEUE: &str = "ci.deploy.semaphore";
@@ -51,8 +49,7 @@ async fn create(vhost: &Vhost, name: &LockName, count: u32) {
 /// Returns the number of free tokens and of consumers, by passive declare.
 async fn ready(vhost: &Vhost) -> (u32, u32) {
     let (_connection, channel) = vhost.channel().await;
-    let passive = QueueDeclareOptions::default().passive();
-    let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await.unwrap();
+    let queue = look(&channel, QUEUE).await;
     (queue.message_count(), queue.consumer_count())
 }
 

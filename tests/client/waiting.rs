@@ -10,7 +10,7 @@ use lockkeeper::semaphore::{AcquireError, Client};
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender};
-use crate::client::support::rabbitmq::eventually;
+use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, lock, name, quick, resize};
 
 with_protocols! {
@@ -38,9 +38,7 @@ async fn wait_queue(channel: &Channel) {
 }
 
 async fn waiting(channel: &Channel) -> u32 {
-    let queue = name().wait_queue().unwrap().as_str().into();
-    let passive = QueueDeclareOptions::default().passive();
-    channel.queue_declare(queue, passive, FieldTable::default()).await.unwrap().consumer_count()
+    look(channel, name().wait_queue().unwrap().as_str()).await.consumer_count()
 }
 
 async fn wake(channel: &Channel) {

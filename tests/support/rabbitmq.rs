@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
-use lapin::{Channel, Connection, ConnectionProperties};
+use lapin::{Channel, Connection, ConnectionProperties, Queue};
 use lockkeeper::plan::connection::RabbitmqSettings;
 use lockkeeper::semaphore::BrokerOptions;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -13,6 +15,12 @@ use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
 use super::environment::pause;
+
+/// Returns a queue as the broker shows it now: the ready messages and the consumers. It must exist.
+pub async fn look(channel: &Channel, queue: &str) -> Queue {
+    let passive = QueueDeclareOptions::default().passive();
+    channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap()
+}
 
 /// The broker's management API, with an administrator's credentials.
 #[derive(Clone)]

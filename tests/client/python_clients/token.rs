@@ -13,7 +13,7 @@ use lapin::{BasicProperties, Channel};
 use tokio::process::Child;
 
 use super::{ENDED, TOKEN};
-use crate::client::support::rabbitmq::{Vhost, eventually};
+use crate::client::support::rabbitmq::{Vhost, eventually, look};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 
@@ -31,9 +31,7 @@ async fn set_up(channel: &Channel, bodies: &[&str]) {
 
 /// Returns the number of free tokens.
 async fn free(channel: &Channel) -> u32 {
-    let passive = QueueDeclareOptions::default().passive();
-    let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await;
-    queue.unwrap().message_count()
+    look(channel, QUEUE).await.message_count()
 }
 
 async fn has_free(channel: &Channel, count: u32) {

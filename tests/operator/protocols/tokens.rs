@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions, QueuePurgeOptions};
-use lapin::types::FieldTable;
+use lapin::options::{BasicAckOptions, BasicGetOptions, QueuePurgeOptions};
 use lockkeeper::api::SemaphoreStatus;
 use lockkeeper::plan::naming::{Protocol, QueueType};
 use lockkeeper::semaphore::{AcquireError, AcquireOptions};
 
 use super::{Deploy, Row};
 use crate::operator::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
+use crate::support::rabbitmq::look;
 
 const CLASSIC: Row = Row { spec: "protocol: Token", protocol: Protocol::Token(QueueType::Classic) };
 
@@ -26,10 +26,7 @@ fn queue(world: &World) -> String {
 async fn free(world: &World) -> u32 {
     let connection = world.amqp().await;
     let channel = connection.create_channel().await.unwrap();
-    let passive = QueueDeclareOptions::default().passive();
-    let name = queue(world);
-    let queue = channel.queue_declare(name.as_str().into(), passive, FieldTable::default()).await;
-    queue.unwrap().message_count()
+    look(&channel, &queue(world)).await.message_count()
 }
 
 async fn has_free(world: &World, tokens: u32) {
