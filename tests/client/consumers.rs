@@ -15,7 +15,7 @@ use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason}
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::rabbitmq::Vhost;
+use crate::client::support::rabbitmq::{Vhost, eventually, look};
 use crate::client::{SOON, any, broker, quick};
 
 const HOLDER_QUEUE: &str = "ci.deploy-1-C";
@@ -98,6 +98,12 @@ async fn a_quorum_queue_is_refused_because_two_could_hold_by_it() {
     let durable = QueueDeclareOptions::durable();
     channel.queue_declare(HOLDER_QUEUE.into(), durable, arguments).await.unwrap();
     for _ in 0..2 {
+        // A quorum queue loses the consumer of a refused client only after a write to the disk, and
+        // shows the slot as held until then.
+        eventually("the queue has no consumer", async || {
+            look(&channel, HOLDER_QUEUE).await.consumer_count() == 0
+        })
+        .await;
         let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
         let AcquireError::Broker(BrokerError::IncompatibleQueue { queue, why }) = &error else {
             panic!("{error}");
