@@ -158,8 +158,8 @@ async fn a_wake_up_that_no_client_takes_expires_after_a_second() {
     let broker = broker(&vhost);
     resize(&broker, 0, 0).await.unwrap();
     let (_connection, channel) = vhost.channel().await;
-    broker.wake(&lock(), 3).await.unwrap();
     let start = Instant::now();
+    broker.wake(&lock(), 3).await.unwrap();
     let published = async || {
         let queue = vhost.queue("ci.deploy-W").await.unwrap();
         queue["message_stats"]["publish"].as_u64().unwrap_or_default()

@@ -129,11 +129,7 @@ async fn a_killed_connection_loses_its_slot_immediately_with_the_close_reason(pr
         let slow = quick().with_heartbeat(Duration::from_secs(60));
         let lock_ = Client::new(place.settings(), slow).semaphore(place.lock_name());
         let held = lock_.try_acquire(&any()).await.unwrap();
-        eventually("the connection is shown", async || !place.connections("hold").await.is_empty())
-            .await;
-        for connection in place.connections("hold").await {
-            place.management.close_connection(&connection, given).await;
-        }
+        place.close_until("hold", given, async || !held.is_valid()).await;
         let lost = tokio::time::timeout(SOON, held.lost()).await;
         assert_eq!(format!("{:?}", lost.expect("the loss is reported")), reason);
         // The client may hear of it before the broker has deleted the queue.
@@ -146,7 +142,6 @@ async fn a_killed_connection_loses_its_slot_immediately_with_the_close_reason(pr
         let permit = permit.unwrap();
         assert_eq!(permit.slot(), place.slot(1));
         permit.release().await.unwrap();
-        eventually("it is gone", async || place.connections("hold").await.is_empty()).await;
     }
 }
 
@@ -264,12 +259,8 @@ async fn work_under_a_lock_is_stopped_when_the_lock_is_lost(protocol: Protocol) 
     assert_eq!(done, Ok(place.slot(1)));
     assert_eq!(held(&place).await, Vec::<u32>::new(), "given back at the end");
 
-    let cut = async |_: &Permit| {
-        eventually("the connection is shown", async || !place.connections("hold").await.is_empty())
-            .await;
-        for connection in place.connections("hold").await {
-            place.management.close_connection(&connection, "test").await;
-        }
+    let cut = async |permit: &Permit| {
+        place.close_until("hold", "test", async || !permit.is_valid()).await;
         std::future::pending::<()>().await;
     };
     let lost = tokio::time::timeout(SOON * 2, lock.run(&any(), Some(SOON), cut)).await;

@@ -99,6 +99,13 @@ impl Script {
         tokio::spawn(async move { command.output().await.unwrap() })
     }
 
+    /// Runs a shell line under the lock, and waits until it prints a line of five letters.
+    async fn begin(self, vhost: &Vhost, line: &str) -> Child {
+        let mut child = self.command(vhost, "10", line).spawn().unwrap();
+        printed_a_word(&mut child).await;
+        child
+    }
+
     /// Sets the number of slots. A mutex has one without that.
     async fn resize(self, vhost: &Vhost, slots: u32) {
         if self.protocol == Protocol::TrueMutex {
@@ -141,8 +148,7 @@ async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     assert_eq!(exit_code("0.3", "true").await, Some(75), "full");
     permit.release().await.unwrap();
 
-    let mut child = script.command(&vhost, "10", "echo begun; exec sleep 60").spawn().unwrap();
-    printed_a_word(&mut child).await;
+    let mut child = script.begin(&vhost, "echo begun; exec sleep 60").await;
     script.is_held(&vhost).await;
     eventually("it is shown with its identity and reason", async || {
         let [holder] = &script.holders(&vhost).await[..] else { return false };
@@ -163,8 +169,8 @@ async fn printed_a_word(client: &mut Child) {
     client.stdout.as_mut().unwrap().read_exact(&mut line).await.unwrap();
 }
 
-/// Prints a line when it receives SIGTERM.
-const ENDED: &str = "trap 'echo ended; exit' TERM; sleep 60 & wait";
+/// Prints a line at once, and another one when it receives SIGTERM.
+const ENDED: &str = "trap 'echo ended; exit' TERM; echo begun; sleep 60 & wait";
 
 async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     let vhost = Vhost::create().await;
@@ -177,14 +183,9 @@ async fn ends_its_command_when_it_loses_but_not_when_it_drains(script: Script) {
     assert_eq!((drained.status.code(), drained.stdout), (Some(0), b"done\n".to_vec()));
 
     script.resize(&vhost, 1).await;
-    let losing = script.output(&vhost, ENDED);
-    script.is_held(&vhost).await;
-    let theirs = async || vhost.connections(script.connection).await;
-    eventually("its connection is shown", async || !theirs().await.is_empty()).await;
-    for connection in theirs().await {
-        vhost.management.close_connection(&connection, "test").await;
-    }
-    let lost = losing.await.unwrap();
+    let losing = tokio::spawn(script.begin(&vhost, ENDED).await.wait_with_output());
+    vhost.close_until(script.connection, "test", async || losing.is_finished()).await;
+    let lost = losing.await.unwrap().unwrap();
     assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
 }
 
@@ -342,8 +343,7 @@ async fn the_exclusive_consumer_client_is_notified_of_deletion_and_revocation_im
     let (_connection, channel) = vhost.channel().await;
     for revoked in [false, true] {
         script.resize(&vhost, 1).await;
-        let losing = script.output(&vhost, ENDED);
-        script.is_held(&vhost).await;
+        let losing = script.begin(&vhost, ENDED).await;
         let (_other, others) = vhost.channel().await;
         let (queue, plain) = ("ci.deploy-1-C".into(), BasicConsumeOptions::default());
         let consumed = others.basic_consume(queue, "other".into(), plain, FieldTable::default());
@@ -358,7 +358,7 @@ async fn the_exclusive_consumer_client_is_notified_of_deletion_and_revocation_im
         } else {
             vhost.delete("ci.deploy-1-C").await;
         }
-        let lost = losing.await.unwrap();
+        let lost = losing.wait_with_output().await.unwrap();
         assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
         // Earlier than by a proof, which is sent every 5 s.
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());

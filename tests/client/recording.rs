@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, When};
 use crate::client::support::rabbitmq::eventually;
-use crate::client::{any, broker, held, lock, name, quick, resize};
+use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 with_protocols! {
     slots {
@@ -77,11 +77,7 @@ pub(super) fn first(delay: Duration) -> SlotRecord {
 }
 
 async fn kill_holders(place: &Place) {
-    eventually("the holder is shown", async || !place.connections("hold").await.is_empty()).await;
-    for connection in place.connections("hold").await {
-        place.management.close_connection(&connection, "test").await;
-    }
-    eventually("the slot is free", async || held(place).await.is_empty()).await;
+    place.close_until("hold", "test", async || held(place).await.is_empty()).await;
 }
 
 async fn each_holder_of_a_slot_has_a_greater_token_than_those_before(protocol: Protocol) {
@@ -147,30 +143,30 @@ async fn a_record_left_twice_or_lost_or_unreadable_never_repeats_a_token(protoco
 }
 
 async fn a_slot_whose_holder_ended_uncleanly_rests_for_the_lock_delay(protocol: Protocol) {
-    let delay = Duration::from_secs(1);
+    let (delay, hour) = (Duration::from_secs(1), Duration::from_hours(1));
     let place = Place::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
-    seed(&channel, 1, &first(delay)).await;
+    seed(&channel, 1, &first(hour)).await;
     let clean = lock(&place).acquire(&any()).await.unwrap();
     clean.release().await.unwrap();
-    let start = Instant::now();
-    let permit = lock(&place).acquire(&any()).await.unwrap();
-    assert!(start.elapsed() < delay, "a clean release needs no rest");
+    let permit = lock(&place).acquire_timeout(&any(), SOON).await;
+    permit.expect("a clean release needs no rest").release().await.unwrap();
 
+    // A newer delay, which this client knows from the lock's resource, is saved.
+    let permit = lock(&place).acquire(&any().with_lock_delay(delay)).await.unwrap();
     kill_holders(&place).await;
     drop(permit);
     let start = Instant::now();
     let next = lock(&place).acquire(&any()).await.unwrap();
     assert!(start.elapsed() >= delay, "{:?}", start.elapsed());
+    next.release().await.unwrap();
 
-    // A newer delay, which this client knows from the lock's resource, is saved.
+    let permit = lock(&place).acquire(&any().with_lock_delay(hour)).await.unwrap();
     kill_holders(&place).await;
-    drop(next);
-    let newer = any().with_lock_delay(Duration::ZERO);
-    let start = Instant::now();
-    let last = lock(&place).acquire(&newer).await.unwrap();
-    assert!(start.elapsed() < delay);
+    drop(permit);
+    let none = any().with_lock_delay(Duration::ZERO);
+    let last = lock(&place).acquire_timeout(&none, SOON).await.expect("no rest is needed any more");
     assert_eq!(records(&place, 1).await[0].delay, 0);
     last.release().await.unwrap();
 }

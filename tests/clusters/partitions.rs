@@ -9,7 +9,7 @@ use lockkeeper::plan::semaphore::DesiredSlots;
 use lockkeeper::semaphore::{Client, ClientOptions, Lock, Moment, Permit, Verdict};
 use tokio::task::JoinHandle;
 
-use crate::clusters::{first, resize};
+use crate::clusters::{first, lock_through, resize};
 use crate::support::cluster::Cluster;
 use crate::support::protocols::name;
 
@@ -53,7 +53,7 @@ async fn a_token_has_a_greater_fence_after_its_holders_node_was_partitioned() {
     resize(&cluster, 1, &deploy, DesiredSlots::new(1)).await;
     let separated = lock_at(&cluster, 3, &deploy).try_acquire(&first()).await.unwrap();
     cluster.part(3).await;
-    let (next, _) = acquiring(lock_at(&cluster, 1, &deploy)).await.unwrap();
+    let (next, _) = acquiring(lock_through(&cluster, 1, &deploy)).await.unwrap();
     assert_eq!(next.token_id(), separated.token_id());
     assert!(next.fence().unwrap() > separated.fence().unwrap(), "{next:?} after {separated:?}");
     cluster.join(3).await;
@@ -85,7 +85,7 @@ impl Contest {
             watched.lost().await;
             Moment::now()
         });
-        let acquired = acquiring(lock_at(cluster, 1, &lock));
+        let acquired = acquiring(lock_through(cluster, 1, &lock));
         Self { protocol, separated, lost, acquired }
     }
 }

@@ -239,6 +239,23 @@ impl Vhost {
         list.as_array().unwrap().iter().filter(ours).map(name).collect()
     }
 
+    /// Closes the connections whose own name ends in `suffix`, as an administrator would, until
+    /// `done`. The API may show a connection some seconds after it was opened, and after its end.
+    pub async fn close_until(
+        &self,
+        suffix: &str,
+        reason: &str,
+        mut done: impl AsyncFnMut() -> bool,
+    ) {
+        eventually("closing the connections has this effect", async || {
+            for connection in self.connections(suffix).await {
+                self.management.close_connection(&connection, reason).await;
+            }
+            done().await
+        })
+        .await;
+    }
+
     /// Opens a connection without Lockkeeper, as a foreign client does.
     pub async fn connect(&self) -> Connection {
         let mut uri: AMQPUri = super::environment::variable("AMQP_URL").parse().unwrap();

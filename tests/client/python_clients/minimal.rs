@@ -61,7 +61,7 @@ async fn the_minimal_client_needs_only_four_methods_of_its_driver() {
 async fn the_minimal_client_ends_its_command_when_the_broker_is_silent() {
     let (vhost, proxy) = (Vhost::create().await, Proxy::start().await);
     MINIMAL.resize(&vhost, 1).await;
-    let mut losing = through(&proxy, &vhost, &format!("echo begun; {ENDED}")).spawn().unwrap();
+    let mut losing = through(&proxy, &vhost, ENDED).spawn().unwrap();
     printed_a_word(&mut losing).await;
     proxy.freeze(true);
     let frozen = Instant::now();

