@@ -25,8 +25,10 @@ const REVOKED: &str = "revoked";
 /// after twice the time. A slot can be lost directly after the claim (hazard A49).
 const SOON: u32 = 20;
 
-/// How long to wait for the close reason of a connection that ended.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long to wait for the close reason of a connection that ended. lapin reports the end first,
+/// and the reason only when it has answered the broker. Less than the second that the permit's
+/// user waits for the loss.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Why a slot is no longer guaranteed to be held.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -253,6 +255,10 @@ fn reason(
     connected: bool,
 ) -> LostReason {
     match (failure, error) {
+        // An operation may have met a channel that the broker was just closing with the connection.
+        (Some(BrokerError::ConnectionLost { .. }), Some(error)) if error.is_amqp_hard_error() => {
+            LostReason::from_error(&BrokerError::operating(&error, ""))
+        }
         // An operation of this client failed, and may have closed the connection.
         (Some(failure), _) => LostReason::from_error(&failure),
         (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
@@ -291,6 +297,8 @@ async fn last_words(
 
 #[cfg(test)]
 mod tests {
+    use lapin::protocol::{AMQPError, AMQPHardError};
+
     use super::*;
 
     #[test]
@@ -307,6 +315,20 @@ mod tests {
         assert_eq!(reason(None, None, true), LostReason::VerifyFailed);
         let closed = LostReason::ConnectionClosed { text: "without a word".to_owned() };
         assert_eq!(reason(None, None, false), closed);
+    }
+
+    #[test]
+    fn the_brokers_reason_to_close_a_connection_outweighs_a_failure_that_it_caused() {
+        let forced = AMQPError::new(
+            AMQPHardError::CONNECTIONFORCED.into(),
+            "CONNECTION_FORCED - revoked: alice rolls back".into(),
+        );
+        let forced = || Some(lapin::Error::from(ErrorKind::ProtocolError(forced.clone())));
+        let caused = BrokerError::ConnectionLost { why: "invalid channel state".to_owned() };
+        let revoked = LostReason::Revoked { text: "alice rolls back".to_owned() };
+        assert_eq!(reason(Some(caused), forced(), false), revoked);
+        let timeout = BrokerError::Timeout { what: "to queue.declare", after: LAST_WORDS };
+        assert_eq!(reason(Some(timeout), forced(), false), LostReason::HeartbeatMissed);
     }
 
     #[test]
