@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use crate::broker::support::environment::variable;
 use crate::broker::support::proxy::{Method, Proxy, Sender, When, named, nth};
-use crate::broker::support::rabbitmq::{Vhost, eventually};
+use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 
 async fn connect(proxy: &Proxy, vhost: &Vhost) -> Connection {
     let mut uri: AMQPUri = variable("AMQP_URL").parse().unwrap();
@@ -91,8 +91,7 @@ async fn many_methods_sent_together_pass_in_order_and_are_all_counted() {
     assert_eq!(proxy.count("queue.declare-ok"), 500);
     // The broker answers a declare before all messages are in the queue.
     eventually("every message is there", async || {
-        let declaring = channel.queue_declare("jobs".into(), options, FieldTable::default());
-        declaring.await.unwrap().message_count() == 3_000
+        look(&channel, "jobs").await.message_count() == 3_000
     })
     .await;
 }

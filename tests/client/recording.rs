@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, When};
-use crate::client::support::rabbitmq::eventually;
+use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 with_protocols! {
@@ -65,8 +65,7 @@ pub(super) async fn records(place: &Place, slot: u32) -> Vec<SlotRecord> {
     // The answer to the declare follows the requeue. Closing alone would return earlier.
     let all = BasicNackOptions { multiple: true, requeue: true };
     channel.basic_nack(0, all).await.unwrap();
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await.unwrap();
+    look(&channel, &queue).await;
     connection.close(200, "looked".into()).await.unwrap();
     found
 }
