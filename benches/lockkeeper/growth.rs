@@ -6,6 +6,9 @@ mod plot;
 
 use std::time::{Duration, Instant};
 
+use kube::ResourceExt;
+use kube::api::ListParams;
+use lapin::Connection;
 use lockkeeper::plan::naming::LockName;
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +19,9 @@ use crate::{Options, Result, is_ready, objects, observe};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
 const JUDGED_FROM: u32 = 1000;
+
+/// Objects in a page of the bare list: as many as an operator asks for.
+const PAGE: u32 = 100;
 
 /// Measurements at one size.
 struct Figures {
@@ -54,7 +60,11 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         let observe = median(observed.iter().map(|pair| pair.ours.as_secs_f64()));
         create(place, existing, size).await?;
         existing = size;
-        let [start, memory] = operator(place, options, size).await?;
+        let (starts, memory) = operators(place, options, size).await?;
+        let what = format!("objects: start of an operator with {size}");
+        // Without a goal: the bare run has no process to start, and writes no metrics or logs.
+        table.time(&what, &starts, None);
+        let start = median(starts.iter().map(|pair| pair.ours.as_secs_f64()));
         figures.push(Figures { size, grow, shrink, observe, start, memory });
         println!("  {size}: {grow:.3} {shrink:.3} {observe:.3} {start:.3} s, {memory:.1} MiB");
     }
@@ -129,9 +139,28 @@ async fn create(place: &Place, from: u32, to: u32) -> Result<()> {
     operator.stop().await
 }
 
-/// Starts an operator for this many objects. Returns the seconds until it has reconciled each of
-/// them, and its memory at rest in MiB.
-async fn operator(place: &Place, options: &Options, objects: u32) -> Result<[f64; 2]> {
+/// Starts operators for this many objects, each between two bare starts. Returns the pairs, and the
+/// last operator's memory at rest in MiB.
+async fn operators(place: &Place, options: &Options, objects: u32) -> Result<(Vec<Pair>, f64)> {
+    let connection = place.amqp().await?;
+    let (mut pairs, mut memory) = (Vec::new(), 0.0);
+    for round in 1..=options.object_rounds {
+        let first = bare_start(place, &connection, objects).await?;
+        let (operator, ours) = started(place, objects).await?;
+        if round == options.object_rounds {
+            tokio::time::sleep(options.rest.unwrap_or(objects::REST)).await;
+            [memory, ..] = operator.memory()?;
+        }
+        operator.stop().await?;
+        let last = bare_start(place, &connection, objects).await?;
+        println!("    bare {first:.2?}, ours {ours:.2?}, bare {last:.2?}");
+        pairs.push(Pair { bare: (first + last) / 2, ours });
+    }
+    Ok((pairs, memory))
+}
+
+/// Starts an operator for this many objects. Returns the time until it has reconciled each of them.
+async fn started(place: &Place, objects: u32) -> Result<(Operator, Duration)> {
     let start = Instant::now();
     let operator = place.operator().await?;
     while reconciles(&operator).await? < f64::from(objects) {
@@ -140,11 +169,30 @@ async fn operator(place: &Place, options: &Options, objects: u32) -> Result<[f64
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let took = start.elapsed().as_secs_f64();
-    tokio::time::sleep(options.rest.unwrap_or(objects::REST)).await;
-    let [memory, ..] = operator.memory()?;
-    operator.stop().await?;
-    Ok([took, memory])
+    Ok((operator, start.elapsed()))
+}
+
+/// Lists this many objects in pages, and probes the slot of each: what an operator must do before
+/// it knows the state of all.
+async fn bare_start(place: &Place, connection: &Connection, objects: u32) -> Result<Duration> {
+    let (api, start) = (place.semaphores(), Instant::now());
+    let mut page = ListParams::default().limit(PAGE);
+    let mut locks = Vec::new();
+    loop {
+        let list = api.list(&page).await?;
+        for object in &list.items {
+            locks.push(LockName::new(format!("{}.{}", place.name, object.name_any()))?);
+        }
+        match list.metadata.continue_ {
+            Some(token) if !token.is_empty() => page = page.continue_token(&token),
+            _ => break,
+        }
+    }
+    let listed = start.elapsed();
+    if locks.len() != usize::try_from(objects)? {
+        return Err(format!("{} of {objects} objects are there", locks.len()).into());
+    }
+    Ok(listed + observe::bare_look(connection, &locks, 1).await?)
 }
 
 /// Returns the number of reconciles so far.

@@ -56,7 +56,12 @@ pub async fn with_bare(
     Ok(Pair { bare: (first + last) / 2, ours })
 }
 
-async fn bare_look(connection: &Connection, locks: &[LockName], count: u32) -> Result<Duration> {
+/// Probes all slots of the locks. Each has this many, all of them free.
+pub async fn bare_look(
+    connection: &Connection,
+    locks: &[LockName],
+    count: u32,
+) -> Result<Duration> {
     let mut names = Vec::new();
     for lock in locks {
         let slots = (1..=count).map(|slot| lock.slot_queue(slot));
