@@ -77,8 +77,10 @@ async fn list_shows_both_kinds_with_their_holders_and_waiters() {
         world.queue_ready("frames").await;
         let _holder = holder(&world, "sem/deploy", "build-41");
         world
-            .until::<Semaphore>("deploy", "held", PATIENCE, |s| {
-                s.status.as_ref().is_some_and(|status| status.held == Some(1))
+            .until::<Semaphore>("deploy", "held by build-41", PATIENCE, |s| {
+                s.status
+                    .as_ref()
+                    .is_some_and(|status| status.holders_summary.as_deref() == Some("build-41"))
             })
             .await;
 

@@ -9,9 +9,6 @@ use lockkeeper::api::PressureQueue;
 use crate::operator::pressure_text::{TextClient, TextError, TextQueue, Worker};
 use crate::operator::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};
 
-/// Time from a change of the resource to the client that waited for it.
-const WAKES: Duration = Duration::from_secs(1);
-
 /// Returns the queue of a `PressureQueue` with default name, for foreign clients.
 pub fn text(world: &World, name: &str) -> TextQueue {
     TextQueue {
@@ -57,7 +54,7 @@ async fn a_blocked_producer_wakes_with_a_higher_bound_and_waits_with_a_lower_one
         until_blocked(&world, &producer, 2).await;
 
         world.queue("frames", "bound: 4").await;
-        eventually("the producer puts again", WAKES, async || producer.so_far().len() > 2).await;
+        eventually("the producer puts again", PATIENCE, async || producer.so_far().len() > 2).await;
         until_blocked(&world, &producer, 4).await;
 
         world.queue("frames", "bound: 1").await;
@@ -78,7 +75,8 @@ async fn a_blocked_producer_wakes_with_a_higher_bound_and_waits_with_a_lower_one
         while got.len() < put {
             got.push(consumer.get().await.unwrap());
         }
-        eventually("the producer puts again", WAKES, async || producer.so_far().len() > put).await;
+        eventually("the producer puts again", PATIENCE, async || producer.so_far().len() > put)
+            .await;
 
         // Changes under full load: nothing is lost or reordered.
         drop(consumer);
@@ -126,7 +124,7 @@ async fn clients_that_are_blocked_when_the_queue_is_deleted_end_and_nothing_is_l
         for name in ["full", "empty"] {
             world.api::<PressureQueue>().delete(name, &DeleteParams::default()).await.unwrap();
         }
-        eventually("both clients end", WAKES, async || {
+        eventually("both clients end", PATIENCE, async || {
             producer.is_finished() && consumer.is_finished()
         })
         .await;

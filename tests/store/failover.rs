@@ -11,7 +11,7 @@ use lockkeeper::pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, W
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::store::redis_support::{SOON, connect, in_time, until_no_script_runs};
+use crate::store::redis_support::{SOON, connect, hang, in_time, until_no_script_runs};
 use crate::support::environment::signal;
 use crate::support::redis_sentinel::{Group, ask};
 
@@ -128,16 +128,6 @@ async fn is_waiting(group: &Group, id: &str) {
         let list: String = ask(&url, &["CLIENT", "LIST"]).await;
         let is_blocked = |line: &&str| line.contains(&id) && line.contains("flags=b");
         list.lines().filter(is_blocked).count() == 2
-    })
-    .await;
-}
-
-/// Waits until the process does not run, because of SIGSTOP.
-async fn hang(pid: u32) {
-    signal(pid, "STOP");
-    in_time("the server hangs", async || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
     })
     .await;
 }

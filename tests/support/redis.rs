@@ -11,7 +11,7 @@ use lockkeeper::plan::naming::{KEY_SUFFIXES, QueueName};
 use lockkeeper::pressure::{Store, StoreOptions};
 use redis::aio::MultiplexedConnection;
 
-use super::environment::pause;
+use super::environment::{pause, signal};
 
 /// Time limit for events that should happen immediately.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -245,6 +245,16 @@ impl Drop for AclUser {
         let mut command = redis::cmd("ACL");
         let _: Result<(), _> = command.arg(&["DELUSER", &self.name]).query(&mut connection);
     }
+}
+
+/// Stops the process by SIGSTOP, and waits until it does not run.
+pub async fn hang(pid: u32) {
+    signal(pid, "STOP");
+    in_time("the server hangs", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    })
+    .await;
 }
 
 /// A private Redis server without password and persistence. Ended when dropped.
