@@ -19,6 +19,7 @@ mod resting;
 mod same_protocol;
 mod search;
 mod shared;
+mod stoppable;
 mod token;
 mod waiter;
 mod waiters_seen;

@@ -12,6 +12,7 @@ use super::keeper::{Grip, LostReason, State, valid_for};
 use super::pool::HoldConn;
 use super::records::{Publisher, replace};
 use super::shared::Shared;
+use super::stoppable::Stoppable;
 use crate::clock::Moment;
 use crate::plan::record::SlotRecord;
 use crate::semaphore::amqp::lane::{Lane, Standing, Waiters};
@@ -63,7 +64,7 @@ pub struct Permit {
 /// The state that a release requires.
 struct Held {
     pub hold: HoldConn,
-    pub keeper: JoinHandle<()>,
+    pub keeper: Stoppable,
     pub publisher: Arc<Publisher>,
     pub wait_queue: Option<String>,
     /// Leaves the wait queue, if the slot was waited for.
@@ -111,7 +112,7 @@ impl Permit {
             state: watch::Sender::new(state),
             cancelled: CancellationToken::new(),
         });
-        let keeper = tokio::spawn(Arc::clone(&grip).keep(client.options.verify_interval));
+        let keeper = Stoppable::spawn(Arc::clone(&grip).keep(client.options.verify_interval));
         let publisher = Arc::clone(&client.publisher);
         let held = Held { hold, keeper, publisher, wait_queue, leaving: None, record };
         Self { id, fence, grip, held: Some(held) }
@@ -305,11 +306,9 @@ impl Permit {
 
 impl Held {
     async fn give_back(mut self, grip: &Grip) {
-        self.keeper.abort();
-        // Wait until the keeper has ended. On a busy machine it may be in the middle of a
-        // verification. It would take the release for a loss, and close the connection
-        // that the next permit uses.
-        let _ = (&mut self.keeper).await;
+        // It may be in the middle of a verification. It would take the release for a loss, and
+        // close the connection that the next permit uses.
+        self.keeper.stop();
         grip.expire();
         if grip.state.borrow().lost.is_some() || !self.hold.conn().is_usable() {
             return;
@@ -371,7 +370,7 @@ pub fn now() -> String {
 impl Drop for Permit {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
-        held.keeper.abort();
+        held.keeper.stop();
         // Without a runtime, dropping closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let grip = Arc::clone(&self.grip);
