@@ -14,11 +14,14 @@ use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
-use crate::table::{Goal, LINEAR, OBSERVE, Pair, Table, aligned, median};
+use crate::table::{Goal, LINEAR, OBSERVE, Pair, START, Table, aligned, median};
 use crate::{Options, Result, is_ready, objects, observe};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
 const JUDGED_FROM: u32 = 1000;
+
+/// Slots observed for each round: those of a small lock several times.
+const OBSERVED: u32 = 10_000;
 
 /// Objects in a page of the bare list: as many as an operator asks for.
 const PAGE: u32 = 100;
@@ -44,7 +47,8 @@ const ROWS: [Row; 5] = [
     ("slots: resize to 0", "s", |f| f.shrink, Some(LINEAR)),
     // A probe takes longer, the more queues the broker has: compared with as many bare probes.
     ("slots: observe", "s", |f| f.observe, None),
-    ("objects: start of an operator", "s", |f| f.start, Some(LINEAR)),
+    // Both servers take longer for each of more objects: compared with their bare operations.
+    ("objects: start of an operator", "s", |f| f.start, None),
     ("objects: memory of an operator", "MiB", |f| f.memory, Some(LINEAR)),
 ];
 
@@ -62,8 +66,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         existing = size;
         let (starts, memory) = operators(place, options, size).await?;
         let what = format!("objects: start of an operator with {size}");
-        // Without a goal: the bare run has no process to start, and writes no metrics or logs.
-        table.time(&what, &starts, None);
+        table.time(&what, &starts, judged.then_some(START));
         let start = median(starts.iter().map(|pair| pair.ours.as_secs_f64()));
         figures.push(Figures { size, grow, shrink, observe, start, memory });
         println!("  {size}: {grow:.3} {shrink:.3} {observe:.3} {start:.3} s, {memory:.1} MiB");
@@ -97,31 +100,34 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     Ok(())
 }
 
-/// Creates, observes and deletes the slots of one lock. Returns the medians of resizes in seconds,
+/// Creates, deletes and observes the slots of one lock. Returns the medians of resizes in seconds,
 /// and the observations with as many bare probes.
 async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Vec<Pair>)> {
     let broker = place.broker()?;
     let connection = place.amqp().await?;
     let lock = [LockName::new(format!("{}.growth", place.name))?];
     let never = CancellationToken::new();
-    let (mut took, mut observed) = ([const { Vec::new() }; 2], Vec::new());
+    let resize = async |from: u32, to: u32| {
+        let (desired, start) = (DesiredSlots::new(to), Instant::now());
+        broker.converge(&lock[0], desired, sweep_to(desired, from), false, &never).await?;
+        Result::<f64>::Ok(start.elapsed().as_secs_f64())
+    };
+    let mut took = [const { Vec::new() }; 2];
     for round in 0..=rounds {
-        let (all, none) = (DesiredSlots::new(slots), DesiredSlots::new(0));
-        let start = Instant::now();
-        broker.converge(&lock[0], all, sweep_to(all, 0), false, &never).await?;
-        let grown = start.elapsed();
-        let pair = observe::with_bare(&connection, &broker, &lock, slots).await?;
-        let start = Instant::now();
-        broker.converge(&lock[0], none, sweep_to(none, slots), false, &never).await?;
-        let shrunk = start.elapsed();
+        let (grown, shrunk) = (resize(0, slots).await?, resize(slots, 0).await?);
         // The first round opens connections.
         if round > 0 {
-            observed.push(pair);
-            for (took, time) in took.iter_mut().zip([grown, shrunk]) {
-                took.push(time.as_secs_f64());
-            }
+            took[0].push(grown);
+            took[1].push(shrunk);
         }
     }
+    // Afterwards, because the broker walks the counts of recent probes at each deletion.
+    resize(0, slots).await?;
+    let mut observed = Vec::new();
+    for _ in 0..rounds * (OBSERVED / slots.max(1)).clamp(1, 10) as usize {
+        observed.push(observe::with_bare(&connection, &broker, &lock, slots).await?);
+    }
+    resize(slots, 0).await?;
     Ok((took.map(|took| median(took.into_iter())), observed))
 }
 

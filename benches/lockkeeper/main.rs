@@ -36,6 +36,7 @@ const CONCURRENCY: usize = 32;
 
 /// Sizes; goals are judged only at the default ones.
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Options {
     /// Sizes to resize a semaphore to
     #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1000])]

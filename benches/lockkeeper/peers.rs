@@ -233,7 +233,7 @@ async fn measure(peer: &Peer, options: &Options) -> Result<Figures> {
         contended: median(contended.into_iter()),
         share: median(shares.into_iter()),
         hand_over: median(hand_overs.iter().copied()),
-        hand_over_p99: percentile(hand_overs, 99),
+        hand_over_p99: percentile(&hand_overs, 99),
         kill: median(kills.into_iter()),
         start: median(starts.into_iter()),
         messages: 0.0,

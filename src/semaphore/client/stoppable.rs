@@ -59,7 +59,7 @@ mod tests {
         let task = Stoppable::spawn(async move {
             let _kept = kept;
             runs.send(()).unwrap();
-            std::future::pending().await
+            std::future::pending::<()>().await;
         });
         (task, is_running, is_dropped)
     }
