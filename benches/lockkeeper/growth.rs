@@ -10,10 +10,9 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use lapin::Connection;
 use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use tokio_util::sync::CancellationToken;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
+use crate::protocols::resize;
 use crate::table::{Goal, LINEAR, OBSERVE, Pair, START, Table, aligned, median};
 use crate::{Options, Result, is_ready, objects, observe};
 
@@ -106,28 +105,23 @@ async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Ve
     let broker = place.broker()?;
     let connection = place.amqp().await?;
     let lock = [LockName::new(format!("{}.growth", place.name))?];
-    let never = CancellationToken::new();
-    let resize = async |from: u32, to: u32| {
-        let (desired, start) = (DesiredSlots::new(to), Instant::now());
-        broker.converge(&lock[0], desired, sweep_to(desired, from), false, &never).await?;
-        Result::<f64>::Ok(start.elapsed().as_secs_f64())
-    };
     let mut took = [const { Vec::new() }; 2];
     for round in 0..=rounds {
-        let (grown, shrunk) = (resize(0, slots).await?, resize(slots, 0).await?);
+        let grown = resize(&broker, &lock[0], slots, 0).await?;
+        let shrunk = resize(&broker, &lock[0], 0, slots).await?;
         // The first round opens connections.
         if round > 0 {
-            took[0].push(grown);
-            took[1].push(shrunk);
+            took[0].push(grown.as_secs_f64());
+            took[1].push(shrunk.as_secs_f64());
         }
     }
     // Afterwards, because the broker walks the counts of recent probes at each deletion.
-    resize(0, slots).await?;
+    resize(&broker, &lock[0], slots, 0).await?;
     let mut observed = Vec::new();
     for _ in 0..rounds * (OBSERVED / slots.max(1)).clamp(1, 10) as usize {
         observed.push(observe::with_bare(&connection, &broker, &lock, slots).await?);
     }
-    resize(slots, 0).await?;
+    resize(&broker, &lock[0], 0, slots).await?;
     Ok((took.map(|took| median(took.into_iter())), observed))
 }
 

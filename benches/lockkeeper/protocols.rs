@@ -160,7 +160,8 @@ impl Site {
     }
 }
 
-async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
+/// Changes the number of slots, where `mark` was the highest. Returns the time.
+pub async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
     let desired = DesiredSlots::new(slots);
     let start = Instant::now();
     let to = sweep_to(desired, mark);

@@ -5,9 +5,8 @@ use std::process::Stdio;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
-use super::outages::asleep;
 use super::{content, fill, finish, queue, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, eventually};
+use crate::redis_support::{Place, PrivateRedis, asleep, eventually};
 
 async fn place() -> (PrivateRedis, Place) {
     let server = PrivateRedis::start(&["--maxmemory-policy", "noeviction"]).await;

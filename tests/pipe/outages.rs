@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{content, fill, finish, put, queue, run, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, eventually, in_time, until_no_script_runs};
+use crate::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 
 /// Starts a server that keeps its data when it is killed.
 async fn durable() -> (PrivateRedis, Place) {
@@ -20,19 +20,6 @@ async fn awake(place: &Place) -> usize {
     let clients: String = place.run(&["CLIENT", "LIST"]).await;
     let is_awake = |line: &&str| line.contains("name=lockkeeper/") && line.contains("flags=N");
     clients.lines().filter(is_awake).count()
-}
-
-/// Returns the number of connections in a blocking command.
-pub async fn asleep(place: &Place) -> usize {
-    let clients: String = place.run(&["CLIENT", "LIST"]).await;
-    clients.lines().filter(|line| line.contains("flags=b")).count()
-}
-
-/// Waits until a client waits, and has checked the queue for the last time: if the server ended during
-/// that check, its outcome would be uncertain.
-async fn is_waiting(place: &Place, server: &PrivateRedis) {
-    eventually("it waits", async || asleep(place).await == 2).await;
-    until_no_script_runs(&server.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +59,7 @@ async fn put_and_get_that_wait_go_on_after_a_restart() {
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
     putting.stdin.take().unwrap().write_all(seq(1, 9).as_bytes()).await.unwrap();
     until_length(&place, 4).await;
-    is_waiting(&place, &server).await;
+    is_waiting(&place).await;
     server.kill();
     server.restart().await;
     let place = place.reconnected().await;
@@ -84,7 +71,7 @@ async fn put_and_get_that_wait_go_on_after_a_restart() {
     succeed(&place, "create", &[]).await;
     let mut getting = queue(&place, "get", &[]).spawn().unwrap();
     let mut shown = BufReader::new(getting.stdout.take().unwrap()).lines();
-    is_waiting(&place, &server).await;
+    is_waiting(&place).await;
     server.kill();
     server.restart().await;
     let place = place.reconnected().await;
@@ -103,7 +90,7 @@ async fn put_and_get_give_up_a_server_that_stays_away_after_their_timeout() {
     let mut stdin = putting.stdin.take().unwrap();
     stdin.write_all(seq(1, 9).as_bytes()).await.unwrap();
     until_length(&place, 4).await;
-    is_waiting(&place, &server).await;
+    is_waiting(&place).await;
     server.kill();
     let outcome = tokio::time::timeout(std::time::Duration::from_secs(30), finish(putting)).await;
     let outcome = outcome.expect("it gives up");

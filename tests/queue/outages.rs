@@ -7,7 +7,7 @@ use lockkeeper::plan::connection::RedisSettings;
 use lockkeeper::pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually, in_time, until_no_script_runs};
+use crate::queue::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 use crate::support::narrow::Narrow;
 
 async fn place() -> (PrivateRedis, Place) {
@@ -23,18 +23,6 @@ fn hasty(place: &Place, network: &Narrow) -> Queue {
     let second = Duration::from_secs(1);
     let options = QueueOptions::default().with_response_timeout(second);
     Queue::new(settings, place.queue.clone(), options)
-}
-
-/// Waits until a client does nothing but wait.
-async fn is_waiting(place: &Place) {
-    in_time("it waits", async || asleep(place).await == 2).await;
-    until_no_script_runs(&place.url).await;
-}
-
-/// Returns the number of connections in a blocking command.
-async fn asleep(place: &Place) -> usize {
-    let clients: String = place.run(&["CLIENT", "LIST"]).await;
-    clients.lines().filter(|line| line.contains("flags=b")).count()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -247,6 +247,18 @@ impl Drop for AclUser {
     }
 }
 
+/// Returns the number of connections in a blocking command.
+pub async fn asleep(place: &Place) -> usize {
+    let clients: String = place.run(&["CLIENT", "LIST"]).await;
+    clients.lines().filter(|line| line.contains("flags=b")).count()
+}
+
+/// Waits until a client does nothing but wait.
+pub async fn is_waiting(place: &Place) {
+    eventually("it waits", async || asleep(place).await == 2).await;
+    until_no_script_runs(&place.url).await;
+}
+
 /// Stops the process by SIGSTOP, and waits until it does not run.
 pub async fn hang(pid: u32) {
     signal(pid, "STOP");
