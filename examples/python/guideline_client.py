@@ -9,10 +9,11 @@ LOCK_NAME, LOCK_SLOT and LOCK_TOKEN, the fencing token, in its environment. Exit
 command does, or 69: no broker, 75: no slot, 80: lost.
 """
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError)
 
 from slots import Slot
-from under_lock import main, now
+from under_lock import connect, main, now
 
 class GuidelineSlot(Slot):
     """A second declare of a holder queue succeeds on the connection that has it, so a
@@ -23,7 +24,13 @@ class GuidelineSlot(Slot):
     def __init__(self, url, name, reason=""):
         super().__init__(url, name, reason)
         self.facts["x-max-length"] = 0  # otherwise probes would pile up
-        self.channel, self.probe = self.hold.channel(), self.other.channel()
+        self.channel = self.hold.channel()
+        self.connect_probe()
+
+    def connect_probe(self):
+        """A probe may end its connection, so that is not the one that waits."""
+        self.searching = [self.other, connect(self.url, self.title)]
+        self.probe = self.searching[1].channel()
         self.probe.confirm_delivery()
 
     def exists(self, queue):
@@ -35,6 +42,11 @@ class GuidelineSlot(Slot):
         except UnroutableError:
             return False
         except NackError:  # it rejects messages, or has just been deleted
+            return self.declare(queue, passive=True) != 404
+        except ConnectionClosedByBroker as closed:
+            if closed.reply_code != 506:  # deleted while the message was routed, since 4.2
+                raise
+            self.connect_probe()
             return self.declare(queue, passive=True) != 404
 
     def declare(self, queue, **options):

@@ -12,7 +12,8 @@ broker, or a lock with records, 75: no slot, 80: lost.
 import argparse, contextlib, os, random, signal, subprocess, sys, time
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError)
 
 from under_lock import KILL_AFTER, facts, now, stop
 
@@ -43,8 +44,13 @@ class MinimalSlot:
     def __init__(self, url, lock, profile, reason):
         self.url, self.lock, self.names = url, lock, QUEUES[profile]
         self.facts = {**facts(reason), "x-max-length": 0}  # otherwise probes would pile up
-        self.hold, self.other, self.draining = self.connect(), self.connect(), False
-        self.channel, self.probe = self.hold.channel(), self.other.channel()
+        self.hold, self.draining = self.connect(), False
+        self.channel = self.hold.channel()
+        self.connect_probe()
+
+    def connect_probe(self):
+        self.other = self.connect()
+        self.probe = self.other.channel()
         self.probe.confirm_delivery()
 
     def connect(self):
@@ -65,6 +71,11 @@ class MinimalSlot:
         except UnroutableError:
             return False
         except NackError:  # it rejects messages, or has just been deleted
+            return self.is_found(queue)
+        except ConnectionClosedByBroker as closed:
+            if closed.reply_code != 506:  # deleted while the message was routed, since 4.2
+                raise
+            self.connect_probe()
             return self.is_found(queue)
 
     def declare(self, queue, **options):

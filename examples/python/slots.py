@@ -15,7 +15,7 @@ RACES = 5  # lost races after which an attempt ends
 
 class Slot:
     """At most one held slot. An alarm blocks publishers, so the holding connection never
-    publishes. The other connection probes, waits and publishes."""
+    publishes. The other connection waits and publishes."""
 
     net = 10  # seconds after which a waiter that was not woken looks itself
 
@@ -23,6 +23,7 @@ class Slot:
         self.url, self.name, self.facts = url, name, facts(reason)
         self.title = f"{self.client} client of {name}"
         self.hold, self.other = connect(url, self.title), connect(url, self.title)
+        self.searching = [self.other]  # until the slot is held
         self.lost, self.doubt, self.record, self.environment = None, False, None, {}
         self.woken = []
 
@@ -38,7 +39,8 @@ class Slot:
             held = False
         if held:
             self.environment.update(LOCK_NAME=self.name, LOCK_SLOT=str(self.number))
-        self.other.close()
+        for connection in self.searching:
+            connection.close()
         return held
 
     def try_acquire(self, others=0):
@@ -57,6 +59,7 @@ class Slot:
         pause = 0.1
         while now() < until:
             self.hold.sleep(max(0, random.uniform(0, min(pause, until - now()))))
+            self.keep_alive()
             pause = min(pause * 2, 2)
             if self.try_acquire():
                 return True
@@ -119,8 +122,12 @@ class Slot:
         end = min(until, now() + random.uniform(net, 2 * net))
         while not self.woken and now() < end:
             self.other.process_data_events(time_limit=max(0, min(1, end - now())))
-            self.hold.process_data_events(time_limit=0)
+            self.keep_alive()
         return bool(self.woken)
+
+    def keep_alive(self):
+        for connection in (self.hold, *self.searching):
+            connection.process_data_events(time_limit=0)
 
     def release(self):
         if self.record:
@@ -154,6 +161,7 @@ class Slot:
             return False
         while now() < rested:
             self.hold.sleep(min(1, max(0, rested - now())))
+            self.keep_alive()
             if now() > self.proven + VERIFY:
                 self.verify()
         self.replace(self.other, self.begun)

@@ -1,6 +1,6 @@
 //! The AMQP proxy between an implementation and the broker. It observes every method, and
-//! decides which methods pass and when. It never answers or changes a method. See `connection`
-//! for how data passes, and `reader` for how it is parsed.
+//! decides which methods pass and when. It never answers or changes a method, except for
+//! [`Proxy::replace_at`]. See `connection` for how data passes, and `reader` for how it is parsed.
 
 mod connection;
 mod cut;
@@ -99,7 +99,7 @@ pub enum When {
 }
 
 /// A trap that was set. It springs when the awaited method has arrived and the connection was
-/// cut or held.
+/// cut or held, or the method was replaced.
 pub struct Sprung(watch::Receiver<bool>);
 
 /// The data of one side is not AMQP, so its methods are unknown.
@@ -291,6 +291,12 @@ impl Proxy {
         self.trap(Action::Hold, when, Box::new(predicate))
     }
 
+    /// Forwards these bytes instead of the first method that matches the predicate, once. For
+    /// answers of a broker that depend on a race in it.
+    pub fn replace_at(&self, bytes: Vec<u8>, predicate: impl Awaited) -> Sprung {
+        self.trap(Action::Replace(bytes), When::Before, Box::new(predicate))
+    }
+
     /// Removes the traps that have not sprung.
     pub fn disarm(&self) {
         lock(&self.shared.traps).clear();
@@ -323,7 +329,8 @@ pub fn named(name: &'static str) -> impl Awaited {
 }
 
 impl Sprung {
-    /// Returns whether the trap has sprung: the connection was cut or held.
+    /// Returns whether the trap has sprung: the connection was cut or held, or the method
+    /// replaced.
     pub fn is_sprung(&self) -> bool {
         *self.0.borrow()
     }

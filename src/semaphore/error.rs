@@ -313,7 +313,7 @@ impl BrokerError {
             541 if text.starts_with("INTERNAL_ERROR - Feature `transient_nonexcl_queues`") => {
                 Self::TransientQueuesRefused { why }
             }
-            320 | 541 | 542 => Self::ConnectionLost { why },
+            320 | 506 | 541 | 542 => Self::ConnectionLost { why },
             _ => Self::Protocol { why },
         }
     }

@@ -55,6 +55,15 @@ pub fn is_in_use(error: &BrokerError) -> bool {
     matches!(error, BrokerError::AccessRefused { why } if why.starts_with("ACCESS_REFUSED - queue '"))
 }
 
+/// Whether the broker closed the connection because a queue was deleted while a message to it
+/// was being routed. RabbitMQ has done so since 4.2, where a publish reads two tables of queues
+/// (rabbitmq-server#14570). The message was not stored.
+pub fn is_deleted_meanwhile(error: &BrokerError) -> bool {
+    // "failed to deliver message: {not_found,\n {resource,<<"vhost">>,queue,<<"x">>}}"
+    let beginning = "RESOURCE_ERROR - failed to deliver message: {not_found,";
+    matches!(error, BrokerError::ConnectionLost { why } if why.starts_with(beginning))
+}
+
 #[cfg(test)]
 mod tests {
     use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -107,6 +116,13 @@ mod tests {
         assert_eq!(reason(AMQPHardError::NOTALLOWED.into(), channels), "QuotaExceeded");
         let forced = "CONNECTION_FORCED - transient_nonexcl_queues";
         assert_eq!(reason(AMQPHardError::CONNECTIONFORCED.into(), forced), "BrokerConnectionLost");
+        // The text of 4.3.
+        let deleted = "RESOURCE_ERROR - failed to deliver message: {not_found,\n                               {resource,<<\"t\">>,queue,<<\"x-2-B\">>}}";
+        let deleted = refused(AMQPHardError::RESOURCEERROR, deleted);
+        assert!(is_deleted_meanwhile(&BrokerError::operating(&deleted, "x-2-B")));
+        let other = "RESOURCE_ERROR - failed to deliver message: {timeout,{resource,<<\"t\">>,queue,<<\"{not_found,\">>}}";
+        let other = BrokerError::operating(&refused(AMQPHardError::RESOURCEERROR, other), "x");
+        assert!(!is_deleted_meanwhile(&other) && other.reason() == "BrokerConnectionLost");
         for (text, expected) in [
             ("NOT_ALLOWED - vhost x-limit not found", "VhostNotFound"),
             ("NOT_ALLOWED - access to vhost 'not found' refused for user 'limit'", "AccessRefused"),

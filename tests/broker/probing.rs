@@ -138,6 +138,23 @@ async fn a_queue_that_rejects_publishes_is_found_to_exist() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_while_it_is_probed_ends_a_connection_but_no_observation() {
+    let vhost = Vhost::create().await;
+    let proxy = Proxy::start().await;
+    let settings = proxy.settings(vhost.settings_without_management());
+    let broker = Broker::new(settings, BrokerOptions::default());
+    resize(&broker, 3, 0).await.unwrap();
+    // Two workers probe: the connection ends for both.
+    for _ in 0..2 {
+        let deleted = proxy.delete_meanwhile();
+        let name = lock();
+        let (one, other) = tokio::join!(broker.observe(&name, 6, 0), broker.observe(&name, 9, 0));
+        deleted.wait().await;
+        assert!(one.unwrap().has_exactly(3) && other.unwrap().has_exactly(3));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn probes_leave_nothing_behind_in_a_queue_without_a_length_limit() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);

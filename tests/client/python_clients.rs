@@ -19,6 +19,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
+use crate::client::support::proxy::Proxy;
 use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, held_of, name, quick};
 
@@ -86,6 +87,15 @@ impl Script {
         command.args(["ci.deploy", "--", "sh", "-c", line]);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("AMQP_URL", vhost.url()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    /// Returns the client's command over this proxy.
+    fn through(self, proxy: &Proxy, vhost: &Vhost, line: &str) -> Command {
+        let mut url = url::Url::parse(&vhost.url()).unwrap();
+        url.set_port(Some(proxy.port())).unwrap();
+        let mut command = self.command(vhost, "10", line);
+        command.env("AMQP_URL", url.as_str());
         command
     }
 
@@ -202,6 +212,18 @@ async fn a_queue_that_rejects_messages_is_found_to_exist() {
         assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(75), "{}", script.file);
         vhost.delete(held).await;
         assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(0), "{}", script.file);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_while_it_is_probed_does_not_end_a_client() {
+    for script in [GUIDELINE, MINIMAL] {
+        let (vhost, proxy) = (Vhost::create().await, Proxy::start().await);
+        script.resize(&vhost, 1).await;
+        let deleted = proxy.delete_meanwhile();
+        let code = script.through(&proxy, &vhost, "true").status().await.unwrap().code();
+        assert_eq!(code, Some(0), "{}", script.file);
+        deleted.wait().await;
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
 
@@ -57,14 +58,28 @@ impl<'a> AmqpLocksPython<'a> {
         }
     }
 
-    /// `_ping`: returns whether a queue with this name exists, by a publish to it.
+    /// `_ping`: returns whether a queue with this name exists, by a publish to it. RabbitMQ 4.2
+    /// and later may end the connection if it is deleted at that moment. The library raises an
+    /// error, and its user tries again.
     async fn ping(&mut self, suffix: &str) -> bool {
+        loop {
+            match self.publish(suffix).await {
+                Ok(confirmed) => return matches!(confirmed, Confirmation::Ack(None)),
+                Err(error) if self.held.is_none() && was_deleted_meanwhile(&error) => {
+                    self.clear().await;
+                }
+                Err(error) => panic!("{suffix}: {error}"),
+            }
+        }
+    }
+
+    async fn publish(&mut self, suffix: &str) -> Result<Confirmation, lapin::Error> {
         let key = format!("{}{suffix}", self.name);
         let options = BasicPublishOptions { mandatory: true, immediate: false };
         let properties = BasicProperties::default().with_delivery_mode(1);
         let channel = self.channel().await;
         let sent = channel.basic_publish("".into(), key.as_str().into(), options, &[], properties);
-        matches!(sent.await.unwrap().await.unwrap(), Confirmation::Ack(None))
+        sent.await?.await
     }
 
     /// `queue_declare`: returns `false` if rejected with 405.
@@ -182,8 +197,12 @@ impl<'a> AmqpLocksPython<'a> {
     }
 }
 
+fn was_deleted_meanwhile(error: &lapin::Error) -> bool {
+    let ended = AMQPErrorKind::Hard(AMQPHardError::RESOURCEERROR);
+    matches!(error.kind(), lapin::ErrorKind::ProtocolError(e) if e.kind() == &ended)
+}
+
 fn refused_with_405(error: &lapin::Error) -> bool {
-    use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
     let refused = AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED);
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(e) if e.kind() == &refused)
 }

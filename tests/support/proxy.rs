@@ -68,6 +68,30 @@ impl Proxy {
     pub fn hold_at(&self, when: When, predicate: impl Awaited) -> Sprung {
         Sprung(self.0.hold_at(when, predicate))
     }
+
+    /// The broker's next confirm, on any connection, becomes what RabbitMQ 4.2 and later send if
+    /// the queue is deleted while a message to it is being routed: the end of the connection.
+    pub fn delete_meanwhile(&self) -> Sprung {
+        let is_confirm =
+            |method: &Method| method.name == "basic.ack" && method.sender == Sender::Broker;
+        let text =
+            "RESOURCE_ERROR - failed to deliver message: {not_found,\n {resource,<<\"t\">>}}";
+        Sprung(self.0.replace_at(connection_close(506, text), is_confirm))
+    }
+}
+
+/// Returns the frame of a `connection.close`, about a `basic.publish`.
+fn connection_close(code: u16, text: &str) -> Vec<u8> {
+    let mut payload = [0, 10, 0, 50].to_vec();
+    payload.extend(code.to_be_bytes());
+    payload.push(text.len().try_into().unwrap());
+    payload.extend(text.as_bytes());
+    payload.extend([0, 60, 0, 40]);
+    let mut frame = [1, 0, 0].to_vec();
+    frame.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
+    frame.extend(payload);
+    frame.push(0xCE);
+    frame
 }
 
 impl Sprung {

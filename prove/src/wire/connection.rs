@@ -32,17 +32,20 @@ pub enum State {
 }
 
 /// The action of a trap on the connection of the awaited method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     Hold,
     Cut,
+    /// The connection continues with these bytes instead of the method.
+    Replace(Vec<u8>),
 }
 
 /// The next step of one direction.
 enum Step {
     /// Forward these bytes when they are due and permitted.
     Pass(Instant, Vec<u8>),
-    /// Apply this action to the connection. These bytes still pass, but no answer to them does.
+    /// Apply this action to the connection. These bytes still pass, but no answer to them does,
+    /// unless they replace a method.
     Act(Action, Vec<u8>, watch::Sender<bool>),
     /// The sender has closed.
     End,
@@ -265,9 +268,12 @@ impl Passing<'_> {
         for (start, end, trap) in sprung {
             let before = self.bytes[self.passed..start].to_vec();
             self.steps.send(Step::Pass(due, before)).await?;
-            let exempt = if trap.when == When::Before { start..start } else { start..end };
-            self.passed = exempt.end;
-            let exempt = self.bytes[exempt].to_vec();
+            let replaces = matches!(trap.action, Action::Replace(_));
+            self.passed = if trap.when == When::After || replaces { end } else { start };
+            let exempt = match &trap.action {
+                Action::Replace(bytes) => bytes.clone(),
+                Action::Hold | Action::Cut => self.bytes[start..self.passed].to_vec(),
+            };
             self.steps.send(Step::Act(trap.action, exempt, trap.sprung)).await?;
         }
         let rest = self.bytes[self.passed..until].to_vec();
@@ -307,7 +313,9 @@ impl Writer<'_> {
                 Step::Act(action, bytes, sprung) => {
                     self.opened().await;
                     // Held before the bytes pass, because the answer could otherwise pass first.
-                    self.hold();
+                    if !matches!(action, Action::Replace(_)) {
+                        self.hold();
+                    }
                     let _ = to.write_all(&bytes).await;
                     sprung.send_replace(true);
                     if action == Action::Cut {

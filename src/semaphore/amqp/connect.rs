@@ -247,6 +247,12 @@ impl Conn {
         if error.is_fatal_for_connection() { self.fail(error) } else { error }
     }
 
+    /// Like [`Conn::found`]. If the connection was closed before, waits for the reason.
+    pub async fn found_cause(&self, error: BrokerError) -> BrokerError {
+        let found = self.found(error);
+        if found.is_closed_before() { self.close_reason().await.unwrap_or(found) } else { found }
+    }
+
     /// Returns the error to report for a channel that could not be opened. If all channel
     /// numbers are in use, the connection continues. If another operation has ended it, that
     /// one's error is the cause.

@@ -21,6 +21,7 @@ use super::lane::{Lane, short};
 use super::link::Link;
 use super::unanswered::no_answer_of;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::refusal::is_deleted_meanwhile;
 
 /// Read-only access to the broker.
 #[derive(Clone, Copy)]
@@ -49,6 +50,9 @@ const CHANNEL: usize = 100;
 /// Maximum time to wait for the answers to a batch. Each queue whose probe was not answered
 /// is then inspected, with the same limit.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
+
+/// How often a batch is probed at most if a queue of it is deleted in the same moment.
+const ATTEMPTS: usize = 3;
 
 /// Number of queues that are inspected concurrently for one caller.
 pub const INSPECTED_TOGETHER: usize = 8;
@@ -185,8 +189,7 @@ impl Worker {
             if batch.is_empty() {
                 continue;
             }
-            let names = batch.iter().flat_map(|question| &question.names);
-            let probed = self.probe(names).await.map(Arc::new);
+            let probed = self.probe_all(&batch).await.map(Arc::new);
             for question in batch {
                 match &probed {
                     Ok(batch) => settle(batch, question),
@@ -195,6 +198,22 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Probes the queues of these questions. If the broker closes the connection because one
+    /// of them is deleted in the same moment, all are probed again over another one. The other
+    /// worker's probes are lost with that connection too.
+    async fn probe_all(&mut self, questions: &[Question]) -> Result<Batch, BrokerError> {
+        let names = || questions.iter().flat_map(|question| &question.names);
+        for _ in 1..ATTEMPTS {
+            match self.probe(names()).await {
+                Err(error) if is_deleted_meanwhile(&error) => {
+                    tracing::debug!(%error, "probing again: a queue was deleted in that moment");
+                }
+                probed => return probed,
+            }
+        }
+        self.probe(names()).await
     }
 
     /// Probes these queues.
@@ -223,7 +242,7 @@ impl Worker {
         let asking = asking::ask(&channel, conn.features, names, &mut heard);
         match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), asking).await {
             Ok(Ok(true)) => self.keep(Arc::clone(&conn), channel, asked).await,
-            Ok(Err(error)) => return Err(conn.found(error)),
+            Ok(Err(error)) => return Err(conn.found_cause(error).await),
             // Only this channel's answers are lost. When the alarm ends, the connection
             // continues.
             Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
@@ -254,7 +273,7 @@ impl Worker {
         let opening = asking::open(&conn);
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(channel)) => Ok((conn, channel)),
-            Ok(Err(error)) => Err(conn.found(BrokerError::operating(&error, ""))),
+            Ok(Err(error)) => Err(conn.found_cause(BrokerError::operating(&error, "")).await),
             Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
                 Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))

@@ -7,7 +7,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -17,15 +16,6 @@ use super::{
 use crate::client::support::proxy::Proxy;
 use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{SOON, any, broker};
-
-/// Returns the client's command over this proxy.
-fn through(proxy: &Proxy, vhost: &Vhost, line: &str) -> Command {
-    let mut url = url::Url::parse(&vhost.url()).unwrap();
-    url.set_port(Some(proxy.port())).unwrap();
-    let mut command = MINIMAL.command(vhost, "10", line);
-    command.env("AMQP_URL", url.as_str());
-    command
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_minimal_client_announces_itself_and_exits_as_its_command_does() {
@@ -42,7 +32,7 @@ async fn the_minimal_client_needs_only_four_methods_of_its_driver() {
     let (vhost, proxy) = (Vhost::create().await, Proxy::start().await);
     MINIMAL.resize(&vhost, 1).await;
     // Long enough for a verification.
-    let code = through(&proxy, &vhost, "sleep 1.5").status().await.unwrap().code();
+    let code = MINIMAL.through(&proxy, &vhost, "sleep 1.5").status().await.unwrap().code();
     assert_eq!(code, Some(0));
     let sent: BTreeSet<String> = proxy.methods().into_iter().map(|method| method.name).collect();
     let is_own = |name: &&String| !name.starts_with("connection.") && !name.starts_with("channel.");
@@ -61,7 +51,7 @@ async fn the_minimal_client_needs_only_four_methods_of_its_driver() {
 async fn the_minimal_client_ends_its_command_when_the_broker_is_silent() {
     let (vhost, proxy) = (Vhost::create().await, Proxy::start().await);
     MINIMAL.resize(&vhost, 1).await;
-    let mut losing = through(&proxy, &vhost, ENDED).spawn().unwrap();
+    let mut losing = MINIMAL.through(&proxy, &vhost, ENDED).spawn().unwrap();
     printed_a_word(&mut losing).await;
     proxy.freeze(true);
     let frozen = Instant::now();
