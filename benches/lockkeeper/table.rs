@@ -8,8 +8,9 @@ use std::time::Duration;
 pub const GROW: Goal = Goal::AtLeast(0.8);
 
 /// Speed of shrinking. Each delete is confirmed before the next one is sent, so this is
-/// bare deletes one at a time plus the same overhead.
-pub const SHRINK: Goal = Goal::AtLeast(0.8);
+/// bare deletes one at a time plus the same overhead. The sweep before has made the broker keep
+/// statistics of its probes, which it walks at each delete.
+pub const SHRINK: Goal = Goal::AtLeast(0.75);
 
 /// Time of observing: the probes, and little else.
 pub const OBSERVE: Goal = Goal::AtMost(1.2);
@@ -46,6 +47,10 @@ pub const CONTENDED: Goal = Goal::AtLeast(0.6);
 
 /// Speed of verify, compared with its two passive declares.
 pub const VERIFY: Goal = Goal::AtLeast(0.9);
+
+/// The same for 64 holders at once. They keep both cores busy, so the time limit, the channel's
+/// lock and the permit's state of each verification take time from the broker.
+pub const VERIFY_ALL: Goal = Goal::AtLeast(0.75);
 
 /// Speed of acquire and release by an exclusive consumer, compared with the same three
 /// methods. The broker takes 0.24 ms for them. The permit's task, its timers and the question
