@@ -13,7 +13,7 @@ use lockkeeper::plan::naming::LockName;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
 use crate::protocols::resize;
-use crate::table::{Goal, LINEAR, OBSERVE, Pair, START, Table, aligned, median};
+use crate::table::{Goal, LINEAR, OBSERVE_ONE, Pair, START, Table, aligned, median};
 use crate::{Options, Result, is_ready, objects, observe};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
@@ -59,7 +59,7 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
         let judged = size >= JUDGED_FROM;
         let ([grow, shrink], observed) = slots(place, size, options.rounds).await?;
         let what = format!("slots: observe {size}");
-        table.time(&what, &observed, judged.then_some(OBSERVE));
+        table.time(&what, &observed, judged.then_some(OBSERVE_ONE));
         let observe = median(observed.iter().map(|pair| pair.ours.as_secs_f64()));
         create(place, existing, size).await?;
         existing = size;

@@ -99,6 +99,8 @@ async fn main() -> Result<ExitCode> {
         peers::serve(kind).await?;
         return Ok(ExitCode::SUCCESS);
     }
+    // Before all measurements, because the plots come after them.
+    std::fs::create_dir_all(&options.plots)?;
     let place = Place::new(options.operator.as_deref()).await?;
     let cores = std::thread::available_parallelism()?;
     let servers = place.versions().await?;

@@ -15,6 +15,11 @@ pub const SHRINK: Goal = Goal::AtLeast(0.75);
 /// Time of observing: the probes, and little else.
 pub const OBSERVE: Goal = Goal::AtMost(1.2);
 
+/// Time of observing one lock of thousands of slots. Unlike the bare probes, ours are spread over
+/// many channels, because the broker keeps the names that a channel has published to. With few
+/// rounds, the bare probes of 10,000 slots take 0.39 s in one run and 0.49 s in another.
+pub const OBSERVE_ONE: Goal = Goal::AtMost(1.5);
+
 /// Time for many objects: the required writes, and little more. The finalizer is a write less, and
 /// the wait queue a queue more than in the bare run.
 pub const OBJECTS: Goal = Goal::AtMost(1.2);
@@ -200,7 +205,9 @@ impl Table {
 
     /// Prints all rows, aligned, as Markdown. Returns the rows that missed their goal.
     pub fn print(&self) -> &[String] {
-        aligned(["", "bare", "Lockkeeper", "ratio: median (range)", "goal", ""], &self.rows);
+        if !self.rows.is_empty() {
+            aligned(["", "bare", "Lockkeeper", "ratio: median (range)", "goal", ""], &self.rows);
+        }
         &self.missed
     }
 }
