@@ -24,7 +24,6 @@ with_protocols! {
         an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
         a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
         a_client_that_loses_races_for_few_slots_joins_the_waiters,
-        a_client_that_has_seen_waiters_asks_again_after_a_pause,
         after_a_lost_race_one_free_slot_among_twenty_is_enough,
     }
     mutex {
@@ -121,32 +120,6 @@ async fn an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits
     let wakes = |method: &&Method| method.name == "basic.publish" && method.queue.ends_with("-W");
     assert_eq!(seen[joined..left].iter().find(wakes), None);
     assert!(seen[left..].iter().find(wakes).is_some(), "{seen:?}");
-}
-
-/// Otherwise clients that begin together after a pause all join the waiters, and each leaves the
-/// free slots to the others.
-async fn a_client_that_has_seen_waiters_asks_again_after_a_pause(protocol: Protocol) {
-    let scene = Scene::new(protocol).await;
-    let proxy = Proxy::start().await;
-    let client = through(&proxy, &scene.place, LONG);
-    let permit = scene.lock().acquire(&any()).await.unwrap();
-    let first = client.clone();
-    let first = tokio::spawn(async move { first.acquire(&any()).await.unwrap() });
-    eventually("it waits", async || scene.waiting().await == 1).await;
-    let next = scene.lock();
-    let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
-    eventually("another one waits", async || scene.waiting().await == 2).await;
-    permit.release().await.unwrap();
-    let permit = first.await.unwrap();
-    eventually("it has left", async || scene.waiting().await == 1).await;
-    // It sees the other one.
-    permit.release().await.unwrap();
-    next.await.unwrap().release().await.unwrap();
-    eventually("nobody waits", async || scene.waiting().await == 0).await;
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    proxy.reset();
-    client.acquire(&any()).await.unwrap().release().await.unwrap();
-    assert_eq!(proxy.seen().into_iter().find(joins), None);
 }
 
 async fn a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter(protocol: Protocol) {

@@ -16,11 +16,6 @@ const BELIEVED: Duration = Duration::from_secs(5);
 /// Until then, each question costs a channel.
 const MISSING: Duration = Duration::from_secs(1);
 
-/// The same for the presence of waiters. A client that acquires in a loop asks again after this
-/// time. Clients that begin together after a pause would otherwise all join the waiters, because
-/// each has seen some, and each leaves the free slots to the others, for 10 s.
-const PRESENT: Duration = Duration::from_millis(500);
-
 /// Maximum number of cached wait queues. Beyond it, the cache is cleared.
 const MOST: usize = 4096;
 
@@ -52,7 +47,7 @@ impl WaitersSeen {
         match self.recall(wait_queue)? {
             (Waiters::NoQueue, since) => (since.elapsed() < MISSING).then_some(0),
             (Waiters::Count(0), since) => (since.elapsed() < BELIEVED).then_some(0),
-            (Waiters::Count(waiters), since) => (since.elapsed() < PRESENT).then_some(waiters),
+            (Waiters::Count(waiters), _) => Some(waiters),
             (Waiters::Unknown, _) => None,
         }
     }
@@ -80,15 +75,6 @@ mod tests {
         seen.note("a-W", Waiters::NoQueue);
         assert!(seen.is_missing("a-W"));
         assert_eq!(seen.count("a-W"), Some(0));
-    }
-
-    #[test]
-    fn waiters_are_believed_for_a_moment_and_their_absence_for_seconds() {
-        let seen = WaitersSeen::default();
-        let before = Moment::now() - PRESENT;
-        seen.0.lock().unwrap().insert("a-W".to_owned(), (Waiters::Count(2), before));
-        seen.0.lock().unwrap().insert("b-W".to_owned(), (Waiters::Count(0), before));
-        assert_eq!((seen.count("a-W"), seen.count("b-W")), (None, Some(0)));
     }
 
     #[test]
