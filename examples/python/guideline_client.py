@@ -42,12 +42,12 @@ class GuidelineSlot(Slot):
         except UnroutableError:
             return False
         except NackError:  # it rejects messages, or has just been deleted
-            return self.declare(queue, passive=True) != 404
+            pass
         except ConnectionClosedByBroker as closed:
             if closed.reply_code != 506:  # deleted while the message was routed, since 4.2
                 raise
             self.connect_probe()
-            return self.declare(queue, passive=True) != 404
+        return self.declare(queue, passive=True) != 404
 
     def declare(self, queue, **options):
         """0, or 404: there is none, or 405: another connection's. That closes the

@@ -71,12 +71,12 @@ class MinimalSlot:
         except UnroutableError:
             return False
         except NackError:  # it rejects messages, or has just been deleted
-            return self.is_found(queue)
+            pass
         except ConnectionClosedByBroker as closed:
             if closed.reply_code != 506:  # deleted while the message was routed, since 4.2
                 raise
             self.connect_probe()
-            return self.is_found(queue)
+        return self.is_found(queue)
 
     def declare(self, queue, **options):
         """The number of its consumers. None: there is no such queue (404), or another

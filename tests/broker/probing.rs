@@ -14,6 +14,12 @@ use crate::broker::support::proxy::Proxy;
 use crate::broker::support::rabbitmq::Vhost;
 use crate::broker::{broker, lock, resize};
 
+/// Returns an administrator over the proxy. Without the management API, it observes with probes.
+fn through(proxy: &Proxy, vhost: &Vhost) -> Broker {
+    let settings = proxy.settings(vhost.settings_without_management());
+    Broker::new(settings, BrokerOptions::default())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_probe_of_a_batch_is_given_anothers_verdict() {
     let vhost = Vhost::create().await;
@@ -35,8 +41,7 @@ async fn no_probe_of_a_batch_is_given_anothers_verdict() {
 async fn no_channel_probes_enough_names_to_slow_the_broker_down() {
     let vhost = Vhost::create().await;
     let proxy = Proxy::start().await;
-    let settings = proxy.settings(vhost.settings_without_management());
-    let broker = Broker::new(settings, BrokerOptions::default());
+    let broker = through(&proxy, &vhost);
     let mut seen = BTreeSet::new();
     for _ in 0..10 {
         let now = broker.observe(&lock(), 300, 300).await.unwrap();
@@ -141,8 +146,7 @@ async fn a_queue_that_rejects_publishes_is_found_to_exist() {
 async fn a_queue_that_is_deleted_while_it_is_probed_ends_a_connection_but_no_observation() {
     let vhost = Vhost::create().await;
     let proxy = Proxy::start().await;
-    let settings = proxy.settings(vhost.settings_without_management());
-    let broker = Broker::new(settings, BrokerOptions::default());
+    let broker = through(&proxy, &vhost);
     resize(&broker, 3, 0).await.unwrap();
     // Two workers probe: the connection ends for both.
     for _ in 0..2 {

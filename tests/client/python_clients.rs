@@ -92,10 +92,8 @@ impl Script {
 
     /// Returns the client's command over this proxy.
     fn through(self, proxy: &Proxy, vhost: &Vhost, line: &str) -> Command {
-        let mut url = url::Url::parse(&vhost.url()).unwrap();
-        url.set_port(Some(proxy.port())).unwrap();
         let mut command = self.command(vhost, "10", line);
-        command.env("AMQP_URL", url.as_str());
+        command.env("AMQP_URL", proxy.url(&vhost.url()));
         command
     }
 

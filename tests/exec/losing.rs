@@ -98,9 +98,7 @@ async fn lose_once(protocol: Protocol, loss: Loss, script: &str) {
         let words = [&["exec", LOCK][..], &options, &["--", "sh", "-c", script, &file]].concat();
         lockkeeper(&place, &words)
     };
-    let mut by_proxy = url::Url::parse(&place.url()).unwrap();
-    by_proxy.set_port(Some(proxy.port())).unwrap();
-    let mut first = Running::start(&scratch, "first", command(by_proxy.as_str()));
+    let mut first = Running::start(&scratch, "first", command(&proxy.url(&place.url())));
     let one = scratch.next_holder(&[]).await;
     // Known only after some seconds. All other queues of the first holder are deleted
     // with it.

@@ -70,11 +70,8 @@ async fn lease(world: &World) -> (String, i32) {
 /// Makes the world's connection Secret lead through a proxy, which records every effect.
 async fn watched(world: &World) -> Proxy {
     let proxy = Proxy::start().await;
-    let mut url = url::Url::parse(&world.amqp_url()).unwrap();
-    url.set_host(Some("127.0.0.1")).unwrap();
-    url.set_port(Some(proxy.port())).unwrap();
-    let management = variable("RABBITMQ_MANAGEMENT_URL");
-    world.secret("rabbit", &[("amqpUri", url.to_string()), ("managementUri", management)]).await;
+    let (url, management) = (proxy.url(&world.amqp_url()), variable("RABBITMQ_MANAGEMENT_URL"));
+    world.secret("rabbit", &[("amqpUri", url), ("managementUri", management)]).await;
     proxy
 }
 

@@ -43,11 +43,9 @@ async fn thousands_of_locks_at_rest_cost_little_memory_few_requests_and_few_meth
     let (objects, memory) = size();
     in_a_world("scale", async |world| {
         let proxy = Proxy::start().await;
-        let mut url = url::Url::parse(&world.amqp_url()).unwrap();
-        url.set_host(Some("127.0.0.1")).unwrap();
-        url.set_port(Some(proxy.port())).unwrap();
+        let url = proxy.url(&world.amqp_url());
         let management = environment::variable("RABBITMQ_MANAGEMENT_URL");
-        let secret = [("amqpUri", url.to_string()), ("managementUri", management)];
+        let secret = [("amqpUri", url), ("managementUri", management)];
         world.secret("rabbit", &secret).await;
 
         // With the default intervals.

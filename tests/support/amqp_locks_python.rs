@@ -65,7 +65,7 @@ impl<'a> AmqpLocksPython<'a> {
         loop {
             match self.publish(suffix).await {
                 Ok(confirmed) => return matches!(confirmed, Confirmation::Ack(None)),
-                Err(error) if self.held.is_none() && was_deleted_meanwhile(&error) => {
+                Err(error) if self.held.is_none() && is(&error, &DELETED) => {
                     self.clear().await;
                 }
                 Err(error) => panic!("{suffix}: {error}"),
@@ -90,7 +90,7 @@ impl<'a> AmqpLocksPython<'a> {
         let channel = self.channel().await;
         match channel.queue_declare(queue.into(), options, arguments).await {
             Ok(_) => true,
-            Err(error) if refused_with_405(&error) => false,
+            Err(error) if is(&error, &LOCKED) => false,
             Err(error) => panic!("{queue}: {error}"),
         }
     }
@@ -197,12 +197,12 @@ impl<'a> AmqpLocksPython<'a> {
     }
 }
 
-fn was_deleted_meanwhile(error: &lapin::Error) -> bool {
-    let ended = AMQPErrorKind::Hard(AMQPHardError::RESOURCEERROR);
-    matches!(error.kind(), lapin::ErrorKind::ProtocolError(e) if e.kind() == &ended)
-}
+/// 506: the queue was deleted during the publish, and the broker has ended the connection.
+const DELETED: AMQPErrorKind = AMQPErrorKind::Hard(AMQPHardError::RESOURCEERROR);
 
-fn refused_with_405(error: &lapin::Error) -> bool {
-    let refused = AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED);
-    matches!(error.kind(), lapin::ErrorKind::ProtocolError(e) if e.kind() == &refused)
+/// 405: the queue is another connection's.
+const LOCKED: AMQPErrorKind = AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED);
+
+fn is(error: &lapin::Error, kind: &AMQPErrorKind) -> bool {
+    matches!(error.kind(), lapin::ErrorKind::ProtocolError(e) if e.kind() == kind)
 }

@@ -44,6 +44,14 @@ impl Proxy {
         RabbitmqSettings { host: "127.0.0.1".to_owned(), port: self.port(), ..settings }
     }
 
+    /// Returns this URL of the broker, over this proxy.
+    pub fn url(&self, url: &str) -> String {
+        let mut url = url::Url::parse(url).unwrap();
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(self.port())).unwrap();
+        url.into()
+    }
+
     /// Returns every method since the start or the last reset, from both ends, in order.
     pub fn seen(&self) -> Vec<Method> {
         self.0.seen().expect("the counts are not to be trusted")
