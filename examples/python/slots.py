@@ -79,13 +79,14 @@ class Slot:
 
     def wait(self, until, priority):
         channel, queue = self.other.channel(), f"{self.name}-W"
+        # Asked before it joins: of clients that join together, at least one sees none.
+        others = self.waiters(self.other) or 0
         # Two wake-ups: while the first is in vain, the next release must reach this client.
         channel.basic_qos(prefetch_count=2)
         order = {"x-priority": priority}
         tag = channel.basic_consume(
             queue, lambda _, method, properties, body: self.woken.append((method, properties)),
             arguments=order)
-        others = (self.waiters(self.other) or 1) - 1
         # Slots released before this client joined woke no waiter.
         held, net, wake_up = self.try_acquire(others), 1 if others else self.net, None
         while not held and now() < until:

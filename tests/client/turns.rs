@@ -15,12 +15,14 @@ use crate::client::fairness::{Scene, deaf_waiter, sent};
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender, When};
 use crate::client::support::rabbitmq::eventually;
-use crate::client::wire::{LONG, about, taking, through};
+use crate::client::wire::{LONG, about, giving_back, taking, through};
 use crate::client::{any, lock, resize};
 
 with_protocols! {
     slots {
         a_client_that_waits_again_opens_no_channel_for_that,
+        of_clients_that_join_an_unused_wait_queue_together_the_first_takes_the_slot,
+        a_client_that_waited_alone_does_not_take_itself_for_another_waiter,
         an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
         a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
         a_client_that_loses_races_for_few_slots_joins_the_waiters,
@@ -28,6 +30,8 @@ with_protocols! {
     }
     mutex {
         a_client_that_waits_again_opens_no_channel_for_that,
+        of_clients_that_join_an_unused_wait_queue_together_the_first_takes_the_slot,
+        a_client_that_waited_alone_does_not_take_itself_for_another_waiter,
         an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits_for_that,
         a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter,
     }
@@ -77,6 +81,63 @@ async fn a_client_that_waits_again_opens_no_channel_for_that(protocol: Protocol)
         !methods[pair[0]..pair[1]].iter().any(opens)
     };
     assert!(joined.windows(2).any(reuses), "{methods:?}");
+}
+
+/// If each of them saw the others, all would wait for a wake-up that nobody sends.
+async fn of_clients_that_join_an_unused_wait_queue_together_the_first_takes_the_slot(
+    protocol: Protocol,
+) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &scene.place, NEVER);
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let joining = proxy.hold_at(When::Before, joins);
+    let first = tokio::spawn(async move { client.acquire(&any()).await.unwrap() });
+    joining.wait().await;
+    permit.release().await.unwrap();
+    let _deaf = deaf_waiter(&scene.place, -1).await;
+    proxy.reset();
+    proxy.resume();
+    let permit = tokio::time::timeout(SOON, first).await.expect("it has the slot").unwrap();
+    // It looked once. A client that waits in vain looks twice before it takes a slot.
+    let seen = proxy.seen();
+    let lock_name = scene.place.lock_name();
+    let looks = |method: &&Method| {
+        let is_of_slot = is_of(&lock_name, 1, &method.queue)
+            || protocol == Protocol::TrueMutex && method.queue == lock_name.as_str();
+        method.sender == Sender::Client && is_of_slot
+    };
+    let look = seen.iter().find(looks).unwrap();
+    let same = |method: &&Method| (&method.name, &method.queue) == (&look.name, &look.queue);
+    assert_eq!(seen.iter().filter(looks).filter(same).count(), 1, "{seen:?}");
+    permit.release().await.unwrap();
+}
+
+/// Its release does not ask for waiters, because it has not left them yet. A lone client that
+/// believed in others would search and join for each of its acquisitions.
+async fn a_client_that_waited_alone_does_not_take_itself_for_another_waiter(protocol: Protocol) {
+    let scene = Scene::new(protocol).await;
+    let proxy = Proxy::start().await;
+    let client = through(&proxy, &scene.place, NEVER);
+    let permit = scene.lock().acquire(&any()).await.unwrap();
+    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let waiter = client.clone();
+    let waiter = tokio::spawn(async move { waiter.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || scene.waiting().await == 1).await;
+    permit.release().await.unwrap();
+    leaving.wait().await;
+    let released = tokio::spawn(waiter.await.unwrap().release());
+    let side = proxy.seen().into_iter().find(joins).unwrap().connection;
+    eventually("it gives the slot back", async || {
+        let mut gives_back = about(giving_back(protocol));
+        proxy.seen().iter().any(|method| method.connection != side && gives_back(method))
+    })
+    .await;
+    proxy.resume();
+    released.await.unwrap().unwrap();
+    proxy.reset();
+    client.acquire(&any()).await.unwrap().release().await.unwrap();
+    assert_eq!(proxy.seen().into_iter().find(joins), None);
 }
 
 /// The next client to be woken would be this one.

@@ -77,7 +77,7 @@ pub(super) fn taking(protocol: Protocol) -> (&'static str, &'static str) {
 }
 
 /// Returns the method that releases it. Some of these name no queue.
-fn giving_back(protocol: Protocol) -> (&'static str, &'static str) {
+pub(super) fn giving_back(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
         Protocol::ExclusiveQueue(_) => ("queue.delete", "-1-B"),
         Protocol::ExclusiveConsumer => ("basic.cancel", ""),

@@ -15,7 +15,6 @@ use super::options::AcquireOptions;
 use super::permit::Permit;
 use super::waiter::{Waiter, Woken};
 use crate::clock::Moment;
-use crate::semaphore::amqp::lane::Waiters;
 use crate::semaphore::amqp::new_id;
 use crate::semaphore::protocol::claim::ClientProtocol;
 use crate::semaphore::protocol::interface::Wait;
@@ -77,9 +76,7 @@ impl Lock {
         let Some(queue) = self.name().wait_queue() else { return Ok(None) };
         let waiter = Waiter::join(&self.shared().side, how.waiting(), &queue, id, options).await?;
         if let Some(waiter) = &waiter {
-            // Including this waiter.
-            let waiting = Waiters::Count(waiter.others.saturating_add(1));
-            self.shared().publisher.waiters.note(&queue, waiting);
+            self.shared().publisher.waiters.joined(&queue, waiter.others);
         }
         Ok(waiter)
     }

@@ -117,26 +117,25 @@ impl Waiter {
         let mut lane = Lane::take(&conn).await?;
         let channel = lane.channel().await?;
         lane.pin();
-        lane.count_declares(2);
+        lane.count_declares(1);
         let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
-        let declared = queue.clone();
-        let declare = async {
-            let Some(arguments) = rules.declare else { return Ok(()) };
-            let durable = QueueDeclareOptions::durable();
-            channel.queue_declare(declared, durable, arguments).await.map(drop)
+        // The answer contains the number of waiters, which must not include this one: of
+        // clients that join an unused wait queue together, at least one then finds itself alone,
+        // and looks for a slot. If each of them saw the others, all would wait in vain.
+        let (declare, declared) = match rules.declare {
+            Some(arguments) => (QueueDeclareOptions::durable(), arguments),
+            None => (QueueDeclareOptions::default().passive(), FieldTable::default()),
         };
+        let declare = channel.queue_declare(queue.clone(), declare, declared);
         let consume = BasicConsumeOptions::default();
-        let consumer = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
-        let passive = QueueDeclareOptions::default().passive();
-        let count = channel.queue_declare(queue.clone(), passive, FieldTable::default());
+        let consume = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
         // Sent together. A refusal closes the channel, so the first error counts.
-        let (qos, declared, consumer, count) = futures::join!(qos, declare, consumer, count);
-        let joined = qos.and(declared).and(consumer).and_then(|consumer| Ok((consumer, count?)));
-        let (consumer, waiting) = match joined {
-            Ok((consumer, queue)) => (consumer, queue.consumer_count()),
+        let (qos, declared, consumer) = futures::join!(qos, declare, consume);
+        let joined = qos.and(declared).and_then(|declared| Ok((declared, consumer?)));
+        let (others, consumer) = match joined {
+            Ok((declared, consumer)) => (declared.consumer_count(), consumer),
             Err(error) => return Self::refused(&mut lane, &error, queue.as_str()),
         };
-        let others = waiting.saturating_sub(1);
         let safety_net = rules.safety_net;
         let behind = BEHIND_OTHERS.saturating_mul(others).min(safety_net);
         let next_look = if others > 0 { behind } else { safety_net };

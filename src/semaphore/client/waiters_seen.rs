@@ -36,6 +36,16 @@ impl WaitersSeen {
         seen.insert(wait_queue.to_owned(), (waiters, Moment::now()));
     }
 
+    /// Records the number of other waiters when this client joined them. If there were none,
+    /// nothing is known of those that join later, so the next acquisition asks, unless the release
+    /// does. A client that counted itself would take itself for another one, and join for ever.
+    pub fn joined(&self, wait_queue: &str, others: u32) {
+        if others > 0 {
+            return self.note(wait_queue, Waiters::Count(others));
+        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(wait_queue);
+    }
+
     /// Whether the wait queue was missing a moment ago. Each further question would cost a
     /// channel.
     pub fn is_missing(&self, wait_queue: &str) -> bool {
@@ -75,6 +85,15 @@ mod tests {
         seen.note("a-W", Waiters::NoQueue);
         assert!(seen.is_missing("a-W"));
         assert_eq!(seen.count("a-W"), Some(0));
+    }
+
+    #[test]
+    fn a_client_that_joins_does_not_count_itself() {
+        let seen = WaitersSeen::default();
+        seen.joined("a-W", 2);
+        assert_eq!(seen.count("a-W"), Some(2));
+        seen.joined("a-W", 0);
+        assert_eq!(seen.count("a-W"), None);
     }
 
     #[test]
