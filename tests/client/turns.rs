@@ -83,7 +83,7 @@ async fn a_client_that_waits_again_opens_no_channel_for_that(protocol: Protocol)
     assert!(joined.windows(2).any(reuses), "{methods:?}");
 }
 
-/// If each of them saw the others, all would wait for a wake-up that nobody sends.
+/// If each of them saw the others, all would wait for a wake-up that none sends.
 async fn of_clients_that_join_an_unused_wait_queue_together_the_first_takes_the_slot(
     protocol: Protocol,
 ) {

@@ -38,7 +38,7 @@ impl WaitersSeen {
 
     /// Records the number of other waiters when this client joined them. If there were none,
     /// nothing is known of those that join later, so the next acquisition asks, unless the release
-    /// does. A client that counted itself would take itself for another one, and join for ever.
+    /// does. A client that counted itself would take itself for another one, and join each time.
     pub fn joined(&self, wait_queue: &str, others: u32) {
         if others > 0 {
             return self.note(wait_queue, Waiters::Count(others));
