@@ -2,7 +2,7 @@
 //! of the lease.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
 
@@ -192,13 +192,26 @@ async fn a_get_that_is_dropped_at_any_moment_delivers_its_element_again() {
     let queue = filled(&place, &texts).await;
     queue.close(Wait::No).await.unwrap();
     let (mut got, mut dropped, mut again) = (BTreeSet::new(), 0, 0);
-    loop {
-        let pause = Duration::from_micros(rand::random_range(0..800));
+    let mut takes = Duration::from_millis(1);
+    for turn in 0_u32.. {
+        // Every other get may run to its end, and shows how long one takes here.
+        let limit = (turn % 2 == 0).then(|| rand::random_range(Duration::ZERO..takes));
+        let start = Instant::now();
+        // Not by a timer, whose milliseconds are longer than a get on a fast machine.
+        let is_over = async {
+            let Some(limit) = limit else { return std::future::pending().await };
+            while start.elapsed() < limit {
+                tokio::task::yield_now().await;
+            }
+        };
         tokio::select! {
             biased;
-            () = tokio::time::sleep(pause) => dropped += 1,
+            () = is_over => dropped += 1,
             delivery = queue.get_acked(Wait::Forever) => match delivery {
                 Ok(delivery) => {
+                    if limit.is_none() {
+                        takes = start.elapsed();
+                    }
                     got.insert(String::from_utf8(delivery.element().to_vec()).unwrap());
                     again += usize::from(delivery.delivery_count() > 1);
                     delivery.ack().await.unwrap();
