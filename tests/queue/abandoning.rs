@@ -6,7 +6,7 @@ use futures::{SinkExt, StreamExt, TryStreamExt};
 use lockkeeper::pressure::{Limit, QueueError, Wait};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually};
+use crate::queue::redis_support::{Place, eventually, precisely};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
@@ -22,7 +22,7 @@ async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
         let pause = Duration::from_micros(rand::random_range(0..400));
         tokio::select! {
             biased;
-            () = tokio::time::sleep(pause) => dropped += 1,
+            () = precisely(pause) => dropped += 1,
             element = queue.get() => got.push(String::from_utf8(element.unwrap()).unwrap()),
         }
     }

@@ -2,12 +2,12 @@
 //! of the lease.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
 
 use crate::pressure_text::TextClient;
-use crate::queue::redis_support::{Place, eventually};
+use crate::queue::redis_support::{Place, eventually, precisely};
 use crate::queue::{ours, text_queue};
 
 const ALL: Limit = Limit { elements: 1000, bytes: usize::MAX };
@@ -192,25 +192,27 @@ async fn a_get_that_is_dropped_at_any_moment_delivers_its_element_again() {
     let queue = filled(&place, &texts).await;
     queue.close(Wait::No).await.unwrap();
     let (mut got, mut dropped, mut again) = (BTreeSet::new(), 0, 0);
-    let mut takes = Duration::from_millis(1);
+    let mut limit = Duration::from_millis(1);
     for turn in 0_u32.. {
-        // Every other get may run to its end, and shows how long one takes here.
-        let limit = (turn % 2 == 0).then(|| rand::random_range(Duration::ZERO..takes));
-        let start = Instant::now();
-        // Not by a timer, whose milliseconds are longer than a get on a fast machine.
+        // Every other get runs to its end. The limit of the others adapts to the machine: half of
+        // them are dropped.
+        let is_limited = turn % 2 == 0;
         let is_over = async {
-            let Some(limit) = limit else { return std::future::pending().await };
-            while start.elapsed() < limit {
-                tokio::task::yield_now().await;
+            if !is_limited {
+                std::future::pending::<()>().await;
             }
+            precisely(rand::random_range(Duration::ZERO..limit)).await;
         };
         tokio::select! {
             biased;
-            () = is_over => dropped += 1,
+            () = is_over => {
+                dropped += 1;
+                limit *= 2;
+            }
             delivery = queue.get_acked(Wait::Forever) => match delivery {
                 Ok(delivery) => {
-                    if limit.is_none() {
-                        takes = start.elapsed();
+                    if is_limited {
+                        limit = (limit / 2).max(Duration::from_micros(1));
                     }
                     got.insert(String::from_utf8(delivery.element().to_vec()).unwrap());
                     again += usize::from(delivery.delivery_count() > 1);

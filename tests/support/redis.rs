@@ -47,6 +47,15 @@ pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
     until(SOON, what, condition).await;
 }
 
+/// Resolves after this time, which may be shorter than the whole milliseconds of a timer. An
+/// operation on a fast machine is over before them.
+pub async fn precisely(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Waits like [`eventually`], for conditions on which several servers have to agree: half
 /// a minute.
 pub async fn in_time(what: &str, condition: impl AsyncFnMut() -> bool) {
