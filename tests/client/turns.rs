@@ -13,7 +13,7 @@ use lockkeeper::semaphore::{Lock, Permit, Start};
 
 use crate::client::fairness::{Scene, deaf_waiter, sent};
 use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender, When};
+use crate::client::support::proxy::{Method, Proxy, Sender, When, named};
 use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, giving_back, taking, through};
 use crate::client::{any, lock, resize};
@@ -120,7 +120,7 @@ async fn a_client_that_waited_alone_does_not_take_itself_for_another_waiter(prot
     let proxy = Proxy::start().await;
     let client = through(&proxy, &scene.place, NEVER);
     let permit = scene.lock().acquire(&any()).await.unwrap();
-    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let leaving = proxy.hold_at(When::Before, named("basic.cancel"));
     let waiter = client.clone();
     let waiter = tokio::spawn(async move { waiter.acquire(&any()).await.unwrap() });
     eventually("it waits", async || scene.waiting().await == 1).await;
@@ -153,7 +153,7 @@ async fn an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits
     }
     proxy.reset();
     let permit = scene.lock().acquire(&any()).await.unwrap();
-    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let leaving = proxy.hold_at(When::Before, named("basic.cancel"));
     let waiter = tokio::spawn(async move { client.acquire(&any()).await.unwrap() });
     eventually("it waits", async || scene.waiting().await == 1).await;
     permit.release().await.unwrap();
@@ -188,7 +188,7 @@ async fn a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter(p
     let proxy = Proxy::start().await;
     let client = through(&proxy, &scene.place, NEVER);
     let permit = scene.lock().acquire(&any()).await.unwrap();
-    let leaving = proxy.hold_at(When::Before, |method: &Method| method.name == "basic.cancel");
+    let leaving = proxy.hold_at(When::Before, named("basic.cancel"));
     let waiter = tokio::spawn(async move { client.acquire(&any()).await.unwrap() });
     eventually("it waits", async || scene.waiting().await == 1).await;
     // Gets the wake-ups that the waiter, whose priority is higher, passes on.
