@@ -93,7 +93,9 @@ proptest! {
 
     #[test]
     fn a_missed_violation_is_found_by_a_later_pass(start in sizes()) {
-        let start = Size { clients: start.clients.max(2), ..start };
+        // A second option to reduce: after that, the missed one is tried again. A size whose only
+        // reduction was missed is not tried again.
+        let start = Size { clients: start.clients.max(2), slots: start.slots.max(2), ..start };
         let mut asked = 0;
         let found = block_on(least(start, async |_| {
             asked += 1;
@@ -104,8 +106,7 @@ proptest! {
         let smallest = size.is_some_and(|size| {
             (size.faults, size.clients, size.slots) == (Faults::NONE, 1, 1)
         });
-        // If only one option can be reduced, its only reduction was missed.
-        prop_assert!(smallest || asked == 2, "{:?}", size);
+        prop_assert!(smallest, "{:?}", size);
     }
 
     #[test]
