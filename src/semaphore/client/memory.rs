@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::waiters_seen::BELIEVED;
 use crate::clock::Moment;
 
 /// The cached state of a lock between two acquisitions.
@@ -27,9 +28,6 @@ pub struct Memory {
     pub protocol: Option<Moment>,
 }
 
-/// How long a lock is considered crowded.
-const CROWDED: Duration = Duration::from_secs(2);
-
 /// How long the end of the slots is relied on. A slot at the end may exist on a node that is
 /// down: a search that believes the probe misses the slots above it.
 const END_BELIEVED: Duration = Duration::from_secs(10);
@@ -43,6 +41,21 @@ impl Memory {
     /// Whether the lock's free slots were recently too few for its waiters. A client then
     /// joins the wait queue without a search.
     pub fn is_crowded(&self) -> bool {
-        self.crowded.is_some_and(|since| since.elapsed() < CROWDED)
+        self.crowded.is_some_and(|since| since.elapsed() < BELIEVED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that work in turns of a few seconds would otherwise all search at the beginning
+    /// of each, and lose races.
+    #[test]
+    fn a_crowded_lock_is_considered_crowded_over_a_pause_of_seconds() {
+        let found = |ago| Memory { crowded: Some(Moment::now() - ago), ..Memory::default() };
+        assert!(found(Duration::from_secs(3)).is_crowded());
+        assert!(!found(BELIEVED).is_crowded());
+        assert!(!Memory::default().is_crowded());
     }
 }

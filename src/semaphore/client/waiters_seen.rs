@@ -8,9 +8,11 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::semaphore::amqp::lane::Waiters;
 
-/// How long a client relies on the absence of waiters before it asks the broker again.
-/// Within this time it may overtake a new waiter once: its next release finds the waiter.
-const BELIEVED: Duration = Duration::from_secs(5);
+/// How long a client relies on the absence of waiters before it asks the broker again, and on
+/// a lock being crowded (`memory`).
+/// Within this time it may overtake a new waiter once: its next release finds the waiter. Of a
+/// lock that is not crowded any more, it uses a place in the wait queue once for nothing.
+pub const BELIEVED: Duration = Duration::from_secs(5);
 
 /// The same for the absence of a wait queue. The first waiter of a true mutex declares it.
 /// Until then, each question costs a channel.
