@@ -17,7 +17,7 @@ use crate::table::{ACQUIRE, CONTENDED, CROWD, Pair, Table, VERIFY, VERIFY_ALL};
 use crate::{Options, Result, bare};
 
 /// Number of concurrent clients, and of the operations of each in a round.
-const CLIENTS: [(usize, u32); 2] = [(1, 200), (64, 8)];
+const CLIENTS: [(usize, u32); 2] = [(1, 50), (64, 8)];
 
 /// Number of slots, and the percentage that other clients hold permanently.
 const LOCKS: [(u32, u32); 6] = [(1, 0), (10, 0), (10, 50), (100, 0), (100, 50), (100, 99)];
@@ -117,8 +117,8 @@ pub async fn all<T>(
 }
 
 /// Runs the bare operation before and after ours. The first round, which opens connections and
-/// channels, is not counted. Short rounds are repeated for as many seconds, because a single one
-/// depends on what else the machine does at that moment.
+/// channels, is not counted. Short rounds are repeated for twice as many seconds, because a single
+/// one depends on what else the machine does at that moment.
 pub async fn rounds(
     rounds: usize,
     bare: impl AsyncFn() -> Result<Duration>,
@@ -129,7 +129,7 @@ pub async fn rounds(
         Result::<Pair>::Ok(Pair { bare: (before + after) / 2, ours })
     };
     round().await?;
-    let (least, start) = (Duration::from_secs(u64::try_from(rounds)?), Instant::now());
+    let (least, start) = (Duration::from_secs(2) * u32::try_from(rounds)?, Instant::now());
     let mut pairs = Vec::new();
     while pairs.len() < rounds || start.elapsed() < least {
         pairs.push(round().await?);

@@ -12,9 +12,8 @@ use lapin::Connection;
 use lockkeeper::plan::naming::LockName;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
-use crate::protocols::resize;
-use crate::table::{Goal, LINEAR, OBSERVE_ONE, Pair, START, Table, aligned, median};
-use crate::{Options, Result, is_ready, objects, observe};
+use crate::table::{GROW, Goal, LINEAR, OBSERVE_ONE, Pair, SHRINK, START, Table, aligned, median};
+use crate::{Options, Result, client, is_ready, objects, observe, resize};
 
 /// The smallest size whose growth is judged. With fewer, constant costs dominate.
 const JUDGED_FROM: u32 = 1000;
@@ -42,11 +41,11 @@ struct Figures {
 type Row = (&'static str, &'static str, fn(&Figures) -> f64, Option<Goal>);
 
 const ROWS: [Row; 5] = [
-    ("slots: resize from 0", "s", |f| f.grow, Some(LINEAR)),
-    ("slots: resize to 0", "s", |f| f.shrink, Some(LINEAR)),
-    // A probe takes longer, the more queues the broker has: compared with as many bare probes.
+    // The broker takes longer for each of more queues, and both servers do for each of more
+    // objects. So these times are compared with as many bare operations.
+    ("slots: resize from 0", "s", |f| f.grow, None),
+    ("slots: resize to 0", "s", |f| f.shrink, None),
     ("slots: observe", "s", |f| f.observe, None),
-    // Both servers take longer for each of more objects: compared with their bare operations.
     ("objects: start of an operator", "s", |f| f.start, None),
     ("objects: memory of an operator", "MiB", |f| f.memory, Some(LINEAR)),
 ];
@@ -57,15 +56,18 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let mut existing = 0;
     for &size in &options.sizes {
         let judged = size >= JUDGED_FROM;
-        let ([grow, shrink], observed) = slots(place, size, options.rounds).await?;
-        let what = format!("slots: observe {size}");
-        table.time(&what, &observed, judged.then_some(OBSERVE_ONE));
-        let observe = median(observed.iter().map(|pair| pair.ours.as_secs_f64()));
+        let [grown, shrunk, observed] = slots(place, size, options.rounds).await?;
+        let goal = |goal| judged.then_some(goal);
+        table.speed(&format!("slots: resize from 0 to {size}"), &grown, goal(GROW));
+        table.speed(&format!("slots: resize from {size} to 0"), &shrunk, goal(SHRINK));
+        table.time(&format!("slots: observe {size}"), &observed, goal(OBSERVE_ONE));
+        let [grow, shrink, observe] = [grown, shrunk, observed]
+            .map(|pairs| median(pairs.iter().map(|pair| pair.ours.as_secs_f64())));
         create(place, existing, size).await?;
         existing = size;
         let (starts, memory) = operators(place, options, size).await?;
         let what = format!("objects: start of an operator with {size}");
-        table.time(&what, &starts, judged.then_some(START));
+        table.time(&what, &starts, goal(START));
         let start = median(starts.iter().map(|pair| pair.ours.as_secs_f64()));
         figures.push(Figures { size, grow, shrink, observe, start, memory });
         println!("  {size}: {grow:.3} {shrink:.3} {observe:.3} {start:.3} s, {memory:.1} MiB");
@@ -99,30 +101,31 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     Ok(())
 }
 
-/// Creates, deletes and observes the slots of one lock. Returns the medians of resizes in seconds,
-/// and the observations with as many bare probes.
-async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<([f64; 2], Vec<Pair>)> {
+/// Creates, deletes and observes the slots of one lock, in turn with as many bare declares, deletes
+/// and probes. Returns the pairs of each of the three.
+async fn slots(place: &Place, slots: u32, rounds: usize) -> Result<[Vec<Pair>; 3]> {
     let broker = place.broker()?;
     let connection = place.amqp().await?;
-    let lock = [LockName::new(format!("{}.growth", place.name))?];
-    let mut took = [const { Vec::new() }; 2];
+    let (mut grown, mut shrunk, mut observed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = resize::bare_round(&connection, place, slots).await?;
     for round in 0..=rounds {
-        let grown = resize(&broker, &lock[0], slots, 0).await?;
-        let shrunk = resize(&broker, &lock[0], 0, slots).await?;
+        let ours = resize::by_library(&broker, place, slots).await?;
+        let after = resize::bare_round(&connection, place, slots).await?;
         // The first round opens connections.
         if round > 0 {
-            took[0].push(grown.as_secs_f64());
-            took[1].push(shrunk.as_secs_f64());
+            grown.push(Pair { bare: (before.0 + after.0) / 2, ours: ours.0 });
+            shrunk.push(Pair { bare: (before.1 + after.1) / 2, ours: ours.1 });
         }
+        before = after;
     }
     // Afterwards, because the broker walks the counts of recent probes at each deletion.
-    resize(&broker, &lock[0], slots, 0).await?;
-    let mut observed = Vec::new();
+    let lock = [LockName::new(format!("{}.growth", place.name))?];
+    client::resize(&broker, &lock[0], slots).await?;
     for _ in 0..rounds * (OBSERVED / slots.max(1)).clamp(1, 10) as usize {
         observed.push(observe::with_bare(&connection, &broker, &lock, slots).await?);
     }
-    resize(&broker, &lock[0], 0, slots).await?;
-    Ok((took.map(|took| median(took.into_iter())), observed))
+    client::destroy(&broker, &lock[0], slots).await?;
+    Ok([grown, shrunk, observed])
 }
 
 /// Creates objects from this number up to another one, and waits until an operator reports them as

@@ -161,7 +161,7 @@ impl Site {
 }
 
 /// Changes the number of slots, where `mark` was the highest. Returns the time.
-pub async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
+async fn resize(broker: &Broker, lock: &LockName, slots: u32, mark: u32) -> Result<Duration> {
     let desired = DesiredSlots::new(slots);
     let start = Instant::now();
     let to = sweep_to(desired, mark);

@@ -62,7 +62,8 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     operator.stop().await
 }
 
-async fn bare_round(
+/// Declares this many queues, and deletes them, without observations or checks.
+pub async fn bare_round(
     connection: &lapin::Connection,
     place: &Place,
     slots: u32,
@@ -78,7 +79,12 @@ async fn bare_round(
     Ok((grow, shrink))
 }
 
-async fn by_library(broker: &Broker, place: &Place, slots: u32) -> Result<(Duration, Duration)> {
+/// Grows a lock from no slots to this many, and shrinks it back.
+pub async fn by_library(
+    broker: &Broker,
+    place: &Place,
+    slots: u32,
+) -> Result<(Duration, Duration)> {
     let lock = LockName::new(format!("{}.library", place.name))?;
     let never = CancellationToken::new();
     let mut took = [Duration::ZERO; 2];
