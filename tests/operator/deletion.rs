@@ -19,9 +19,6 @@ use crate::operator::pressure_text::{TextClient, Worker};
 use crate::operator::queues::{data, keys, send, text, until_blocked};
 use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
-/// Limit for deletions that require no server.
-const AT_ONCE: Duration = Duration::from_secs(5);
-
 /// The API server deletes a namespace in several rounds.
 const NAMESPACE: Duration = Duration::from_secs(300);
 
@@ -29,8 +26,8 @@ async fn delete<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
 }
 
-async fn until_gone<K: Kind>(world: &World, name: &str, patience: Duration) {
-    eventually(&format!("the {} {name} is gone", K::kind(&())), patience, async || {
+async fn until_gone<K: Kind>(world: &World, name: &str) {
+    eventually(&format!("the {} {name} is gone", K::kind(&())), PATIENCE, async || {
         world.api::<K>().get_opt(name).await.unwrap().is_none()
     })
     .await;
@@ -75,7 +72,7 @@ async fn a_deleted_semaphores_queues_go_all_or_with_retain_none_and_holders_keep
             delete::<Semaphore>(&world, name).await;
         }
         for name in ["goes", "stays", "paused"] {
-            until_gone::<Semaphore>(&world, name, PATIENCE).await;
+            until_gone::<Semaphore>(&world, name).await;
         }
         let mut left = world.lock_queues("stays", 3);
         left.extend(world.lock_queues("paused", 2));
@@ -215,7 +212,7 @@ async fn while_its_server_is_down_an_object_stays_and_says_why() {
             .await;
         assert!(stays.condition("Ready").unwrap().2.contains("check host and port"));
         redis.start().await;
-        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+        until_gone::<PressureQueue>(&world, "frames").await;
     })
     .await;
 }
@@ -231,8 +228,8 @@ async fn after_its_secret_an_object_is_cleaned_up_over_the_last_connection() {
         secrets_go(&world).await;
         delete::<Semaphore>(&world, "deploy").await;
         delete::<PressureQueue>(&world, "frames").await;
-        until_gone::<Semaphore>(&world, "deploy", PATIENCE).await;
-        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+        until_gone::<Semaphore>(&world, "deploy").await;
+        until_gone::<PressureQueue>(&world, "frames").await;
         assert_eq!(world.queues().await, BTreeSet::new());
         assert_eq!(keys(&world).await, [""; 0]);
     })
@@ -282,13 +279,13 @@ async fn without_secret_and_memory_an_object_stays_until_it_is_forced_or_the_sec
         let patch = Patch::Merge(forced);
         let api = world.api::<Semaphore>();
         api.patch("deploy", &PatchParams::default(), &patch).await.unwrap();
-        until_gone::<Semaphore>(&world, "deploy", AT_ONCE).await;
+        until_gone::<Semaphore>(&world, "deploy").await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 3), "left as it was");
         let events = world.events("deploy").await;
         assert!(events.iter().any(|(reason, ..)| reason == "ForceFinalized"), "{events:?}");
 
         world.secret("redis", &[("uri", world.redis_url())]).await;
-        until_gone::<PressureQueue>(&world, "frames", PATIENCE).await;
+        until_gone::<PressureQueue>(&world, "frames").await;
         assert_eq!(keys(&world).await, [""; 0], "cleaned up as soon as that was possible");
     })
     .await;
@@ -315,9 +312,9 @@ async fn an_object_that_never_had_a_connection_goes_at_once() {
         delete::<Semaphore>(&world, "nowhere").await;
         delete::<Semaphore>(&world, "no-default").await;
         delete::<PressureQueue>(&world, "nowhere").await;
-        until_gone::<Semaphore>(&world, "nowhere", AT_ONCE).await;
-        until_gone::<Semaphore>(&world, "no-default", AT_ONCE).await;
-        until_gone::<PressureQueue>(&world, "nowhere", AT_ONCE).await;
+        until_gone::<Semaphore>(&world, "nowhere").await;
+        until_gone::<Semaphore>(&world, "no-default").await;
+        until_gone::<PressureQueue>(&world, "nowhere").await;
     })
     .await;
 }
@@ -349,7 +346,7 @@ async fn a_deleted_queue_waits_for_a_dead_producer_and_names_it_until_its_role_i
         client.put("x").await.unwrap_err();
         let free = format!("{}:producer_free", data(&world, "frames"));
         let _: i64 = send(&world, &["LPUSH", &free, "0"]).await;
-        until_gone::<PressureQueue>(&world, "frames", AT_ONCE).await;
+        until_gone::<PressureQueue>(&world, "frames").await;
         assert_eq!(keys(&world).await, [""; 0]);
     })
     .await;

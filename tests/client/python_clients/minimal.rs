@@ -122,6 +122,6 @@ async fn the_minimal_client_comes_after_the_waiters_and_wakes_them() {
     drop(minimal.stdin.take());
     next.await.unwrap().release().await.unwrap();
     // Without a wake-up ours looks after 10 to 20 s.
-    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    assert!(released.elapsed() < Duration::from_secs(9), "{:?}", released.elapsed());
     assert_eq!(minimal.wait().await.unwrap().code(), Some(1), "the end of its input");
 }
