@@ -148,7 +148,7 @@ async fn acquire(
 ) -> Result<Vec<Pair>> {
     let settings = settings(place)?;
     let ours: Vec<Lock> = (0..clients).map(|_| client(&settings, lock)).collect();
-    // Rounds of many clients differ by a third: by who loses which race, and who waits first.
+    // Rounds of many clients differ by a third, because chance decides the races.
     let count = if clients == 1 { options.rounds } else { 2 * options.rounds };
     rounds(count, bare, async || all(&ours, times, cycle).await).await
 }

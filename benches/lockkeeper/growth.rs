@@ -56,12 +56,12 @@ pub async fn run(place: &Place, options: &Options, table: &mut Table) -> Result<
     let mut existing = 0;
     for &size in &options.sizes {
         let judged = size >= JUDGED_FROM;
-        let [grown, shrunk, observed] = slots(place, size, options.rounds).await?;
+        let [from_none, to_none, observed] = slots(place, size, options.rounds).await?;
         let goal = |goal| judged.then_some(goal);
-        table.speed(&format!("slots: resize from 0 to {size}"), &grown, goal(GROW));
-        table.speed(&format!("slots: resize from {size} to 0"), &shrunk, goal(SHRINK));
+        table.speed(&format!("slots: resize from 0 to {size}"), &from_none, goal(GROW));
+        table.speed(&format!("slots: resize from {size} to 0"), &to_none, goal(SHRINK));
         table.time(&format!("slots: observe {size}"), &observed, goal(OBSERVE_ONE));
-        let [grow, shrink, observe] = [grown, shrunk, observed]
+        let [grow, shrink, observe] = [from_none, to_none, observed]
             .map(|pairs| median(pairs.iter().map(|pair| pair.ours.as_secs_f64())));
         create(place, existing, size).await?;
         existing = size;
