@@ -1,27 +1,30 @@
 //! `lockkeeper exec`: runs a command while holding a lock. This file has the arguments,
 //! and the steps before and after the command. See `running` for the time while it runs,
-//! and `guardian` for the process that ends the command if this process can't.
+//! `guardian` for the process that ends the command if this process can't, and `starter`
+//! for the one that becomes the command.
 
 mod asking;
 mod fate;
-mod group;
 mod guardian;
+mod on_lost;
 mod pipes;
 mod running;
+mod starter;
 mod terminal;
 
 use std::ffi::OsString;
 
+use clap::Parser;
 use tracing::{Instrument, debug_span};
 
 pub(super) use asking::{Answer, SOCKET, ask};
-pub use guardian::Arguments as GuardianArguments;
-pub(super) use guardian::run as guard;
 
 use self::fate::Fate;
+use self::running::Guardian;
 use super::acquire::{Acquire, GIVEN_UP};
+use super::common::runtime;
 use super::failure::Failure;
-use super::signals::{FORWARDED, Signals};
+use super::signals::Signals;
 use super::target::LockTarget;
 use super::telemetry::{self, LogFormat};
 use crate::semaphore::until_ended;
@@ -36,10 +39,13 @@ becomes unreachable while exec waits for the lock, exec reconnects until --timeo
 
 The environment of the command has LOCK_NAME, LOCK_HOLDER_ID, LOCK_SLOT (not for a mutex or a \
 token), LOCK_TOKEN_ID (for a token that Lockkeeper published) and LOCK_TOKEN (the fencing token, \
-if the lock has fencing). `lockkeeper verify` in the command asks whether the lock is still held. The \
-command runs in its own process group. Signals are sent to this \
-group, and it is ended when the lock is lost. Processes that leave the group are not ended. \
-Processes of another user, for example sudo, can only be ended by a privileged exec.")]
+if the lock has fencing). `lockkeeper verify` in the command asks whether the lock is still held.
+
+The command is its first process and all that descend from it, in whatever process group or \
+session. All of them get the signals that exec gets, and all are ended when the lock is lost, or \
+if the first one ends after a signal that asks to end. What a command leaves behind at its \
+own end is reported and runs on. Processes of another user, for example of sudo, can only be \
+ended by a privileged exec, which names them otherwise.")]
 pub struct Arguments {
     #[command(flatten)]
     target: LockTarget,
@@ -59,11 +65,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Must come first: a thread started earlier would still allow the terminal to stop
     // the process.
     terminal::unstoppable();
-    let mut signals = Signals::listen(&FORWARDED)?;
+    let mut signals = Signals::forwarded()?;
     let _telemetry = telemetry::start(LogFormat::Text);
     // Several threads, because nothing may delay a heartbeat.
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+    let runtime = runtime()?;
     let span = debug_span!("exec");
     telemetry::continue_trace(&span);
     let result = runtime.block_on(exec(arguments, &mut signals).instrument(span));
@@ -73,15 +78,47 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn exec(arguments: &Arguments, signals: &mut Signals) -> Result<(), Failure> {
-    let (found, client, permit) = tokio::select! {
-        acquired = arguments.acquire.take(&arguments.target) => acquired?,
+    let start = async {
+        let guardian = Guardian::start(&arguments.command, &arguments.fate).await?;
+        match arguments.acquire.take(&arguments.target).await {
+            Ok(acquired) => Ok((guardian, acquired)),
+            Err(failure) => {
+                guardian.dismiss().await;
+                Err(failure)
+            }
+        }
+    };
+    let (guardian, (found, client, permit)) = tokio::select! {
+        started = start => started?,
         signal = signals.next_to_end() => {
             until_ended(GIVEN_UP).await;
             let message = format!("stopped by {signal} while waiting for the lock");
             return Err(Failure::new(Failure::signalled(signal as i32), message));
         }
     };
-    let code = running::run(&arguments.command, &arguments.fate, &found, permit, signals).await?;
+    let code = running::run(guardian, &arguments.fate, &found, permit, signals).await?;
     client.close().await;
     Err(Failure::silent(code))
+}
+
+/// A process that `exec` starts for itself. Not among the subcommands: nobody else can use
+/// them, and the whole command line need not be read.
+#[derive(Debug, Parser)]
+#[command(name = "lockkeeper")]
+enum Internal {
+    Guardian(guardian::Arguments),
+    Starter(starter::Arguments),
+}
+
+/// Runs this process as a part of an `exec`, if it was started as one.
+pub(super) fn as_a_part() -> Option<Result<(), Failure>> {
+    let verb = std::env::args_os().nth(1)?;
+    if verb != "guardian" && verb != "starter" {
+        return None;
+    }
+    Some(match Internal::try_parse() {
+        Ok(Internal::Guardian(arguments)) => guardian::run(&arguments),
+        Ok(Internal::Starter(arguments)) => starter::run(&arguments).map(|never| match never {}),
+        Err(error) => Err(Failure::new(Failure::USAGE, error.to_string())),
+    })
 }

@@ -3,8 +3,9 @@
 use tracing::{Instrument, Span, debug_span, field};
 
 use super::acquire::{Acquire, GIVEN_UP};
+use super::common::runtime;
 use super::failure::Failure;
-use super::signals::{INTERRUPTING, Signals};
+use super::signals::Signals;
 use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
 use crate::semaphore::{Permit, until_ended};
@@ -46,11 +47,10 @@ enum OnLost {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut signals = Signals::listen(&INTERRUPTING)?;
+    let mut signals = Signals::ending()?;
     let _telemetry = telemetry::start(LogFormat::Text);
     // Several threads, because nothing may delay a heartbeat.
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+    let runtime = runtime()?;
     let span = debug_span!("hold");
     telemetry::continue_trace(&span);
     let hold = async {

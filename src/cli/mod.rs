@@ -22,6 +22,7 @@ mod mutex;
 mod operator;
 mod output;
 mod plan;
+mod processes;
 mod question;
 mod queue;
 mod revoke;
@@ -100,14 +101,15 @@ enum Verb {
     Completion(completion::Arguments),
     /// Print the manual page, or write one page for each command
     Man(man::Arguments),
-    /// Started by exec
-    #[command(hide = true)]
-    Guardian(exec::GuardianArguments),
 }
 
 /// Runs the command given by the arguments.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(result) = exec::as_a_part() {
+        return exit(result);
+    }
+    signals::notice_children();
     // Clap exits with 2 on invalid usage; this program uses sysexits throughout.
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -118,7 +120,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { Failure::USAGE } else { 0 });
         }
     };
-    let result = match cli.verb {
+    exit(match cli.verb {
         Verb::Operator(arguments) => operator::run(arguments),
         Verb::Crds(arguments) => crds::run(&arguments),
         Verb::Exec(arguments) => exec::run(&arguments),
@@ -140,8 +142,11 @@ pub fn main() -> ExitCode {
         Verb::Revoke(arguments) => in_runtime(revoke::run(arguments)),
         Verb::Completion(arguments) => completion::run(&arguments, &mut Cli::command()),
         Verb::Man(arguments) => man::run(&arguments, Cli::command()),
-        Verb::Guardian(arguments) => exec::guard(&arguments),
-    };
+    })
+}
+
+/// Prints the message of a failure, and returns its exit code.
+fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::common::duration;
+use super::common::{duration, runtime};
 use super::failure::Failure;
 use super::signals::{INTERRUPTING, Signals};
 use super::telemetry::{self, LogFormat};
@@ -154,8 +154,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut signals = Signals::listen(&INTERRUPTING)?;
     let _telemetry = telemetry::start(arguments.log_format);
     let options = options(arguments)?;
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
+    let runtime = runtime()?;
     runtime.block_on(async {
         let stop = CancellationToken::new();
         let on_signal = stop.clone();

@@ -18,7 +18,7 @@ mod verbs;
 
 use super::common::in_runtime;
 use super::failure::Failure;
-use super::signals::{ENDING, Signals};
+use super::signals::Signals;
 use super::target::QueueTarget;
 
 /// Arguments of `lockkeeper queue`.
@@ -73,9 +73,9 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     match arguments.verb {
         Verb::Create(arguments) => in_runtime(verbs::create(arguments)),
         Verb::SetBound(arguments) => in_runtime(verbs::set_bound(arguments)),
-        Verb::Put(arguments) => in_runtime(put::run(arguments, Signals::listen(&ENDING)?)),
-        Verb::Get(arguments) => in_runtime(get::run(arguments, Signals::listen(&ENDING)?)),
-        Verb::Run(arguments) => in_runtime(run::run(arguments, Signals::listen(&ENDING)?)),
+        Verb::Put(arguments) => in_runtime(put::run(arguments, Signals::ending()?)),
+        Verb::Get(arguments) => in_runtime(get::run(arguments, Signals::ending()?)),
+        Verb::Run(arguments) => in_runtime(run::run(arguments, Signals::ending()?)),
         Verb::Length(which) => in_runtime(verbs::length(which)),
         Verb::Exists(which) => in_runtime(verbs::exists(which)),
         Verb::Closed(which) => in_runtime(verbs::closed(which)),

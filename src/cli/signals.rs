@@ -10,21 +10,25 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 use super::failure::Failure;
 
-/// Signals that are forwarded to the command.
-pub(super) const FORWARDED: [Signal; 8] = [
+/// Signals that end a process unless it handles them, without those of a fault, and without
+/// SIGKILL. What such a signal ends gives back what it holds.
+pub(super) const ENDING: [Signal; 11] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
     Signal::SIGQUIT,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGWINCH,
-    Signal::SIGCONT,
+    Signal::SIGALRM,
+    Signal::SIGVTALRM,
+    Signal::SIGPROF,
+    Signal::SIGIO,
+    Signal::SIGPWR,
+    Signal::SIGSTKFLT,
+    Signal::SIGXCPU,
 ];
 
-/// Signals that request to end.
-pub(super) const ENDING: [Signal; 4] =
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+/// Signals that do not request to end a command: what they mean is the command's affair, also
+/// if their default action is to end it.
+const OTHERS: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
 
 /// Signals that end what waits or holds.
 pub(super) const INTERRUPTING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
@@ -32,8 +36,23 @@ pub(super) const INTERRUPTING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 /// Signals by which a terminal stops a job. A guardian must not be stopped.
 pub(super) const STOPPING: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
+/// Makes the ends of child processes known. The program that started this one may have
+/// ignored them, and the kernel would then discard their results. Children get the default
+/// back.
+pub(super) fn notice_children() {
+    let child = [Signal::SIGCHLD];
+    // Fails only for a signal that does not exist.
+    let _ = SigSet::from_iter(child).thread_unblock();
+    // The handler remains. At a limit on descriptors, what starts a process fails as well.
+    let _ = Signals::subscribe(child.into_iter());
+}
+
 /// Signals that are received here, and no longer have their default effect.
-pub(super) struct Signals(Vec<(Signal, unix::Signal)>);
+pub(super) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+    /// Those that do not request to end.
+    others: &'static [Signal],
+}
 
 impl Signals {
     /// Subscribes to these signals, which no longer end the process. A signal that is
@@ -44,39 +63,49 @@ impl Signals {
     /// installed before its action is known and before tokio subscribes to it. A signal in
     /// between is lost, so this thread blocks it until then.
     pub fn listen(wanted: &[Signal]) -> Result<Self, Failure> {
-        Self::subscribe_blocked(wanted).map_err(|error| {
+        let streams = Self::subscribe_blocked(wanted).map_err(|error| {
             Failure::new(Failure::UNAVAILABLE, format!("signals can't be received: {error}"))
-        })
+        })?;
+        Ok(Self { streams, others: &[] })
     }
 
-    fn subscribe_blocked(wanted: &[Signal]) -> io::Result<Self> {
+    /// Subscribes to every signal that would end this process, and that it can handle.
+    pub fn ending() -> Result<Self, Failure> {
+        Self::listen(&[&ENDING[..], &OTHERS[..2]].concat())
+    }
+
+    /// Subscribes to the signals that are forwarded to a command.
+    pub fn forwarded() -> Result<Self, Failure> {
+        let signals = Self::listen(&[&ENDING[..], &OTHERS].concat())?;
+        Ok(Self { others: &OTHERS, ..signals })
+    }
+
+    fn subscribe_blocked(wanted: &[Signal]) -> io::Result<Vec<(Signal, unix::Signal)>> {
+        let ignored = ignored();
+        let wanted = wanted.iter().copied();
+        let wanted: Vec<Signal> =
+            wanted.filter(|&signal| ignored >> (signal as u32 - 1) & 1 == 0).collect();
         let blocked: SigSet = wanted.iter().copied().collect();
         let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let signals = Self::subscribe(wanted);
+        let streams = Self::subscribe(wanted.into_iter());
         before.thread_set_mask()?;
-        signals
+        streams
     }
 
-    fn subscribe(wanted: &[Signal]) -> io::Result<Self> {
+    fn subscribe(wanted: impl Iterator<Item = Signal>) -> io::Result<Vec<(Signal, unix::Signal)>> {
         // Its driver never runs: the runtime that starts later passes on what arrives now.
         let idle = match Handle::try_current() {
             Ok(_) => None,
             Err(_) => Some(Builder::new_current_thread().enable_io().build()?),
         };
         let _context = idle.as_ref().map(Runtime::enter);
-        let ignored = ignored();
-        wanted
-            .iter()
-            .filter(|&&signal| ignored >> (signal as u32 - 1) & 1 == 0)
-            .map(|&wanted| Ok((wanted, signal(SignalKind::from_raw(wanted as i32))?)))
-            .collect::<io::Result<_>>()
-            .map(Self)
+        wanted.map(|wanted| Ok((wanted, signal(SignalKind::from_raw(wanted as i32))?))).collect()
     }
 
     /// Returns the next signal. Cancel safe.
     pub async fn next(&mut self) -> Signal {
         std::future::poll_fn(|context| {
-            for (signal, stream) in &mut self.0 {
+            for (signal, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {
                     return Poll::Ready(*signal);
                 }
@@ -90,7 +119,7 @@ impl Signals {
     pub async fn next_to_end(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
-            if ENDING.contains(&signal) {
+            if !self.others.contains(&signal) {
                 return signal;
             }
         }

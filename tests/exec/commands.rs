@@ -103,7 +103,9 @@ fn processes(file: &str, holds: impl Fn(&str) -> bool) -> Vec<u32> {
     let pids = std::fs::read_dir("/proc").unwrap();
     pids.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
         .filter(|pid| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The name in it may be any bytes.
+            let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let stat = String::from_utf8_lossy(&stat);
             let state = stat.rsplit_once(')').map_or("Z", |(_, rest)| rest).trim();
             let content = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
             !state.starts_with('Z') && holds(&String::from_utf8_lossy(&content))
@@ -111,9 +113,13 @@ fn processes(file: &str, holds: impl Fn(&str) -> bool) -> Vec<u32> {
         .collect()
 }
 
-/// Returns the processes of this acquisition, including the guardian.
+/// Returns the processes of this acquisition's command.
 pub fn alive(holder: &str) -> Vec<u32> {
-    let variable = format!("LOCK_HOLDER_ID={holder}");
+    alive_with(&format!("LOCK_HOLDER_ID={holder}"))
+}
+
+/// Returns the living processes with this variable, written `NAME=VALUE`.
+pub fn alive_with(variable: &str) -> Vec<u32> {
     processes("environ", |environment| environment.split('\0').any(|v| v == variable))
 }
 

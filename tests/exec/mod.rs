@@ -4,10 +4,11 @@
 use crate::support;
 
 mod administering;
-mod commands;
+pub mod commands;
 mod draining;
 mod guarding;
 mod holding;
+mod limits;
 mod losing;
 mod management;
 mod manual;
@@ -16,6 +17,7 @@ mod outcomes;
 mod protocols;
 mod resting;
 mod semaphores;
+pub mod shapes;
 mod signals;
 mod terminals;
 mod verifying;

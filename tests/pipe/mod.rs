@@ -18,6 +18,7 @@ mod networks;
 mod outages;
 mod patience;
 mod readers;
+mod shapes;
 mod terminals;
 
 use std::process::Stdio;

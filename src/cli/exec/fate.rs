@@ -1,11 +1,24 @@
 //! What happens to the command of `lockkeeper exec` when its lock ends, and messages about
 //! it that never delay its handling.
 
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Write, stderr};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::time::Duration;
 
-use super::group::OnLost;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::time::{sleep, timeout};
+
+use super::on_lost::OnLost;
 use crate::cli::common::duration;
+
+/// Maximum time for which a message waits for the reader of stderr.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Pause between two attempts to write.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// How the command is signalled and ended.
 #[derive(Debug, clap::Args)]
@@ -37,13 +50,36 @@ pub(super) enum OnDrain {
 }
 
 /// Prints a message to stderr. Waits only briefly, so that a stalled reader does not
-/// delay the handling of the command.
+/// delay the handling of the command. Needs no thread: the process may be at its limit.
 pub(super) async fn say(text: String) {
     let line = format!("lockkeeper: {text}\n");
-    let (done, said) = tokio::sync::oneshot::channel();
-    std::thread::spawn(move || {
-        let _ = std::io::stderr().write_all(line.as_bytes());
-        let _ = done.send(());
-    });
-    let _ = tokio::time::timeout(Duration::from_millis(100), said).await;
+    let _ = timeout(PATIENCE, async {
+        while matches!(write(line.as_bytes()), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        {
+            sleep(PAUSE).await;
+        }
+    })
+    .await;
+}
+
+/// Writes to stderr if that does not block.
+fn write(line: &[u8]) -> io::Result<()> {
+    let file = std::fs::metadata("/proc/self/fd/2")?.file_type();
+    if file.is_fifo() || file.is_char_device() {
+        // Others use the same description, so it must stay as it is. A file is not opened
+        // again, because its position is that of the description.
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let mut options = OpenOptions::new();
+        let again = options.write(true).custom_flags(flags.bits()).open("/proc/self/fd/2");
+        // A terminal of another user, or no descriptor left.
+        if let Ok(mut again) = again {
+            return again.write_all(line);
+        }
+    }
+    let stderr = stderr();
+    let mut one = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+    if poll(&mut one, PollTimeout::ZERO)? == 0 {
+        return Err(ErrorKind::WouldBlock.into());
+    }
+    stderr.lock().write_all(line)
 }

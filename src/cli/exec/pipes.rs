@@ -1,5 +1,6 @@
 //! The two pipes between `exec` and its guardian: orders in one direction, reports in the
-//! other. Each message is a line. See `running` and `guardian` for how they are handled.
+//! other. Each message is a line. See `running` and `guardian` for how they are handled, and
+//! `starter` for the pipe from the guardian to the command.
 
 use std::fmt::{self, Display};
 use std::fs::{File, OpenOptions};
@@ -8,26 +9,39 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::unix::pipe::{self, Receiver};
 
+use super::starter::Environment;
 use crate::clock::Moment;
 
 /// Message from `exec` to the guardian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The lock is proven until this moment. The first such order starts the command.
+    /// The lock was acquired. The next proof that leaves enough time starts the command.
+    Start(Launch),
+    /// The lock is proven until this moment.
     Valid(Moment),
     /// `exec` has begun to end the command itself.
     Ending,
 }
 
+/// What the guardian must know of the lock before it starts the command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Launch {
+    /// Time between TERM and KILL.
+    pub kill_after: Duration,
+    pub environment: Environment,
+}
+
 /// Message from the guardian to `exec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The guardian handles signals, and waits for the first order.
+    /// The guardian handles signals, and all processes that the command needs were started.
     Ready,
     /// The command was started and receives signals.
     Runs,
@@ -38,6 +52,10 @@ pub(super) enum Report {
 impl Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Start(launch) => {
+                let launch = serde_json::to_string(launch).map_err(|_| fmt::Error)?;
+                write!(f, "start {launch}")
+            }
             Self::Valid(until) => write!(f, "valid {}", until.as_nanos()),
             Self::Ending => f.write_str("ending"),
         }
@@ -48,9 +66,12 @@ impl FromStr for Order {
     type Err = ();
 
     fn from_str(line: &str) -> Result<Self, ()> {
-        match line.strip_prefix("valid ") {
-            Some(nanos) => Ok(Self::Valid(Moment::from_nanos(nanos.parse().map_err(drop)?))),
-            None => (line == "ending").then_some(Self::Ending).ok_or(()),
+        match line.split_once(' ') {
+            Some(("start", launch)) => serde_json::from_str(launch).map(Self::Start).map_err(drop),
+            Some(("valid", nanos)) => {
+                Ok(Self::Valid(Moment::from_nanos(nanos.parse().map_err(drop)?)))
+            }
+            _ => (line == "ending").then_some(Self::Ending).ok_or(()),
         }
     }
 }
@@ -157,9 +178,16 @@ impl<T: Display> Outgoing<T> {
     }
 }
 
+/// Opens the inherited pipe with this descriptor, to read it without a runtime.
+pub(super) fn open_blocking(number: i32) -> io::Result<File> {
+    let pipe = File::open(path(number))?;
+    nix::unistd::close(number)?;
+    Ok(pipe)
+}
+
 /// Makes the next started process inherit this descriptor, in addition to the standard
 /// ones.
-fn inherited(end: impl AsFd) -> io::Result<()> {
+pub(super) fn inherited(end: impl AsFd) -> io::Result<()> {
     fcntl(end, FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(())
 }
@@ -176,13 +204,18 @@ mod tests {
 
     #[test]
     fn messages_survive_the_way_through_the_pipe() {
-        for order in [Order::Valid(Moment::from_nanos(17)), Order::Ending] {
+        let mut environment = Environment::default();
+        environment.set("LOCK_NAME", Some("a \"quoted\"\nname".to_owned()));
+        environment.set("LOCK_SLOT", None);
+        let kill_after = Duration::from_millis(2500);
+        let start = Order::Start(Launch { kill_after, environment });
+        for order in [start, Order::Valid(Moment::from_nanos(17)), Order::Ending] {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         for report in [Report::Ready, Report::Runs, Report::WantsTerminal] {
             assert_eq!(report.to_string().parse(), Ok(report));
         }
-        for wrong in ["", "valid", "valid x", "end"] {
+        for wrong in ["", "valid", "valid x", "start", "start {}", "end"] {
             assert_eq!(wrong.parse::<Order>(), Err(()), "{wrong}");
             assert_eq!(wrong.parse::<Report>(), Err(()), "{wrong}");
         }

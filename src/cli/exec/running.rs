@@ -9,17 +9,20 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
 use super::asking::{Questions, SOCKET};
 use super::fate::{Fate, OnDrain, say};
-use super::group::{Ending, Group, OnLost};
-use super::guardian::{MARGIN, code, until};
-use super::pipes::{Incoming, Order, Outgoing, Report};
+use super::guardian::{MARGIN, code, unguarded, until};
+use super::on_lost::{OnLost, survivors};
+use super::pipes::{Incoming, Launch, Order, Outgoing, Report};
+use super::starter::Environment;
 use super::terminal::{Foreground, Terminal};
 use crate::cli::failure::Failure;
 use crate::cli::hold::held;
+use crate::cli::processes::{Descendants, Ending};
 use crate::cli::signals::Signals;
 use crate::cli::target::FoundLock;
 use crate::cli::telemetry::traceparent;
@@ -35,7 +38,7 @@ const LOOK_AT_TERMINAL: Duration = Duration::from_millis(250);
 /// Runs the command under the permit, and releases the permit at the end. Returns the
 /// command's exit code.
 pub(super) async fn run(
-    command: &[OsString],
+    guardian: Guardian,
     fate: &Fate,
     found: &FoundLock,
     permit: Permit,
@@ -46,36 +49,32 @@ pub(super) async fn run(
     let kill_after = fate.kill_after.min(permit.valid_until().left() / 3);
     let holding = held(found, &permit);
     let questions = Questions::listen();
-    let guardian =
-        Guardian::start((command, fate), found, &permit, kill_after, &holding, questions.socket())
-            .map_err(|error| {
-                let message = format!("the command can't be guarded: {error}");
-                Failure::new(Failure::UNAVAILABLE, message)
-            })?;
-    let group = guardian.group;
     let mut running = Running {
-        terminal: Terminal::of(group),
+        terminal: Terminal::of(guardian.group),
         fate,
         found,
         permit: &permit,
         kill_after,
+        told: permit.valid_until(),
         guardian,
-        stage: Stage::Waits,
+        is_started: false,
         wants_terminal: false,
         ending: None,
         lost: None,
     };
+    running.start(environment(found, &permit, &holding, questions.socket()));
     let end = tokio::select! {
         end = running.until_it_ends(signals) => end,
         never = questions.answer(&permit) => match never {},
     };
-    let Running { mut ending, lost, terminal, .. } = running;
+    let Running { mut ending, lost, terminal, guardian, .. } = running;
     drop(terminal);
-    let unguarded = ending.is_none() && end.is_killed();
-    if unguarded || matches!(end, End::Status(Err(_))) {
-        ending = Ending::begin(group, OnLost::Kill, Duration::ZERO, Moment::now());
+    let is_killed = end.as_ref().is_ok_and(|status| status.signal().is_some());
+    let is_unguarded = ending.is_none() && is_killed;
+    if is_unguarded || end.is_err() {
+        ending = Some(Ending::killing_at(Moment::now()));
     }
-    finish(group, ending).await;
+    finish(&guardian.processes, ending).await;
     let lost = match lost {
         None if !permit.is_valid() => Some(reason(&permit).await),
         lost => lost,
@@ -88,57 +87,46 @@ pub(super) async fn run(
     // A later loss does not matter, because no command is guarded any more.
     drop(holding);
     let _ = permit.release().instrument(debug_span!("lock.release")).await;
-    if unguarded {
+    if is_unguarded {
         let message = format!("the command was killed with its guardian; {what} was released");
         return Err(Failure::new(Failure::LOST, message));
     }
-    match end {
-        End::Status(Ok(status)) => Ok(code(status)),
-        End::Status(Err(error)) => Err(Failure::new(Failure::UNAVAILABLE, error.to_string())),
-        End::Before(signal) => {
-            let message = format!("stopped by {signal} before the command began");
-            Err(Failure::new(Failure::signalled(signal as i32), message))
-        }
-    }
+    end.map(code).map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
 }
 
-/// Waits for the remaining processes of the group after the guardian has ended.
-async fn finish(group: Group, ending: Option<Ending>) {
+/// Waits for the remaining processes of the command after the guardian has ended.
+async fn finish(processes: &Descendants, ending: Option<Ending>) {
     match ending {
-        Some(ending) if !ending.finish().await => {
-            say("a child process survived SIGKILL; releasing the lock anyway".into()).await;
-        }
-        None if group.has_followers() => {
-            say("the command left processes behind: they run on without the lock".into()).await;
+        Some(ending) if !ending.finish(processes).await => say(survivors(processes)).await,
+        None if !processes.are_gone() => {
+            let names = processes.names();
+            let text = "the command left processes behind: they run on without the lock";
+            say(format!("{text}: {names}")).await;
         }
         _ => {}
     }
 }
 
-/// How supervision ended.
-enum End {
-    /// The guardian has ended, and the command with it if there was one.
-    Status(io::Result<ExitStatus>),
-    /// This signal arrived before the command started.
-    Before(Signal),
-}
-
-impl End {
-    fn is_killed(&self) -> bool {
-        matches!(self, Self::Status(Ok(status)) if status.signal().is_some())
+/// Returns the variables by which the command finds out about its lock.
+fn environment(
+    found: &FoundLock,
+    permit: &Permit,
+    holding: &Span,
+    socket: Option<&str>,
+) -> Environment {
+    let number = |number: Option<u64>| number.map(|number| number.to_string());
+    let mut environment = Environment::default();
+    environment.set("LOCK_NAME", Some(found.name.as_str().to_owned()));
+    environment.set("LOCK_HOLDER_ID", Some(permit.id().to_owned()));
+    // The value of an outer lock must not be mistaken for this lock's.
+    environment.set("LOCK_SLOT", number(permit.slot().map(u64::from)));
+    environment.set("LOCK_TOKEN_ID", number(permit.token_id()));
+    environment.set("LOCK_TOKEN", number(permit.fence()));
+    environment.set(SOCKET, socket.map(str::to_owned));
+    if let Some(parent) = traceparent(holding) {
+        environment.set("TRACEPARENT", Some(parent));
     }
-}
-
-/// State of the guardian. Signals end it before it is ready, and only the guardian would
-/// receive them until the command runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The guardian was started, and has no order to start the command.
-    Waits,
-    /// The guardian was ordered to start the command.
-    Starts,
-    /// The command runs.
-    Runs,
+    environment
 }
 
 /// Returns the reason of a loss that is certain.
@@ -154,7 +142,11 @@ struct Running<'a> {
     permit: &'a Permit,
     kill_after: Duration,
     guardian: Guardian,
-    stage: Stage,
+    /// The last validity sent to the guardian.
+    told: Moment,
+    /// Whether the command was started. Signals before that stay pending: they are for the
+    /// command.
+    is_started: bool,
     /// Whether the command is stopped until it may use the terminal.
     wants_terminal: bool,
     /// State of ending the command, if it is being ended.
@@ -163,70 +155,65 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
+    /// Orders the guardian to start the command.
+    fn start(&mut self, environment: Environment) {
+        // In this order, so that the command has the terminal from its start.
+        self.look_at_terminal();
+        let launch = Launch { kill_after: self.kill_after, environment };
+        self.guardian.orders.tell(&Order::Start(launch));
+        self.tell_valid();
+    }
+
+    fn tell_valid(&mut self) {
+        self.told = self.permit.valid_until();
+        self.guardian.orders.tell(&Order::Valid(self.told));
+    }
+
     /// Returns when the guardian has ended, which it does together with the command.
-    /// Before there is a command, also returns on a signal to end.
-    async fn until_it_ends(&mut self, signals: &mut Signals) -> End {
+    async fn until_it_ends(&mut self, signals: &mut Signals) -> io::Result<ExitStatus> {
         let permit = self.permit;
         let mut draining = false;
-        let mut killed = false;
         loop {
+            self.guardian.exclude_others();
             let act_at = permit.valid_until() - MARGIN - self.kill_after;
             let watched = self.lost.is_none();
-            let (ending, stage, told) = (self.ending, self.stage, self.guardian.told);
+            let (ending, told) = (self.ending, self.told);
             let kill = async {
                 match ending {
-                    Some(ending) => ending.kill_in_time().await,
+                    Some(ending) => ending.due().await,
                     None => std::future::pending().await,
                 }
             };
-            let signal = async {
-                match stage {
-                    Stage::Waits => signals.next_to_end().await,
-                    // Signals stay pending until the command runs.
-                    Stage::Starts => std::future::pending().await,
-                    Stage::Runs => signals.next().await,
-                }
-            };
+            let Guardian { process, reports, processes, .. } = &mut self.guardian;
             tokio::select! {
-                status = self.guardian.process.wait() => return End::Status(status),
-                report = self.guardian.reports.next() => self.hear(report),
-                signal = signal => match stage {
-                    Stage::Runs => self.guardian.group.signal(signal),
-                    Stage::Waits | Stage::Starts => {
-                        self.guardian.group.signal(Signal::SIGKILL);
-                        return End::Before(signal);
-                    }
-                },
-                () = permit.proved_after(told), if watched && stage != Stage::Waits => {
-                    self.guardian.tell_valid(permit.valid_until());
-                }
+                status = process.wait() => return status,
+                report = reports.next() => self.hear(report),
+                signal = signals.next(), if self.is_started => self.guardian.pass_on(signal),
+                () = permit.proved_after(told), if watched => self.tell_valid(),
                 reason = permit.lost(), if watched => self.lose(reason),
                 () = until(act_at), if watched => {
                     if act_at.left().is_zero() {
                         self.lose(LostReason::HeartbeatMissed);
                     }
                 }
-                () = tokio::time::sleep(LOOK_AT_TERMINAL), if stage != Stage::Waits => {
-                    self.look_at_terminal();
-                }
+                () = tokio::time::sleep(LOOK_AT_TERMINAL) => self.look_at_terminal(),
                 () = permit.draining(), if !draining => {
                     draining = true;
                     self.drain();
                 }
-                () = kill, if !killed => killed = true,
+                () = kill => {
+                    if let Some(ending) = &mut self.ending {
+                        ending.kill(processes);
+                    }
+                }
+                never = processes.awaited().reap_others() => match never {},
             }
         }
     }
 
     fn hear(&mut self, report: Option<Report>) {
         match report {
-            Some(Report::Ready) => {
-                // In this order, so that the command has the terminal from its start.
-                self.look_at_terminal();
-                self.guardian.tell_valid(self.permit.valid_until());
-                self.stage = Stage::Starts;
-            }
-            Some(Report::Runs) => self.stage = Stage::Runs,
+            Some(Report::Runs) => self.is_started = true,
             Some(Report::WantsTerminal) => {
                 let is_news = !self.wants_terminal;
                 self.wants_terminal = true;
@@ -238,20 +225,20 @@ impl Running<'_> {
                 }
             }
             // The guardian has ended or is about to.
-            None => {}
+            Some(Report::Ready) | None => {}
         }
     }
 
     fn look_at_terminal(&mut self) {
-        let group = self.guardian.group;
+        let processes = &self.guardian.processes;
         match self.terminal.lend(self.wants_terminal) {
             Foreground::Other => return,
-            Foreground::Command if self.wants_terminal => group.signal(Signal::SIGCONT),
+            Foreground::Command if self.wants_terminal => processes.signal(Signal::SIGCONT),
             // The command would never continue and would keep the lock. The kernel does
             // the same with a stopped job when its shell ends.
             Foreground::Gone if self.wants_terminal => {
-                group.signal(Signal::SIGHUP);
-                group.signal(Signal::SIGCONT);
+                processes.signal(Signal::SIGHUP);
+                processes.signal(Signal::SIGCONT);
             }
             Foreground::Command | Foreground::Gone => {}
         }
@@ -266,7 +253,7 @@ impl Running<'_> {
         self.end(how, latest);
         let what = self.found.what(self.permit.slot());
         // Do not wait for the reader of stderr.
-        let text = format!("{what} was lost: {reason}; the command {}", how.in_words());
+        let text = format!("{what} was lost: {reason}; {}", how.in_words());
         tokio::spawn(say(text));
         self.lost = Some(reason);
     }
@@ -277,39 +264,47 @@ impl Running<'_> {
             // If the lock is lost before then, the guardian kills the command in time.
             self.end(OnLost::Terminate, Moment::now() + self.kill_after);
         }
-        let then = if stop { "the command is ended" } else { "the command may finish" };
+        let then = if stop { "stopping the command" } else { "the command may finish" };
         tokio::spawn(say(format!("{}; {then}", self.found.draining(self.permit.slot()))));
     }
 
     fn end(&mut self, how: OnLost, latest: Moment) {
         if self.ending.is_none() {
             self.guardian.orders.tell(&Order::Ending);
-            self.ending = Ending::begin(self.guardian.group, how, self.kill_after, latest);
+            self.guardian.exclude_others();
+            self.ending = how.begin(&self.guardian.processes, self.kill_after, latest);
         }
     }
 }
 
-/// The guardian's process and its pipes.
-struct Guardian {
+/// The guardian's process and its pipes, and the processes of its command.
+pub(super) struct Guardian {
     process: Child,
-    group: Group,
+    pid: i32,
+    group: Pid,
+    processes: Descendants,
     orders: Outgoing<Order>,
     reports: Incoming<Report>,
-    /// The last validity sent to the guardian.
-    told: Moment,
 }
 
 impl Guardian {
-    /// Starts the guardian in its own process group. The command is started by the first
-    /// order.
-    fn start(
-        (program, fate): (&[OsString], &Fate),
-        found: &FoundLock,
-        permit: &Permit,
-        kill_after: Duration,
-        holding: &Span,
-        socket: Option<&str>,
-    ) -> io::Result<Self> {
+    /// Starts the guardian in its own process group, and waits until it has started all
+    /// processes that the command needs. Nothing is held yet: a limit on processes or
+    /// descriptors that prevents the command is reached here.
+    ///
+    /// If cancelled, the guardian ends.
+    pub async fn start(program: &[OsString], fate: &Fate) -> Result<Self, Failure> {
+        let mut guardian = Self::spawn(program, fate).map_err(|error| unguarded(&error))?;
+        if guardian.reports.next().await == Some(Report::Ready) {
+            return Ok(guardian);
+        }
+        // It has reported the cause.
+        let status = guardian.process.wait().await.map_err(|error| unguarded(&error))?;
+        Err(Failure::silent(code(status)))
+    }
+
+    fn spawn(program: &[OsString], fate: &Fate) -> io::Result<Self> {
+        let processes = Descendants::adopt()?;
         let (orders, from_us) = Outgoing::with_inlet()?;
         let (reports, to_us) = Incoming::with_outlet()?;
         let mut command = Command::new("/proc/self/exe");
@@ -318,38 +313,31 @@ impl Guardian {
             .arg("guardian")
             .arg(format!("--orders={}", from_us.as_raw_fd()))
             .arg(format!("--reports={}", to_us.as_raw_fd()))
-            .arg(format!("--kill-after={}ms", kill_after.as_millis()))
             .arg(format!("--on-lost={}", fate.on_lost))
             .arg("--")
             .args(program)
-            .env("LOCK_NAME", found.name.as_str())
-            .env("LOCK_HOLDER_ID", permit.id())
             .process_group(0);
-        let number = |number: Option<u64>| number.map(|number| number.to_string());
-        let values = [
-            ("LOCK_SLOT", number(permit.slot().map(u64::from))),
-            ("LOCK_TOKEN_ID", number(permit.token_id())),
-            ("LOCK_TOKEN", number(permit.fence())),
-            (SOCKET, socket.map(str::to_owned)),
-        ];
-        for (variable, value) in values {
-            match value {
-                Some(value) => command.env(variable, value),
-                // The value of an outer lock must not be mistaken for this lock's.
-                None => command.env_remove(variable),
-            };
-        }
-        if let Some(parent) = traceparent(holding) {
-            command.env("TRACEPARENT", parent);
-        }
-        let process = command.spawn()?;
+        let process = processes.awaited().start(|| command.spawn(), Child::id)?;
         let pid = process.id().and_then(|pid| i32::try_from(pid).ok());
-        let group = Group::led_by(pid.ok_or(io::ErrorKind::NotFound)?);
-        Ok(Self { process, group, orders, reports, told: permit.valid_until() })
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        let group = Pid::from_raw(pid);
+        let processes = processes.with_group(group);
+        Ok(Self { process, pid, group, processes, orders, reports })
     }
 
-    fn tell_valid(&mut self, until: Moment) {
-        self.orders.tell(&Order::Valid(until));
-        self.told = until;
+    /// Ends the guardian, whose command was not started.
+    pub async fn dismiss(self) {
+        let Self { mut process, orders, .. } = self;
+        drop(orders);
+        let _ = process.wait().await;
+    }
+
+    fn pass_on(&mut self, signal: Signal) {
+        self.exclude_others();
+        self.processes.pass_on(signal);
+    }
+
+    fn exclude_others(&mut self) {
+        self.processes.exclude_orphans_beside(self.pid);
     }
 }

@@ -8,9 +8,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::unistd::{tcgetpgrp, tcsetpgrp};
-
-use super::group::Group;
+use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// Keeps the terminal from stopping this process, and threads started from now on, while
 /// another group is in the foreground. Child processes inherit this; see [`like_others`].
@@ -48,13 +46,13 @@ pub(super) enum Foreground {
 /// The terminal of this process. When dropped, the terminal returns to this process's
 /// group, unless a shell has taken it since.
 pub(super) struct Terminal {
-    command: Group,
+    command: Pid,
     is_lent: bool,
 }
 
 impl Terminal {
     /// Creates the terminal for a command in this group.
-    pub fn of(command: Group) -> Self {
+    pub fn of(command: Pid) -> Self {
         Self { command, is_lent: false }
     }
 
@@ -65,8 +63,8 @@ impl Terminal {
         if foreground == self.command {
             return Foreground::Command;
         }
-        let is_ours = foreground == Group::own() && (is_wanted || is_input());
-        if !is_ours || tcsetpgrp(terminal, self.command.id()).is_err() {
+        let is_ours = foreground == getpgrp() && (is_wanted || is_input());
+        if !is_ours || tcsetpgrp(terminal, self.command).is_err() {
             return Foreground::Other;
         }
         self.is_lent = true;
@@ -80,13 +78,13 @@ impl Drop for Terminal {
             return;
         }
         let Some((terminal, foreground)) = open() else { return };
-        let is_free = || killpg(foreground.id(), None) == Err(Errno::ESRCH);
+        let is_free = || killpg(foreground, None) == Err(Errno::ESRCH);
         if foreground == self.command || is_free() {
-            let own = Group::own();
-            let _ = tcsetpgrp(terminal, own.id());
+            let own = getpgrp();
+            let _ = tcsetpgrp(terminal, own);
             if is_piped() {
                 // A pager that tried to read in the meantime was stopped.
-                own.signal(Signal::SIGCONT);
+                let _ = killpg(own, Signal::SIGCONT);
             }
         }
     }
@@ -94,12 +92,12 @@ impl Drop for Terminal {
 
 /// Opens the terminal of this session and returns its foreground group. Opened for each
 /// check, because an open terminal would outlive its window.
-fn open() -> Option<(File, Group)> {
+fn open() -> Option<(File, Pid)> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let terminal =
         OpenOptions::new().read(true).custom_flags(flags.bits()).open("/dev/tty").ok()?;
     let foreground = tcgetpgrp(&terminal).ok()?;
-    Some((terminal, Group::led_by(foreground.as_raw())))
+    Some((terminal, foreground))
 }
 
 /// Returns whether the command gets the terminal from its start. If the output is a pipe,

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
+use crate::cli::processes::Awaited;
 use crate::pressure::{Delivery, Queue, QueueError, Wait};
 
 /// First and longest time until an element returns whose command failed.
@@ -30,8 +30,10 @@ pub(super) struct Task {
     pub command: Vec<OsString>,
     /// The queue for elements whose command has failed this often.
     pub dead_letters: Option<(Queue, u64)>,
-    /// The signals that are forwarded to the commands.
+    /// The last signal that was forwarded to the commands.
     pub signals: watch::Receiver<Option<Signal>>,
+    /// The commands' first processes.
+    pub awaited: Awaited,
 }
 
 /// The outcome for an element.
@@ -92,28 +94,14 @@ impl Task {
         command.args(arguments).stdin(input).process_group(0);
         command.env("QUEUE_NAME", self.queue.name().as_str());
         command.env("QUEUE_DELIVERIES", count.to_string());
-        let mut child = command.spawn().map_err(|error| Failure::not_started(program, &error))?;
-        let ended = self.until_it_ends(&mut child).await;
-        ended.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
-    }
-
-    async fn until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
-        let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
-        let mut signals = self.signals.clone();
-        let forward = async {
-            while signals.changed().await.is_ok() {
-                let signal = *signals.borrow_and_update();
-                if let (Some(group), Some(signal)) = (group, signal) {
-                    // Fails if the group has ended.
-                    let _ = killpg(group, signal);
-                }
-            }
-            std::future::pending().await
-        };
-        tokio::select! {
-            status = child.wait() => status,
-            never = forward => never,
+        let started = self.awaited.start(|| command.spawn(), Child::id);
+        let mut child = started.map_err(|error| Failure::not_started(program, &error))?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+        let ended = child.wait().await;
+        if let Some(pid) = pid {
+            self.awaited.ended(pid);
         }
+        ended.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
     }
 
     async fn acknowledge(&self, delivery: Delivery) -> Result<(), Failure> {

@@ -16,9 +16,14 @@ use super::common::{Patience, count, failed, lease, stopped_by};
 use super::job::{Done, Task};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
+use crate::cli::processes::{Descendants, Ending};
 use crate::cli::signals::Signals;
 use crate::cli::target::QueueTarget;
+use crate::clock::Moment;
 use crate::pressure::{Delivery, Queue, QueueError};
+
+/// Time for the rest of a command to end after its first process was ended by a signal.
+const REST: Duration = Duration::from_secs(5);
 
 /// Arguments of `lockkeeper queue run`.
 #[derive(Debug, clap::Args)]
@@ -34,9 +39,9 @@ end of its command and the acknowledgement. With --attempts and --dead-letter, a
 command failed this often is moved to another queue, which must exist.
 
 run ends when the queue is closed and no element is left or in flight. After the first signal it takes \
-no more elements and waits for the commands; a second one is forwarded to them, and a third one kills \
-them. Their elements return to the queue. Commands that run when run itself is killed with SIGKILL \
-continue.")]
+no more elements and waits for the commands; a second one is forwarded to all of their processes, and a \
+third one kills these. Their elements return to the queue. What is left 5 s after the commands have ended \
+by a signal is killed. Commands that run when run itself is killed with SIGKILL continue.")]
 pub struct Arguments {
     #[command(flatten)]
     which: QueueTarget,
@@ -83,6 +88,8 @@ struct Running<'a> {
     jobs: JoinSet<Result<Done, Failure>>,
     getting: Option<BoxFuture<'static, Result<Delivery, QueueError>>>,
     forwarded: watch::Sender<Option<Signal>>,
+    /// The processes of all commands.
+    commands: Descendants,
     /// Number of elements with each outcome.
     processed: u64,
     returned: u64,
@@ -94,15 +101,22 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
         found = prepare(&arguments) => found?,
         signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
     };
+    let commands = Descendants::adopt().map_err(|error| {
+        Failure::new(Failure::UNAVAILABLE, format!("commands can't be supervised: {error}"))
+    })?;
+    let awaited = commands.awaited().clone();
+    let orphans = awaited.clone();
+    tokio::spawn(async move { orphans.reap_others().await });
     let (forwarded, forward) = watch::channel(None);
     let command = arguments.command.clone();
-    let task = Task { queue, command, dead_letters, signals: forward };
+    let task = Task { queue, command, dead_letters, signals: forward, awaited };
     let mut running = Running {
         arguments: &arguments,
         task: Arc::new(task),
         jobs: JoinSet::new(),
         getting: None,
         forwarded,
+        commands,
         processed: 0,
         returned: 0,
         dead: 0,
@@ -199,14 +213,30 @@ impl Running<'_> {
                 Some(End::Signal(signal)) => {
                     let is_second = self.forwarded.borrow().is_none();
                     let signal = if is_second { signal } else { Signal::SIGKILL };
+                    // Before the signal: a command that it ends has not failed.
                     self.forwarded.send_replace(Some(signal));
+                    if is_second { self.commands.pass_on(signal) } else { self.commands.kill() }
                 }
                 // The first one is reported.
                 Some(other) if matches!(end, End::Finished | End::Signal(_)) => end = other,
                 Some(_) | None => {}
             }
         }
+        self.end_the_rest().await;
         end
+    }
+
+    /// Ends what is left of commands that a signal has ended. What commands leave behind at
+    /// their own end runs on.
+    async fn end_the_rest(&self) {
+        if self.commands.are_gone() {
+            return;
+        }
+        let is_ended = self.forwarded.borrow().is_some()
+            && Ending::killing_at(Moment::now() + REST).finish(&self.commands).await;
+        if !is_ended {
+            say(format!("processes of the commands run on: {}", self.commands.names()));
+        }
     }
 
     fn note(
