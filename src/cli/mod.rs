@@ -34,6 +34,7 @@ mod validate;
 mod verify;
 mod waiters;
 mod waiting;
+mod within;
 
 use std::ffi::OsStr;
 use std::io::Write;

@@ -8,6 +8,7 @@ mod commands;
 mod draining;
 mod guarding;
 mod holding;
+mod limits;
 mod losing;
 mod management;
 mod manual;
