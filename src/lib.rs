@@ -71,6 +71,8 @@ pub mod plan;
 #[cfg(feature = "client")]
 pub mod pressure;
 #[cfg(feature = "client")]
+mod process_limit;
+#[cfg(feature = "client")]
 pub mod semaphore;
 #[cfg(feature = "client")]
 mod tls;

@@ -11,8 +11,9 @@ const ROOMS: &[(&str, &[&str], &[&str])] = &[
     ("plan", &[], &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"]),
     ("tls", &["plan"], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
     ("clock", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
-    ("semaphore", &["clock", "plan", "tls"], &["redis", "axum", "clap"]),
-    ("pressure", &["plan", "tls"], &["lapin", "reqwest", "axum", "clap"]),
+    ("process_limit", &[], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
+    ("semaphore", &["clock", "plan", "process_limit", "tls"], &["redis", "axum", "clap"]),
+    ("pressure", &["plan", "process_limit", "tls"], &["lapin", "reqwest", "axum", "clap"]),
     (
         "api",
         &["plan"],

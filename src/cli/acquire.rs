@@ -1,7 +1,7 @@
 //! Acquires a lock for `exec` and `hold`: options, progress messages, and exit codes of
 //! failures.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{Instrument, debug_span, field};
 
@@ -9,11 +9,19 @@ use super::common::duration;
 use super::failure::Failure;
 use super::target::{FoundLock, LockTarget};
 use super::waiting::Waiting;
-use crate::semaphore::{AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Permit};
+use super::within::within;
+use crate::semaphore::{
+    AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Moment, Permit, Wait,
+    until_ended,
+};
 
 /// Maximum time that a stopping process waits for the broker's answer to a claim that was
 /// given up.
 pub(super) const GIVEN_UP: Duration = Duration::from_secs(1);
+
+/// Maximum time for Kubernetes, and then for the broker, to answer a client that does not
+/// wait.
+const NO_WAIT: Duration = Duration::from_secs(5);
 
 /// How a lock is acquired.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,15 +42,16 @@ pub(super) struct Acquire {
     #[arg(long, value_name = "URL")]
     link: Option<String>,
 
-    /// Give up if no slot is acquired within this time. The lock delay of a slot whose
-    /// last holder crashed counts too: a shorter timeout gives up and leaves the
-    /// remainder to the next client [default: no limit]
+    /// Give up if no slot is acquired within this time. Connecting counts too, but is
+    /// allowed 3s at least. So does the lock delay of a slot whose last holder crashed: a
+    /// shorter timeout gives up and leaves the remainder to the next client [default: no
+    /// limit]
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_wait")]
     timeout: Option<Duration>,
 
-    /// Do not wait for other holders: give up if no slot is free. The lock delay of a
-    /// free slot whose last holder crashed is still waited for; use --timeout to limit
-    /// that
+    /// Do not wait for other holders: give up if no slot is free, or if the broker does not
+    /// answer within 5s. The lock delay of a free slot whose last holder crashed is still
+    /// waited for; use --timeout to limit that
     #[arg(long)]
     no_wait: bool,
 
@@ -78,7 +87,9 @@ pub(super) fn heartbeat(text: &str) -> Result<Duration, String> {
 impl Acquire {
     /// Finds the lock and acquires it. Cancel safe: if cancelled, nothing is held.
     pub async fn take(&self, target: &LockTarget) -> Result<(FoundLock, Client, Permit), Failure> {
-        let found = target.find().await?;
+        let started = Instant::now();
+        let limit = if self.no_wait { Some(NO_WAIT) } else { self.timeout };
+        let found = within(limit, "Kubernetes", find(target.clone())).await?;
         if self.priority > 0 && !found.has_order() {
             let message = format!(
                 "{} has no wait queue: its clients poll, and a priority has no effect. Omit --priority",
@@ -93,8 +104,18 @@ impl Acquire {
             lock.acquired = field::Empty,
             lock.slot = field::Empty,
         );
-        let acquired = self.acquire(&client, &found).instrument(span.clone()).await;
+        let wait = match (self.no_wait, self.timeout) {
+            (true, _) => Wait::No,
+            (false, Some(timeout)) => {
+                Wait::Until(Moment::now() + timeout.saturating_sub(started.elapsed()))
+            }
+            (false, None) => Wait::Forever,
+        };
+        let acquired = self.acquire(&client, &found, wait).instrument(span.clone()).await;
         span.record("lock.acquired", acquired.is_ok());
+        if acquired.is_err() {
+            until_ended(GIVEN_UP).await;
+        }
         let permit = acquired?;
         span.record("lock.slot", permit.slot());
         Ok((found, client, permit))
@@ -102,16 +123,24 @@ impl Acquire {
 
     /// Creates a client of the lock's broker. Does not connect.
     fn client(&self, found: &FoundLock) -> Client {
+        let defaults = ClientOptions::default();
+        let connect_timeout = if self.no_wait { NO_WAIT } else { defaults.connect_timeout };
         let options = ClientOptions {
+            connect_timeout,
             heartbeat: self.heartbeat,
             // This process acquires only one lock.
             warm: 0,
-            ..ClientOptions::default()
+            ..defaults
         };
         Client::new(found.settings.clone(), options)
     }
 
-    async fn acquire(&self, client: &Client, found: &FoundLock) -> Result<Permit, Failure> {
+    async fn acquire(
+        &self,
+        client: &Client,
+        found: &FoundLock,
+        wait: Wait,
+    ) -> Result<Permit, Failure> {
         let lock = found.lock(client);
         let options = AcquireOptions {
             identity: self.identity.clone().or_else(default_identity),
@@ -122,21 +151,23 @@ impl Acquire {
             lock_delay: found.lock_delay,
             ..AcquireOptions::default()
         };
-        let acquire = async {
-            match (self.no_wait, self.timeout) {
-                (true, _) => lock.try_acquire(&options).await,
-                (false, Some(timeout)) => lock.acquire_timeout(&options, timeout).await,
-                (false, None) => lock.acquire(&options).await,
-            }
-        };
         let waiting = Waiting::new(found, self.quiet);
+        let report = |error: &AcquireError| waiting.survived(error);
+        let acquiring = lock.acquire_through_outages(&options, wait, &report);
         let permit = tokio::select! {
-            permit = acquire => permit.map_err(|error| not_acquired(&error))?,
+            permit = acquiring => permit.map_err(|error| not_acquired(&error))?,
             never = waiting.show() => match never {},
         };
         waiting.ended(permit.slot());
         Ok(permit)
     }
+}
+
+/// Finds the lock, in a task of its own: a program that the kubeconfig names for the login
+/// blocks the task that runs it.
+async fn find(target: LockTarget) -> Result<FoundLock, Failure> {
+    let finding = tokio::spawn(async move { target.find().await }.in_current_span());
+    finding.await.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?
 }
 
 fn not_acquired(error: &AcquireError) -> Failure {

@@ -86,7 +86,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         println!("released {what}");
         Ok(())
     };
-    runtime.block_on(hold.instrument(span))
+    let result = runtime.block_on(hold.instrument(span));
+    // Otherwise the shutdown would wait for a name server that does not answer.
+    runtime.shutdown_background();
+    result
 }
 
 /// Returns the span for the time in which a lock is held.

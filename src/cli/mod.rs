@@ -35,6 +35,7 @@ mod validate;
 mod verify;
 mod waiters;
 mod waiting;
+mod within;
 
 use std::ffi::OsStr;
 use std::io::Write;

@@ -14,6 +14,7 @@ use super::failure::Failure;
 use super::kubernetes::{FoundObject, Kubernetes};
 use super::question::confirmed;
 use super::target;
+use super::within::within;
 use crate::api::revoke::RevokeRequest;
 use crate::api::{REVOKE, Semaphore};
 use crate::plan::clean_text;
@@ -69,7 +70,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let Some(name) = target::resource::<Semaphore>(&arguments.name) else {
         return Err(usage(format!("{:?} names no Semaphore: give sem/NAME", arguments.name)));
     };
-    let found: FoundObject<Semaphore> = arguments.kubernetes.find(name).await?;
+    let finding = arguments.kubernetes.find(name);
+    let found: FoundObject<Semaphore> =
+        within(Some(arguments.timeout), "Kubernetes", finding).await?;
     if found.object.metadata.deletion_timestamp.is_some() {
         return Err(usage(format!(
             "sem/{name} is being deleted, so its holders can't be revoked any more. Set deletionGuard to None to complete the deletion"

@@ -1,18 +1,20 @@
 //! Progress messages on stderr while waiting for a lock: its holders, updated in place on
 //! a terminal, and as occasional lines elsewhere.
 
-use std::cell::Cell;
 use std::convert::Infallible;
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::Notify;
 
 use super::target::FoundLock;
 use crate::plan::ErrorClass;
 use crate::plan::naming::Unit;
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
-use crate::semaphore::{Broker, BrokerOptions};
+use crate::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions};
 
 /// Waiting for less than this time is not reported.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -20,6 +22,10 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 /// Interval of messages on a terminal, and elsewhere.
 const ON_A_TERMINAL: Duration = Duration::from_secs(2);
 const ELSEWHERE: Duration = Duration::from_secs(30);
+
+/// Time after which an obstacle has passed if it was not reported again. Longer than the
+/// pause between two attempts.
+const PASSED: Duration = Duration::from_secs(15);
 
 /// Maximum number of holders in a message.
 const MAX_NAMED: usize = 5;
@@ -29,13 +35,49 @@ pub(super) struct Waiting<'a> {
     found: &'a FoundLock,
     started: Instant,
     quiet: bool,
-    said: Cell<bool>,
+    said: AtomicBool,
+    /// Why there is nothing to wait for at the moment, and when that was reported.
+    obstacle: Mutex<Option<(String, Instant)>>,
+    reported: Notify,
 }
 
 impl<'a> Waiting<'a> {
     /// Starts to measure the waiting time.
     pub fn new(found: &'a FoundLock, quiet: bool) -> Self {
-        Self { found, started: Instant::now(), quiet, said: Cell::new(false) }
+        Self {
+            found,
+            started: Instant::now(),
+            quiet,
+            said: AtomicBool::new(false),
+            obstacle: Mutex::default(),
+            reported: Notify::new(),
+        }
+    }
+
+    /// Takes note of an error that the acquisition survives. An outage is noticed by this
+    /// report itself.
+    pub fn survived(&self, error: &AcquireError) {
+        let why = match error {
+            AcquireError::NoSlots { .. } => "it was deleted, and must be created again".to_owned(),
+            AcquireError::Broker(error @ BrokerError::QuotaExceeded { .. }) => {
+                format!("{error}; trying again")
+            }
+            _ => return,
+        };
+        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = Some((why, Instant::now()));
+        self.reported.notify_one();
+    }
+
+    fn obstacle(&self) -> Option<String> {
+        let obstacle = self.obstacle.lock().unwrap_or_else(PoisonError::into_inner);
+        obstacle.as_ref().filter(|(_, at)| at.elapsed() < PASSED).map(|(why, _)| why.clone())
+    }
+
+    /// Returns when an obstacle other than this one is reported.
+    async fn other_obstacle(&self, known: Option<&str>) {
+        while self.obstacle().as_deref().is_none_or(|why| Some(why) == known) {
+            self.reported.notified().await;
+        }
     }
 
     /// Reports while it is polled. Cancel safe: its text on a terminal is removed.
@@ -44,7 +86,6 @@ impl<'a> Waiting<'a> {
             return std::future::pending().await;
         }
         tokio::time::sleep(AT_ONCE).await;
-        let broker = Broker::new(self.found.settings.clone(), BrokerOptions::default());
         let line = Line(stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}");
             let spinner = ProgressBar::new_spinner();
@@ -53,28 +94,36 @@ impl<'a> Waiting<'a> {
             spinner
         }));
         let what = self.found.wanted();
+        let mut broker = None;
         loop {
-            let who = who_holds(&broker, self.found).await;
+            let obstacle = self.obstacle();
+            let who = if let Some(why) = &obstacle {
+                // Its connection may be the one that the acquisition needs.
+                broker = None;
+                format!(": {why}")
+            } else {
+                let new = || Broker::new(self.found.settings.clone(), BrokerOptions::default());
+                who_holds(broker.get_or_insert_with(new), self.found).await
+            };
             let waited = in_words(self.started.elapsed());
+            let pause = if line.0.is_some() { ON_A_TERMINAL } else { ELSEWHERE };
             match &line.0 {
                 Some(spinner) => {
                     spinner.set_message(format!("waiting for {what}, {waited}{who}"));
-                    tokio::time::sleep(ON_A_TERMINAL).await;
                 }
                 None => {
-                    let waited =
-                        if self.said.get() { format!(", {waited}") } else { String::new() };
-                    self.said.set(true);
+                    let is_first = !self.said.swap(true, Ordering::Relaxed);
+                    let waited = if is_first { String::new() } else { format!(", {waited}") };
                     let _ = writeln!(stderr(), "lockkeeper: waiting for {what}{waited}{who}");
-                    tokio::time::sleep(ELSEWHERE).await;
                 }
             }
+            let _ = tokio::time::timeout(pause, self.other_obstacle(obstacle.as_deref())).await;
         }
     }
 
     /// Reports the end of waiting, if its start was reported.
     pub fn ended(&self, slot: Option<u32>) {
-        if self.said.get() {
+        if self.said.load(Ordering::Relaxed) {
             let (what, waited) = (self.found.what(slot), in_words(self.started.elapsed()));
             let _ = writeln!(stderr(), "lockkeeper: got {what} after {waited}");
         }

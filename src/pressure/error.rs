@@ -1,9 +1,12 @@
 //! Errors of a Redis server, classified by what resolves them. Only this module parses
 //! the server's error texts. Nothing here connects.
 
+use std::io;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::plan::{ErrorClass, clean_text};
+use crate::process_limit;
 
 /// Maximum length of a server's text in an error, in bytes.
 const DETAIL_BYTES: usize = 256;
@@ -19,6 +22,13 @@ pub enum StoreError {
     #[error("Redis can't be reached ({detail}): check host and port, and that the server runs")]
     Unreachable {
         /// The network error.
+        detail: String,
+    },
+    /// A limit of this process or machine prevents connections, for example the one of
+    /// open files. It says nothing about the server, and retrying is useless.
+    #[error("no connection to Redis can be opened: {detail}")]
+    ProcessLimit {
+        /// The limit, and how to raise it.
         detail: String,
     },
     /// The server rejected the user name or password, or requires them.
@@ -121,6 +131,7 @@ impl StoreError {
             | Self::WrongType { .. }
             | Self::ClusterUnsafe { .. } => ErrorClass::Invalid,
             Self::Unreachable { .. }
+            | Self::ProcessLimit { .. }
             | Self::Loading
             | Self::ReadOnly { .. }
             | Self::OutOfMemory
@@ -136,6 +147,7 @@ impl StoreError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "StoreUnreachable",
+            Self::ProcessLimit { .. } => "ProcessLimitReached",
             Self::AuthenticationFailed { .. } => "StoreAuthenticationFailed",
             Self::CertificateRefused { .. } => "StoreCertificateRefused",
             Self::PermissionDenied { .. } => "StorePermissionDenied",
@@ -169,7 +181,18 @@ impl StoreError {
     /// waiting operation may retry.
     pub(super) fn passes(&self) -> bool {
         self.class() == ErrorClass::Transient
-            && !matches!(self, Self::Unanswered { .. } | Self::Protocol { .. })
+            && !matches!(
+                self,
+                Self::ProcessLimit { .. } | Self::Unanswered { .. } | Self::Protocol { .. }
+            )
+    }
+
+    /// Converts an error of opening a socket.
+    pub(super) fn dialing(err: io::Error) -> Self {
+        match process_limit::behind(&err) {
+            Some(limit) => Self::ProcessLimit { detail: limit.to_owned() },
+            None => RedisError::from(err).into(),
+        }
     }
 
     /// Creates the error for an answer that was not understood.
@@ -297,6 +320,14 @@ mod tests {
         assert_eq!(coded("OOM"), "StoreOutOfMemory");
         let kind = ErrorKind::Server(ServerErrorKind::BusyLoading);
         assert_eq!(StoreError::from(RedisError::from((kind, "loading"))), StoreError::Loading);
+    }
+
+    #[test]
+    fn a_limit_of_this_process_is_no_outage_of_the_server() {
+        let error = StoreError::dialing(io::Error::from_raw_os_error(nix::libc::EMFILE));
+        assert_eq!(error.reason(), "ProcessLimitReached");
+        assert!(!error.passes(), "a wait ends");
+        assert!(error.to_string().contains("too many open files"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
 
 use crate::plan::{ErrorClass, clean_text};
-use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down};
+use crate::process_limit;
+use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down, is_queue_limit};
 
 /// The reason of an operation that found its connection closed.
 const CLOSED_BEFORE: &str = "the connection was closed before";
@@ -30,6 +31,13 @@ pub enum BrokerError {
         /// `host:port`.
         endpoint: String,
         /// The cause.
+        why: String,
+    },
+    /// A limit of this process or machine prevents connections, for example the one of
+    /// open files. It says nothing about the broker, and retrying is useless.
+    #[error("no connection to the broker can be opened: {why}")]
+    ProcessLimit {
+        /// The limit, and how to raise it.
         why: String,
     },
     /// The broker rejected the user name or password.
@@ -210,6 +218,7 @@ impl BrokerError {
                 ErrorClass::Waiting(Duration::from_secs(10))
             }
             Self::Unreachable { .. }
+            | Self::ProcessLimit { .. }
             | Self::NodeDown { .. }
             | Self::MutexLost { .. }
             | Self::ConnectionLost { .. }
@@ -225,6 +234,7 @@ impl BrokerError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "BrokerUnreachable",
+            Self::ProcessLimit { .. } => "ProcessLimitReached",
             Self::AuthenticationFailed { .. } => "AuthenticationFailed",
             Self::CertificateRefused { .. } => "CertificateRefused",
             Self::AccessRefused { .. } => "AccessRefused",
@@ -279,6 +289,9 @@ impl BrokerError {
 
     /// Converts an error of a socket on which at most the greeting was exchanged.
     pub(in crate::semaphore) fn reaching(error: &io::Error, endpoint: &str) -> Self {
+        if let Some(why) = process_limit::behind(error) {
+            return Self::ProcessLimit { why: why.to_owned() };
+        }
         let endpoint = endpoint.to_owned();
         match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             Some(error) => {
@@ -316,6 +329,13 @@ impl BrokerError {
             320 | 506 | 541 | 542 => Self::ConnectionLost { why },
             _ => Self::Protocol { why },
         }
+    }
+
+    /// Whether a limit on connections or channels was reached. Other clients use them up, so
+    /// it may pass at any moment: for example, the broker counts the connections of clients
+    /// that have just ended for a while. A limit on queues stays until a person acts.
+    pub(in crate::semaphore) fn is_limit_of_clients(&self) -> bool {
+        matches!(self, Self::QuotaExceeded { why } if !is_queue_limit(why))
     }
 
     /// Whether a connection attempt was cut off without a reason.
@@ -370,51 +390,4 @@ fn words(error: &LapinError) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
-
-    fn refused(kind: impl Into<AMQPErrorKind>, text: &str) -> LapinError {
-        ErrorKind::ProtocolError(AMQPError::new(kind.into(), text.into())).into()
-    }
-
-    #[test]
-    fn a_queue_whose_node_is_down_is_distinguished_from_a_deleted_one() {
-        let down = refused(
-            AMQPSoftError::NOTFOUND,
-            "NOT_FOUND - home node 'rabbit@b' of durable queue 'jobs-2-A' in vhost '/' is down or inaccessible",
-        );
-        assert_eq!(BrokerError::operating(&down, "jobs-2-A").reason(), "BrokerNodeDown");
-        let gone = refused(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'jobs-2-A' in vhost '/'");
-        assert_eq!(BrokerError::operating(&gone, "jobs-2-A").reason(), "BrokerProtocolError");
-    }
-
-    #[test]
-    fn refused_transient_queues_are_distinguished_from_a_lost_connection() {
-        // The message of 4.0.5 where the feature is not permitted.
-        let text = "INTERNAL_ERROR - Feature `transient_nonexcl_queues` is deprecated.\nIts use is not permitted per the configuration";
-        let refused = refused(AMQPHardError::INTERNALERROR, text);
-        let error = BrokerError::operating(&refused, "jobs-A-1");
-        assert_eq!(error.reason(), "TransientQueuesRefused");
-        assert_eq!(error.class(), ErrorClass::Invalid);
-        assert!(error.to_string().contains("AmqpLocksPython"), "{error}");
-    }
-
-    #[test]
-    fn a_limit_is_not_taken_for_a_missing_virtual_host() {
-        let limit = refused(
-            AMQPHardError::NOTALLOWED,
-            "NOT_ALLOWED - access to vhost 'x' refused for user 'u': connection limit (1) is reached",
-        );
-        assert_eq!(BrokerError::connecting(&limit, "h:1", "u", "x").reason(), "QuotaExceeded");
-        let missing = refused(AMQPHardError::NOTALLOWED, "NOT_ALLOWED - vhost x not found");
-        assert_eq!(BrokerError::connecting(&missing, "h:1", "u", "x").reason(), "VhostNotFound");
-    }
-
-    #[test]
-    fn a_text_from_the_broker_can_not_carry_control_characters() {
-        let nasty = refused(AMQPSoftError::PRECONDITIONFAILED, "a\u{1b}[31m\nb");
-        let shown = BrokerError::operating(&nasty, "q\n").to_string();
-        assert!(!shown.chars().any(char::is_control), "{shown:?}");
-    }
-}
+mod tests;

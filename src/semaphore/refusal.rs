@@ -41,10 +41,15 @@ pub fn is_limit(text: &str) -> bool {
     let number = end.strip_suffix(") is reached").unwrap_or_default();
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     is_number
-        || text.starts_with("PRECONDITION_FAILED - cannot declare queue '")
+        || is_queue_limit(text)
         // "number of channels opened for user 'u' has reached the maximum allowed user
         // limit of (10)"
         || text.starts_with("NOT_ALLOWED - number of channels opened ")
+}
+
+/// Whether the text of a reached limit is about the number of queues.
+pub fn is_queue_limit(text: &str) -> bool {
+    text.starts_with("PRECONDITION_FAILED - cannot declare queue '")
 }
 
 /// Whether a 403 means that another client is the queue's exclusive consumer. Otherwise

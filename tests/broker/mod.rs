@@ -16,6 +16,7 @@ mod profiles;
 mod proxy;
 mod records;
 mod resizing;
+mod slowness;
 mod token;
 mod waiting;
 

@@ -12,6 +12,7 @@ mod fencing;
 mod foreign;
 mod holding;
 mod mutex;
+mod obstacles;
 mod outages;
 mod permissions;
 mod processes;

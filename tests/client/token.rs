@@ -198,10 +198,12 @@ async fn a_semaphore_without_tokens_is_waited_for_and_one_that_is_not_there_is_n
     broker(&vhost).resize(&classic(), to, desired, &CancellationToken::new()).await.unwrap();
     let permit = task.await.unwrap().unwrap();
     assert_eq!(permit.verify().await, Ok(Verdict::Held));
-    // Clients that wait when it is deleted are notified.
+    // Clients that wait when it is deleted wait until it is created again.
     let task = waiting(&vhost, &classic(), any()).await;
     vhost.delete(QUEUE).await;
-    assert_eq!(task.await.unwrap().unwrap_err(), missing);
+    create(&vhost, &classic(), 1).await;
+    let permit = task.await.unwrap().unwrap();
+    assert_eq!(permit.verify().await, Ok(Verdict::Held));
 }
 
 #[tokio::test(flavor = "multi_thread")]

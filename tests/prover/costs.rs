@@ -13,7 +13,9 @@ with_protocols! {
     }
 }
 
-/// Counts, not times: they do not depend on the load of the machine.
+/// Counts, not times. Of the samples of each operation, the one with the fewest counts: on a busy
+/// machine, requests that are sent together are some time apart, and look as if the second
+/// depended on the first answer, and a sample lasts until the holder verifies its slot by itself.
 async fn verifying_and_releasing_cost_what_the_protocol_document_says(protocol: Protocol) {
     let vhost = Vhost::create().await;
     let driver = our_driver(protocol);
@@ -28,7 +30,7 @@ async fn verifying_and_releasing_cost_what_the_protocol_document_says(protocol: 
         let warm = |row: &&Value| row["operation"] == name && row["first"] == false;
         let row = rows.iter().find(warm).unwrap_or_else(|| panic!("no {name}: {report}"));
         assert!(row["counts"]["client"]["bytes"].as_u64() > Some(0), "{row}");
-        (row["counts"]["client"]["methods"].clone(), row["round_trips"]["on_wire"].clone())
+        (row["fewest_methods"].clone(), row["round_trips"]["on_wire"].clone())
     };
     let verify = if matches!(protocol, Protocol::Token(_)) { 1 } else { 2 };
     assert_eq!(of("verify"), (verify.into(), 1.0.into()), "{report}");

@@ -276,6 +276,7 @@ mod tests {
             first: false,
             samples: 15,
             counts,
+            fewest_methods: 4,
             most_methods: 7,
             time_ms: Some(1.25),
             round_trips: Some(RoundTrips { by_time, on_wire: 2.0 }),

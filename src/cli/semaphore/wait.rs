@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::duration;
 use crate::cli::failure::Failure;
+use crate::cli::within::within;
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::Observed;
 
@@ -43,7 +44,7 @@ enum Until {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let target = arguments.which.find().await?;
+    let target = within(arguments.timeout, "Kubernetes", arguments.which.find()).await?;
     let name = &target.found.name;
     if arguments.slot.is_some() && !name.has_slots() {
         let message = "tokens have no numbers: leave --slot out, to wait for all of them";
@@ -74,7 +75,8 @@ pub(in crate::cli) async fn until(
 ) -> Result<(), Failure> {
     let started = Instant::now();
     loop {
-        let (what, is_held) = look().await?;
+        let left = timeout.map(|limit| limit.saturating_sub(started.elapsed()));
+        let (what, is_held) = within(left, "the broker", look()).await?;
         if is_held == held {
             return Ok(());
         }

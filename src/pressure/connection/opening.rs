@@ -186,7 +186,7 @@ impl Opener {
             Purpose::Shared => self.options.response_timeout,
             Purpose::Own(patience) => patience,
         };
-        let stream = TcpStream::connect((host, port)).await.map_err(RedisError::from)?;
+        let stream = TcpStream::connect((host, port)).await.map_err(StoreError::dialing)?;
         tune(&stream).map_err(RedisError::from)?;
         let connection = match &self.settings.tls {
             None => Connection::over(stream, limit).await,

@@ -21,6 +21,7 @@ use super::identity::greet;
 use super::lane::IdleLanes;
 use super::new_id;
 use super::unanswered::Unanswered;
+use crate::process_limit;
 use crate::semaphore::error::BrokerError;
 
 /// The number of channels that RabbitMQ allows by default. A broker that proposes it is
@@ -56,11 +57,19 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// Connects. `role` is appended to the client's name, so that an operator of the
-    /// broker sees the purpose of each connection.
+    /// Connects within the endpoint's time limit. `role` is appended to the client's name,
+    /// so that an operator of the broker sees the purpose of each connection.
     ///
     /// Cancel safe: a dropped attempt closes its socket.
     pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        let limit = endpoint.connect_timeout;
+        tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
+            let why = format!("no answer within {limit:?}");
+            Err(BrokerError::Unreachable { endpoint: endpoint.address(), why })
+        })
+    }
+
+    async fn open_twice(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
         match Self::open_once(endpoint, role).await {
             // A broker rejects the client certificate only after the handshake. Whether
             // its reason arrives or the connection just breaks is a race.
@@ -91,11 +100,13 @@ impl Conn {
             .with_client_property("instance".into(), new_id().into())
             .with_client_property("qpid.close_when_no_route".into(), "false".into());
 
-        let unreachable = |why: &str| BrokerError::Unreachable {
-            endpoint: endpoint.address(),
-            why: why.to_owned(),
+        let failed = |error: lapin::Error| {
+            let (user, vhost) = (&settings.username, &settings.vhost);
+            BrokerError::connecting(&error, &endpoint.address(), user, vhost)
         };
-        let runtime = lapin::runtime::default_runtime().map_err(|e| unreachable(&e.to_string()))?;
+        process_limit::check_threads()
+            .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
+        let runtime = lapin::runtime::default_runtime().map_err(failed)?;
         let attempt = Attempt { socket: Arc::default(), kept: false };
         let shared = Arc::clone(&attempt.socket);
         let patience = endpoint.connect_timeout;
@@ -123,17 +134,7 @@ impl Conn {
             },
             properties,
         );
-        let lapin = tokio::time::timeout(patience, connect)
-            .await
-            .map_err(|_| unreachable(&format!("no answer within {patience:?}")))?
-            .map_err(|error| {
-                BrokerError::connecting(
-                    &error,
-                    &endpoint.address(),
-                    &settings.username,
-                    &settings.vhost,
-                )
-            })?;
+        let lapin = connect.await.map_err(failed)?;
         let features = match endpoint.features.get() {
             Some(features) => *features,
             None => {

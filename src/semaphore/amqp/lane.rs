@@ -234,10 +234,19 @@ impl Lane {
         self.busy = true;
         let answer = tokio::time::timeout(self.limit, operation).await;
         self.busy = false;
-        Some(match answer.ok()? {
+        Some(self.answered(queue, answer.ok()?))
+    }
+
+    /// Distinguishes a refusal from an error of the connection.
+    fn answered<T>(
+        &mut self,
+        queue: &str,
+        answer: Result<T, lapin::Error>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        match answer {
             Ok(value) => Ok(Ok(value)),
             Err(error) => self.refused(&error, queue).map(Err),
-        })
+        }
     }
 
     /// Classifies an error as a refusal, which closed only this channel, or as fatal for

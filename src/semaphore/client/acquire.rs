@@ -33,6 +33,8 @@ struct Acquisition<'a> {
     options: &'a AcquireOptions,
     id: String,
     until: Option<Moment>,
+    /// Set once the lock was found to exist.
+    existed: &'a mut bool,
     turn: Turn,
     /// Which slots the next attempt tries.
     place: Place,
@@ -50,19 +52,22 @@ enum Turn {
 }
 
 impl Lock {
-    /// Acquires a slot with the given protocol.
+    /// Acquires a slot with the given protocol. Sets `existed` once the lock was found to
+    /// exist.
     pub(super) async fn acquire_slot(
         &self,
         how: &dyn ClientProtocol,
         options: &AcquireOptions,
         wait: Wait,
+        existed: &mut bool,
     ) -> Result<Permit, AcquireError> {
         let id = new_id();
         if wait == Wait::No {
             return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
         }
         let (until, turn, place) = (wait.until(), Turn::Outside, Place::OrWait { lost: 0 });
-        Acquisition { lock: self, how, options, id, until, turn, place, patience: PATIENCE }
+        let patience = PATIENCE;
+        Acquisition { lock: self, how, options, id, until, existed, turn, place, patience }
             .run()
             .await
     }
@@ -128,7 +133,10 @@ impl Acquisition<'_> {
                 // now.
                 AcquireError::Full { .. }
                 | AcquireError::Contended { .. }
-                | AcquireError::Lost { .. } => true,
+                | AcquireError::Lost { .. } => {
+                    *self.existed = true;
+                    true
+                }
                 AcquireError::NoSlots { .. } => !matches!(self.turn, Turn::Polling(_)),
                 _ => false,
             };
@@ -146,6 +154,7 @@ impl Acquisition<'_> {
             self.turn = Turn::Polling(PAUSES.0);
             return Ok(());
         };
+        *self.existed = true;
         self.place = first_place(&waiter, self.options);
         self.turn = Turn::Joined(Box::new(waiter));
         Ok(())

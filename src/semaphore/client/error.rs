@@ -9,7 +9,9 @@ use crate::semaphore::error::BrokerError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// There is no slot 1: the semaphore does not exist, or has 0 slots.
+    /// There is no slot 1: the semaphore does not exist, or has 0 slots. A client that
+    /// waits for a lock which is deleted meanwhile gets this error only when its limit has
+    /// passed.
     #[error("the lock {lock:?} has no slots: create it, or give it slots")]
     NoSlots {
         /// The lock.

@@ -73,45 +73,54 @@ impl Lock {
     /// after a release of its own. [`AcquireOptions::barge`] disables this.
     ///
     /// Once this client has been connected, waiting survives broker restarts, closed
-    /// connections, failovers and blocked publishers. The client reconnects after pauses
-    /// of up to 5 s. The place in the wait queue is lost each time.
+    /// connections, failovers and blocked publishers. It also survives a limit on
+    /// connections or channels, and the deletion of a lock that this call has found: it
+    /// waits until the lock is created again. The client retries after pauses of up to 5 s.
+    /// The place in the wait queue is lost each time.
     ///
     /// # Errors
     ///
-    /// * [`AcquireError::NoSlots`] if there is nothing to wait for.
+    /// * [`AcquireError::NoSlots`] if the lock does not exist when the call begins.
     /// * [`AcquireError::Broker`] if the client was never connected, or if a person must
-    ///   act, for example because the broker rejects the user.
+    ///   act, for example because the broker rejects the user, or because this process has
+    ///   too many open files.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves no slot held. A slot that was being taken is freed with
     /// its connection. The place in the wait queue is lost.
     pub async fn acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        self.acquire_through_outages(options, Wait::Forever).await
+        self.acquire_through_outages(options, Wait::Forever, &|_| {}).await
     }
 
     /// Acquires a slot that is free now, without waiting for another holder. Takes a free
     /// slot even if other clients wait for it.
     ///
     /// If the last holder of that slot ended without releasing it, the call waits for the
-    /// lock delay. Use [`Lock::acquire_timeout`] to limit this time. Cancel safe like
-    /// [`Lock::acquire`].
+    /// lock delay. Use [`Lock::acquire_timeout`] to limit this time. A broker that does not
+    /// answer ends the call after [`ClientOptions::connect_timeout`] or
+    /// [`ClientOptions::operation_timeout`]. Cancel safe like [`Lock::acquire`].
+    ///
+    /// [`ClientOptions::connect_timeout`]: super::ClientOptions::connect_timeout
+    /// [`ClientOptions::operation_timeout`]: super::ClientOptions::operation_timeout
     ///
     /// # Errors
     ///
     /// Those of [`Lock::acquire`]; [`AcquireError::Full`] if no slot is free.
     pub async fn try_acquire(&self, options: &AcquireOptions) -> Result<Permit, AcquireError> {
-        self.acquire_through_outages(options, Wait::No).await
+        self.acquire_through_outages(options, Wait::No, &|_| {}).await
     }
 
-    /// Acquires a slot, waiting at most `limit`, which includes the lock delay. Cancel
-    /// safe like [`Lock::acquire`].
+    /// Acquires a slot, waiting at most `limit`, which includes connecting and the lock
+    /// delay. If the broker does not answer, the call ends at `limit` while it connects for
+    /// the first time, which takes 3 s at least, and otherwise up to 2 s after `limit`, or 5
+    /// s after its begin. Cancel safe like [`Lock::acquire`].
     ///
     /// # Errors
     ///
     /// Those of [`Lock::acquire`]. After `limit`, the error is the reason why there was
-    /// no slot. Examples are [`AcquireError::Full`], and [`AcquireError::Unavailable`] if
-    /// the broker was not reachable.
+    /// no slot. Examples are [`AcquireError::Full`], [`AcquireError::NoSlots`] if the lock
+    /// was deleted, and [`AcquireError::Unavailable`] if the broker was not reachable.
     ///
     /// If `limit` ends during the lock delay, the error is [`AcquireError::Resting`]. The
     /// elapsed part of the delay is saved on the broker. Attempts with short limits
@@ -122,7 +131,7 @@ impl Lock {
         limit: Duration,
     ) -> Result<Permit, AcquireError> {
         let wait = Wait::Until(Moment::now() + limit);
-        self.acquire_through_outages(options, wait).await
+        self.acquire_through_outages(options, wait, &|_| {}).await
     }
 
     /// Acquires a slot, runs `body` under it and releases it. Waits at most `limit`, if

@@ -1,7 +1,7 @@
 //! What all clones of a client share: its connections, and what it remembers of locks.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::memory::Memory;
@@ -28,6 +28,8 @@ pub struct Shared {
     pub pool: Arc<Pool>,
     pub remembered: Mutex<HashMap<LockName, Memory>>,
     pub checked: Checked,
+    /// Number of acquisitions in progress.
+    pub acquiring: AtomicUsize,
 }
 
 impl Shared {
@@ -54,6 +56,7 @@ impl Shared {
             options,
             remembered: Mutex::default(),
             checked: Checked::default(),
+            acquiring: AtomicUsize::new(0),
         }
     }
 

@@ -12,13 +12,15 @@ use crate::semaphore::protocol::token::client::{HeldFacts, Request, Taken, take}
 use crate::semaphore::session::offered;
 
 impl Lock {
-    /// Runs the whole acquisition, from the first request to the permit.
+    /// Runs the whole acquisition, from the first request to the permit. Sets `existed` once
+    /// the token queue was found to exist.
     ///
     /// Cancel safe: a token in flight is requeued when the connection closes.
     pub(super) async fn acquire_token(
         &self,
         options: &AcquireOptions,
         wait: Wait,
+        existed: &mut bool,
     ) -> Result<Permit, AcquireError> {
         let id = new_id();
         let mut hold = self.shared().pool.take().await?;
@@ -32,6 +34,7 @@ impl Lock {
             priority: options.priority,
             facts: facts(&id, options),
             wait,
+            existed,
         };
         let error = match take(request).await? {
             Taken::Yes(HeldFacts { held, token_id, fence, sent }) => {

@@ -33,6 +33,8 @@ pub struct Request<'a> {
     /// The holder's description of itself.
     pub facts: FieldTable,
     pub wait: Wait,
+    /// Set once the token queue was found to exist.
+    pub existed: &'a mut bool,
 }
 
 /// The result of a request.
@@ -80,6 +82,7 @@ pub async fn take(request: Request<'_>) -> Result<Taken, BrokerError> {
     let queue = request.lock.token_queue();
     let mut lane = Lane::take(request.conn).await?;
     let mut waited = get(&mut lane, &queue).await?;
+    *request.existed |= !matches!(waited, Waited::Missing);
     if matches!(waited, Waited::Nothing) && request.wait != Wait::No {
         waited = consume(&mut lane, &queue, &request).await?;
     }
