@@ -17,7 +17,9 @@ mod memory;
 mod networks;
 mod outages;
 mod patience;
+mod places;
 mod readers;
+mod streams;
 mod terminals;
 
 use std::process::Stdio;
