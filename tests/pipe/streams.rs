@@ -212,7 +212,7 @@ async fn a_stall_of_the_server_beyond_the_timeout_costs_a_get_no_element() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn run_takes_no_more_elements_once_nobody_reads_its_output() {
+async fn run_takes_no_more_elements_once_its_output_has_no_reader() {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 50).as_bytes()).await;
