@@ -59,6 +59,9 @@
 //!
 //! A module imports only modules of lower layers. `plan` is the lowest layer.
 
+// These macros panic if the stream is closed. `cli` has `output::write` and `say` instead.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 #[cfg(feature = "operator")]
 pub mod api;
 #[cfg(feature = "cli")]

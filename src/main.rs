@@ -1,5 +1,7 @@
 //! The program `lockkeeper`. See the library's [`lockkeeper::cli`] for the commands.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -102,6 +102,11 @@ fn every_hazard_of_a_semaphore_has_a_test_or_an_answer() {
 }
 
 #[test]
+fn every_hazard_of_a_standard_stream_has_a_test_or_an_answer() {
+    check_rows('S', 10);
+}
+
+#[test]
 fn every_hazard_of_the_operator_has_a_test_or_an_answer() {
     check_rows('K', 30);
 }

@@ -33,6 +33,7 @@ mod queue;
 mod rooms;
 mod scale;
 mod store;
+mod streams;
 
 use support::{
     api_server, audit, authority, canaries, collector, environment, evaluator, own_server,

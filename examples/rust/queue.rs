@@ -10,7 +10,7 @@
 //! ```
 
 use std::error::Error;
-use std::io::{Write, stdin, stdout};
+use std::io::{BufRead, Write, stdin, stdout};
 
 use lockkeeper::{Queue, QueueError, Wait};
 
@@ -29,8 +29,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn put(queue: &Queue) -> Result<(), Box<dyn Error>> {
-    for line in stdin().lines() {
-        queue.put(line?.as_bytes()).await?;
+    // Bytes: a line need not be text.
+    for line in stdin().lock().split(b'\n') {
+        queue.put(line?).await?;
     }
     Ok(queue.close(Wait::Forever).await?)
 }

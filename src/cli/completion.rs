@@ -1,8 +1,7 @@
 //! `lockkeeper completion`: generates shell completions for the arguments.
 
-use std::io::{Write, stdout};
-
 use super::failure::Failure;
+use super::output;
 
 /// Arguments of `lockkeeper completion`.
 #[derive(Debug, clap::Args)]
@@ -15,7 +14,5 @@ pub struct Arguments {
 pub(super) fn run(arguments: &Arguments, command: &mut clap::Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, command, "lockkeeper", &mut script);
-    stdout()
-        .write_all(&script)
-        .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
+    output::write(&script)
 }

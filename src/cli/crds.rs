@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use kube::ResourceExt;
 
 use super::failure::Failure;
+use super::output;
 use crate::api::all_crds;
 
 /// Arguments of `lockkeeper crds`.
@@ -16,11 +17,12 @@ pub struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut all = String::new();
     for crd in all_crds() {
         let yaml = serde_yaml::to_string(&crd)
             .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))?;
         match &arguments.output_dir {
-            None => print!("---\n{yaml}"),
+            None => all.extend(["---\n", &yaml]),
             Some(directory) => {
                 let file = directory.join(format!("{}.yaml", crd.spec.names.plural));
                 let text = format!(
@@ -34,5 +36,5 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    Ok(())
+    output::write(&all)
 }

@@ -2,7 +2,6 @@
 //! administrator. It is the driver by which `lockkeeper-prove` judges them. See
 //! docs/proving.md for the requests.
 
-use std::io::{Write, stdout};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 use super::acquire::heartbeat;
 use super::common::in_runtime;
 use super::failure::Failure;
+use super::output;
 use super::semaphore::target::LockOnBroker;
+use super::streams::Stdin;
 use super::target::LockLocation;
 use crate::plan::semaphore::DesiredSlots;
 use crate::semaphore::{
@@ -86,6 +87,8 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 async fn drive(arguments: Arguments) -> Result<(), Failure> {
+    // Otherwise the end of an input that was closed would end it without a word.
+    Stdin::open_or_fail()?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut driven: Option<Driven> = None;
     loop {
@@ -121,11 +124,9 @@ fn usage(message: &str) -> Failure {
 }
 
 fn write(line: &Line) -> Result<(), Failure> {
-    let mut out = stdout().lock();
-    let written = serde_json::to_string(line)
-        .map_err(std::io::Error::from)
-        .and_then(|line| writeln!(out, "{line}").and_then(|()| out.flush()));
-    written.map_err(|error| Failure::new(Failure::CANT_CREATE, format!("stdout: {error}")))
+    let line = serde_json::to_string(line);
+    let line = line.map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))?;
+    output::write(&(line + "\n"))
 }
 
 /// Resolves with the reason when the slot is lost, once. Cancel safe.

@@ -45,6 +45,9 @@ impl Failure {
     /// The command was not found, as in shells.
     pub const NOT_FOUND: u8 = 127;
 
+    /// The reader of standard output has ended, as after SIGPIPE in shells.
+    pub const NO_READER: u8 = 141;
+
     /// Creates a failure with this exit code and message.
     #[must_use]
     pub fn new(code: u8, message: impl Into<String>) -> Self {

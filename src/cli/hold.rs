@@ -3,8 +3,9 @@
 use tracing::{Instrument, Span, debug_span, field};
 
 use super::acquire::{Acquire, GIVEN_UP};
-use super::common::runtime;
+use super::common::{runtime, say};
 use super::failure::Failure;
+use super::output;
 use super::signals::Signals;
 use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
@@ -63,14 +64,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         };
         let what = found.what(permit.slot());
-        println!("holding {what}");
+        let announced = output::write(&format!("holding {what}\n"));
         let holding = held(&found, &permit);
         tokio::select! {
             why = lost(&permit) => {
                 holding.record("lock.lost", &why);
                 let message = format!("{what} was lost: {why}. Stop the guarded work");
                 if arguments.on_lost == OnLost::Warn {
-                    eprintln!("lockkeeper: {message}");
+                    say(message);
                     signals.next().await;
                     return Err(Failure::silent(Failure::LOST));
                 }
@@ -78,13 +79,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             () = drained(&permit, &found, arguments.on_drain) => {}
             _ = signals.next() => {}
+            () = std::future::ready(()), if announced.is_err() => {}
         }
         // The lock may have been lost just now. Nothing is guarded any more in either case.
         drop(holding);
         let _ = permit.release().instrument(debug_span!("lock.release")).await;
         client.close().await;
-        println!("released {what}");
-        Ok(())
+        announced?;
+        output::write(&format!("released {what}\n"))
     };
     let result = runtime.block_on(hold.instrument(span));
     // Otherwise the shutdown would wait for a name server that does not answer.
@@ -110,7 +112,7 @@ async fn lost(permit: &Permit) -> String {
 /// Waits until a held slot is to be released because it is draining.
 async fn drained(permit: &Permit, found: &FoundLock, on_drain: OnDrain) {
     permit.draining().await;
-    eprintln!("lockkeeper: {}", found.draining(permit.slot()));
+    say(found.draining(permit.slot()));
     if on_drain == OnDrain::Finish {
         std::future::pending::<()>().await;
     }

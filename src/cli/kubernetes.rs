@@ -55,6 +55,17 @@ impl Kubernetes {
         Ok(())
     }
 
+    /// Returns the options that were given, each with its value.
+    pub fn arguments(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let file = self.kubeconfig.as_ref().map(|file| file.display().to_string());
+        let all = [
+            ("--namespace", self.namespace.clone()),
+            ("--context", self.context.clone()),
+            ("--kubeconfig", file),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    }
+
     /// Determines the API server and the credentials. Does not connect.
     pub async fn connect(&self) -> Result<Cluster, Failure> {
         let options =

@@ -1,12 +1,12 @@
 //! `lockkeeper man`: generates the manual pages.
 
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 
 use clap::Command;
 use clap_mangen::Man;
 
 use super::failure::Failure;
+use super::output;
 
 /// Arguments of `lockkeeper man`.
 #[derive(Debug, clap::Args)]
@@ -19,7 +19,7 @@ pub struct Arguments {
 pub(super) fn run(arguments: &Arguments, mut command: Command) -> Result<(), Failure> {
     command.build();
     match &arguments.output {
-        None => stdout().write_all(&page(&command)?).map_err(|error| failed("the page", &error)),
+        None => output::write(&page(&command)?),
         Some(directory) => write_all(&command, "lockkeeper", directory),
     }
 }

@@ -15,6 +15,7 @@ use serde_json::Value;
 pub(super) use self::check::{Checker, Object};
 use super::common::say;
 use super::failure::Failure;
+use super::streams::{Stdin, unreadable};
 use crate::api::GROUP;
 
 /// The files to read.
@@ -123,9 +124,8 @@ pub(super) fn read_all<'a>(
     for file in files {
         if file == Path::new("-") {
             let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map_err(|error| {
-                Failure::new(Failure::CANT_READ, format!("standard input: {error}"))
-            })?;
+            let mut stdin = &Stdin::open_or_fail()?;
+            stdin.read_to_string(&mut text).map_err(|error| unreadable(&error))?;
             contents.add("<stdin>", &text);
         } else {
             let mut found = Vec::new();

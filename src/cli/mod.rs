@@ -27,7 +27,9 @@ mod question;
 mod queue;
 mod revoke;
 mod semaphore;
+mod shell;
 mod signals;
+mod streams;
 mod suspend;
 mod target;
 mod telemetry;
@@ -38,18 +40,24 @@ mod waiting;
 mod within;
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::common::in_runtime;
+use self::common::{in_runtime, say};
 pub use self::failure::Failure;
+
+/// Exit codes about the standard streams, which all subcommands share.
+const EXIT_CODES: &str = "\
+Exit codes of all subcommands: 64 invalid usage; 73 standard output can't be written; 74 standard \
+input can't be read; 141 the reader of standard output has closed it, without a message. Further ones \
+are in the help of each subcommand.";
 
 /// Distributed locks in RabbitMQ and bounded queues in Redis, as Kubernetes objects.
 #[derive(Debug, Parser)]
-#[command(name = "lockkeeper", version, about, propagate_version = true)]
+#[command(name = "lockkeeper", version, about, propagate_version = true, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -108,20 +116,17 @@ enum Verb {
 #[must_use]
 pub fn main() -> ExitCode {
     if let Some(result) = exec::as_a_part() {
-        return exit(result);
+        return exit_code(result);
     }
     signals::notice_children();
+    signals::survive_file_size_limit();
     // Clap exits with 2 on invalid usage; this program uses sysexits throughout.
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing more can be done if this can't be printed either.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { Failure::USAGE } else { 0 });
-        }
+        Err(error) => return printed(&error),
     };
-    exit(match cli.verb {
+    exit_code(match cli.verb {
         Verb::Operator(arguments) => operator::run(arguments),
         Verb::Crds(arguments) => crds::run(&arguments),
         Verb::Exec(arguments) => exec::run(&arguments),
@@ -146,18 +151,28 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Prints the message of a failure, and returns its exit code.
-fn exit(result: Result<(), Failure>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if let Some(message) = failure.message {
-                // A closed stderr must not change the exit code.
-                let _ = writeln!(std::io::stderr(), "lockkeeper: {message}");
-            }
-            ExitCode::from(failure.code)
-        }
+/// Reports a failure. Returns the exit code.
+fn exit_code(result: Result<(), Failure>) -> ExitCode {
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    if let Some(message) = failure.message {
+        // A closed stderr must not change the exit code.
+        say(message);
     }
+    ExitCode::from(failure.code)
+}
+
+/// Prints what clap has to say: help and version to stdout, invalid usage to stderr.
+fn printed(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        // Nothing more can be done if this can't be printed either.
+        let _ = error.print();
+        return ExitCode::from(Failure::USAGE);
+    }
+    exit_code(if stdout().is_terminal() {
+        error.print().map_err(|error| streams::unwritable(&error, ""))
+    } else {
+        streams::write(&error.render().to_string())
+    })
 }
 
 /// Returns the command tree, with the name by which the program was started: for a

@@ -1,10 +1,9 @@
 //! Writes data to standard output: as a table for users, or as JSON or YAML for programs.
 
-use std::io::{Write, stdout};
-
 use serde::Serialize;
 
 use super::failure::Failure;
+pub(super) use super::streams::write;
 
 /// Output format of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -53,11 +52,6 @@ pub(super) fn print_data(format: Format, data: &impl Serialize) -> Result<(), Fa
         _ => serde_json::to_string_pretty(data).map_err(|error| failed(&error))? + "\n",
     };
     write(&text)
-}
-
-/// Writes to standard output.
-pub(super) fn write(text: &str) -> Result<(), Failure> {
-    stdout().write_all(text.as_bytes()).map_err(|error| failed(&error))
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Failure {

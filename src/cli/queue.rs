@@ -14,6 +14,7 @@ mod rescue;
 mod returning;
 mod run;
 mod stat;
+mod unread;
 mod verbs;
 
 use super::common::in_runtime;
@@ -32,7 +33,7 @@ pub struct Arguments {
 /// Exit codes of all subcommands.
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 the answer of exists or closed is false; 64 invalid usage; 65 an element \
-exceeds the maximum length of Redis; 69 the server is unreachable or rejects the request; 73 the \
+exceeds the maximum length of Redis or of the server; 69 the server is unreachable or rejects the request; 73 the \
 output can't be written; 74 the input can't be read; 75 full, empty or in use with --no-wait, or \
 --timeout expired: try again later; 81 the queue does not exist; 82 it already exists; 83 it is \
 closed; 84 doctor found damage; 126 and 127 the \

@@ -165,7 +165,8 @@ async fn outcome(
     request: &RevokeRequest,
     timeout: Duration,
 ) -> Result<Event, Failure> {
-    let name = found.object.name_any();
+    // Names of objects need no quotes in a shell.
+    let (name, namespace) = (found.object.name_any(), found.object.namespace().unwrap_or_default());
     let events: Api<Event> = found.beside();
     let about = ListParams::default().fields(&format!("regarding.name={name}"));
     let end = format!("asked at {}", request.at);
@@ -173,7 +174,7 @@ async fn outcome(
     loop {
         let failed = |error: kube::Error| {
             let message = format!(
-                "the operator was asked, but what became of it can't be read ({error}): see kubectl describe sem {name}"
+                "the operator was asked, but what became of it can't be read ({error}): see kubectl -n {namespace} describe sem {name}"
             );
             Failure::new(Failure::UNAVAILABLE, message)
         };
@@ -187,7 +188,7 @@ async fn outcome(
         }
         if start.elapsed() >= timeout {
             let message = format!(
-                "the operator has not answered within {timeout:?}, and may yet do it: see kubectl describe sem {name}, or take the request back by kubectl annotate sem {name} {REVOKE}-"
+                "the operator has not answered within {timeout:?}, and may yet do it: see kubectl -n {namespace} describe sem {name}, or take the request back by kubectl -n {namespace} annotate sem {name} {REVOKE}-"
             );
             return Err(Failure::new(Failure::NOT_ACQUIRED, message));
         }

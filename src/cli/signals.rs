@@ -126,6 +126,13 @@ impl Signals {
     }
 }
 
+/// Makes a write beyond the limit of file sizes fail, instead of ending the process with
+/// SIGXFSZ and losing what it holds. Commands that it starts have the default again.
+pub(super) fn survive_file_size_limit() {
+    // Without a descriptor left for the handler, the command itself reports that.
+    let _ = Signals::listen(&[Signal::SIGXFSZ]);
+}
+
 /// Returns the signals that this process was started to ignore, lowest bit first.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

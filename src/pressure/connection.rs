@@ -253,9 +253,11 @@ impl Link {
         queue: Option<&QueueName>,
         purpose: Purpose,
     ) -> Result<Lease, StoreError> {
+        use StoreError::{HandshakeTimeout, Timeout, Unreachable};
+
         let node = self.nodes.of(queue)?;
         let first = self.reach_node(&node, purpose).await;
-        if !matches!(first, Err(StoreError::Unreachable { .. } | StoreError::Timeout)) {
+        if !matches!(first, Err(Unreachable { .. } | Timeout | HandshakeTimeout)) {
             return first;
         }
         // Any other node of a cluster knows the successor of this one.

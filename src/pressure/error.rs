@@ -56,6 +56,22 @@ pub enum StoreError {
         /// The server's message.
         detail: String,
     },
+    /// The server rejects connections from this address: it is in protected mode.
+    #[error(
+        "Redis refuses connections from this address ({detail}): set a password on the server, or disable its protected mode"
+    )]
+    ConnectionDenied {
+        /// The server's message.
+        detail: String,
+    },
+    /// A value exceeds the server's limit. The command was not performed.
+    #[error(
+        "Redis takes no value of this size ({detail}): split it, or raise the server's proto-max-bulk-len"
+    )]
+    ValueTooLarge {
+        /// The server's message.
+        detail: String,
+    },
     /// The server has no such database.
     #[error("Redis has no database {database}: choose one below the server's `databases` setting")]
     DatabaseOutOfRange {
@@ -100,6 +116,11 @@ pub enum StoreError {
     /// The server did not answer in time.
     #[error("Redis did not answer in time: it is tried again; check the server's load")]
     Timeout,
+    /// The server did not answer the TLS handshake in time.
+    #[error(
+        "Redis did not answer the TLS handshake in time: check that the port speaks TLS, and the server's load"
+    )]
+    HandshakeTimeout,
     /// A change was sent, and the connection failed before the answer. It may have
     /// happened.
     #[error("{why}. Whether the last command took effect is not known")]
@@ -127,6 +148,8 @@ impl StoreError {
             Self::AuthenticationFailed { .. }
             | Self::CertificateRefused { .. }
             | Self::PermissionDenied { .. }
+            | Self::ConnectionDenied { .. }
+            | Self::ValueTooLarge { .. }
             | Self::DatabaseOutOfRange { .. }
             | Self::WrongType { .. }
             | Self::ClusterUnsafe { .. } => ErrorClass::Invalid,
@@ -137,6 +160,7 @@ impl StoreError {
             | Self::OutOfMemory
             | Self::Unavailable { .. }
             | Self::Timeout
+            | Self::HandshakeTimeout
             | Self::Unanswered { .. }
             | Self::Protocol { .. } => ErrorClass::Transient,
         }
@@ -151,6 +175,8 @@ impl StoreError {
             Self::AuthenticationFailed { .. } => "StoreAuthenticationFailed",
             Self::CertificateRefused { .. } => "StoreCertificateRefused",
             Self::PermissionDenied { .. } => "StorePermissionDenied",
+            Self::ConnectionDenied { .. } => "StoreConnectionDenied",
+            Self::ValueTooLarge { .. } => "StoreValueTooLarge",
             Self::DatabaseOutOfRange { .. } => "StoreDatabaseOutOfRange",
             Self::WrongType { .. } => "WrongType",
             Self::ClusterUnsafe { .. } => "ClusterUnsafe",
@@ -158,7 +184,7 @@ impl StoreError {
             Self::ReadOnly { .. } => "StoreReadOnly",
             Self::OutOfMemory => "StoreOutOfMemory",
             Self::Unavailable { .. } => "StoreUnavailable",
-            Self::Timeout => "StoreTimeout",
+            Self::Timeout | Self::HandshakeTimeout => "StoreTimeout",
             Self::Unanswered { why } => why.reason(),
             Self::Protocol { .. } => "StoreProtocolError",
         }
@@ -173,6 +199,9 @@ impl StoreError {
                 | Self::Timeout
                 | Self::ReadOnly { .. }
                 | Self::AuthenticationFailed { .. }
+                // The server closes the connection after these two.
+                | Self::ConnectionDenied { .. }
+                | Self::ValueTooLarge { .. }
                 | Self::Protocol { .. }
         )
     }
@@ -241,6 +270,7 @@ fn from_server(kind: ServerErrorKind, detail: String) -> StoreError {
 fn from_code(code: &str, detail: String) -> StoreError {
     match code {
         "WRONGPASS" | "NOAUTH" => StoreError::AuthenticationFailed { detail },
+        "DENIED" => StoreError::ConnectionDenied { detail },
         "OOM" => StoreError::OutOfMemory,
         // For a client that waits on a master that becomes a replica.
         "UNBLOCKED" => StoreError::ReadOnly { detail },
@@ -264,6 +294,8 @@ fn from_text(detail: String) -> StoreError {
         StoreError::PermissionDenied { detail }
     } else if has("max number of clients") || has("MISCONF") || has("NOREPLICAS") {
         StoreError::Unavailable { detail }
+    } else if has("invalid bulk length") {
+        StoreError::ValueTooLarge { detail }
     } else if has("unauthenticated") || has("invalid password") {
         StoreError::AuthenticationFailed { detail }
     } else if has("READONLY") {
@@ -301,6 +333,7 @@ mod tests {
             ),
             ("max number of clients reached".to_owned(), "StoreUnavailable"),
             ("SELECT is not allowed in cluster mode".to_owned(), "ClusterUnsafe"),
+            ("Protocol error: invalid bulk length".to_owned(), "StoreValueTooLarge"),
             ("Protocol error: unauthenticated bulk length".to_owned(), "StoreAuthenticationFailed"),
             ("unknown command 'EVALSHA'".to_owned(), "StoreProtocolError"),
         ];
@@ -318,6 +351,7 @@ mod tests {
         assert_eq!(coded("NOAUTH"), "StoreAuthenticationFailed");
         assert_eq!(coded("MISCONF"), "StoreUnavailable");
         assert_eq!(coded("OOM"), "StoreOutOfMemory");
+        assert_eq!(coded("DENIED"), "StoreConnectionDenied");
         let kind = ErrorKind::Server(ServerErrorKind::BusyLoading);
         assert_eq!(StoreError::from(RedisError::from((kind, "loading"))), StoreError::Loading);
     }

@@ -23,6 +23,34 @@ async fn hold_reports_when_it_holds_and_when_it_has_released() {
     assert_eq!(hold.wait().await.unwrap().code(), Some(0));
 }
 
+/// Otherwise the loss of a log would be the loss of the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn hold_keeps_its_slot_if_a_message_cannot_be_written() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 2).await;
+    let (reader, nobody_reads) = std::io::pipe().unwrap();
+    drop(reader);
+    let start = |on_drain: &str, stderr: Stdio| {
+        let arguments = ["hold", LOCK, "--heartbeat", "2s", "--on-drain", on_drain];
+        lockkeeper(&vhost, &arguments).stderr(stderr).spawn().unwrap()
+    };
+    let mut kept = start("finish", Stdio::from(nobody_reads));
+    let mut lines = BufReader::new(kept.stdout.take().unwrap()).lines();
+    assert!(lines.next_line().await.unwrap().unwrap().starts_with("holding slot"));
+    let mut other = start("stop", Stdio::null());
+    let mut others = BufReader::new(other.stdout.take().unwrap()).lines();
+    assert!(others.next_line().await.unwrap().unwrap().starts_with("holding slot"));
+    let set = run(&vhost, &["semaphore", "set", LOCK, "0", "--no-wait"]).await;
+    assert_eq!(set.code, Some(0), "{set:?}");
+    // Both are told at the same time. This one says so on its standard output.
+    assert!(others.next_line().await.unwrap().unwrap().starts_with("released slot"));
+    assert_eq!(other.wait().await.unwrap().code(), Some(0));
+    assert!(kept.try_wait().unwrap().is_none(), "it still holds its slot");
+    signal(kept.id().unwrap(), "TERM");
+    assert!(lines.next_line().await.unwrap().unwrap().starts_with("released slot"));
+    assert_eq!(kept.wait().await.unwrap().code(), Some(0));
+}
+
 /// Deletes the mutex under its holder.
 async fn end_the_mutex(vhost: &Vhost) {
     let definition = serde_json::json!({

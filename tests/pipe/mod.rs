@@ -17,8 +17,10 @@ mod memory;
 mod networks;
 mod outages;
 mod patience;
+mod places;
 mod readers;
 mod shapes;
+mod streams;
 mod terminals;
 
 use std::process::Stdio;

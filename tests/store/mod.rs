@@ -11,6 +11,7 @@ mod delete;
 mod doctor;
 mod errors;
 mod failover;
+mod last_words;
 mod resharding;
 mod schedules;
 mod sentinel;

@@ -116,6 +116,7 @@ async fn a_port_that_speaks_the_other_way_is_refused_within_the_time_to_connect(
     let url = server.plain.url().replace("redis:", "rediss:");
     let err = store(RedisSettings::from_url(&url).unwrap()).observe(&queue).await.unwrap_err();
     // A server that cannot parse the handshake may wait for more data.
-    let is_expected = matches!(err, StoreError::CertificateRefused { .. } | StoreError::Timeout);
+    let is_expected =
+        matches!(err, StoreError::CertificateRefused { .. } | StoreError::HandshakeTimeout);
     assert!(is_expected, "{err:?}");
 }

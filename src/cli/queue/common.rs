@@ -2,13 +2,13 @@
 //! and their output.
 
 use std::fmt;
-use std::io::Write;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use crate::cli::common::duration;
 use crate::cli::failure::Failure;
+use crate::cli::output;
 use crate::pressure::{Queue, QueueError, StoreError, Wait};
 
 /// How long to wait.
@@ -51,7 +51,9 @@ pub(super) fn code(error: &QueueError) -> u8 {
         | QueueError::TimedOut { .. }
         | QueueError::LeaseEnded
         | QueueError::Overtaken => Failure::NOT_ACQUIRED,
-        QueueError::TooLarge { .. } => Failure::DATA,
+        QueueError::TooLarge { .. } | QueueError::Store(StoreError::ValueTooLarge { .. }) => {
+            Failure::DATA
+        }
         // The server works; the request is invalid.
         QueueError::Store(
             StoreError::WrongType { .. }
@@ -75,14 +77,8 @@ pub(super) fn stopped_by(signal: Signal, done: &str) -> Failure {
 pub(super) fn answer(is_so: bool) -> Result<(), Failure> {
     /// As in test(1).
     const NO: u8 = 1;
-    print(&format!("{is_so}\n"))?;
+    output::write(&format!("{is_so}\n"))?;
     if is_so { Ok(()) } else { Err(Failure::silent(NO)) }
-}
-
-pub(super) fn print(text: &str) -> Result<(), Failure> {
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
 }
 
 /// Number of elements and of their bytes.

@@ -18,8 +18,9 @@ use super::returning::{Batch, Unwritten};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
+use crate::cli::streams::unwritable;
 use crate::cli::target::QueueTarget;
-use crate::pressure::{Limit, Queue, QueueError};
+use crate::pressure::{Limit, Queue, QueueError, QueueOptions};
 
 /// Arguments of `lockkeeper queue get`.
 #[derive(Debug, clap::Args)]
@@ -29,12 +30,18 @@ slow network. Elements that were taken but can't be written (the reader closed t
 disk is full, SIGINT, SIGTERM) are returned to the front of the queue. If another consumer has \
 taken elements since, they are saved in a file instead, and the error message contains its name. \
 After the first signal, get waits for a pending response of the server; a second signal ends that \
-wait. Elements that were taken but not written are lost if get is killed with SIGKILL.
+wait. It also waits for such a response beyond --timeout while the connection is open, because the \
+response may contain elements. Elements that were taken but not written are lost if get is killed \
+with SIGKILL, and those in a response if the connection breaks before it arrives.
+
+If standard output is closed, nothing is taken. /dev/null counts as closed if it was opened for both \
+reading and writing; >/dev/null opens it for writing.
 
 The first 1000 elements are written to a pipe one by one, each after the previous one was read: \
 `get QUEUE | head -n 3` takes three elements and leaves the rest in the queue. After that, \
 elements that the reader leaves in the pipe are returned too, but elements that it has read and \
-not used are lost. --count is exact for every number.
+not used are lost. --count is exact for every number. If other processes write to the same pipe, an \
+element whose bytes equal theirs may be returned although it was read.
 
 With --ack, each batch is acknowledged once the reader has taken all of it out of the pipe, and only \
 then the next one is taken. Nothing is lost if get is killed: its elements are returned by the next \
@@ -132,14 +139,14 @@ struct Getting<'a> {
 }
 
 pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<(), Failure> {
+    let outlet = Outlet::new(arguments.ack).map_err(|error| unwritable(&error, ""))?;
     let queue = tokio::select! {
         queue = prepare(&arguments) => queue?,
         signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was taken")),
     };
-    let outlet = Outlet::new(arguments.ack).map_err(|error| unwritable(&error, ""))?;
     let mut getting = Getting {
         progress: Progress::new(arguments.quiet, &stdout()),
-        unwritten: Unwritten::new(arguments.separated.by().len(), outlet.capacity()),
+        unwritten: Unwritten::new(arguments.separated.by().len()),
         is_pipe: outlet.is_pipe(),
         outlet: Arc::new(Mutex::new(outlet)),
         arguments: &arguments,
@@ -157,13 +164,15 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
 
 /// Finds the queue and checks that it exists.
 async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
-    let queue = arguments.which.find_with(arguments.lease).await?;
+    let adapt = |options: QueueOptions| match (arguments.ack, arguments.lease) {
+        (true, Some(lease)) => options.with_lease(lease),
+        (true, None) => options,
+        // They would be lost with an answer that comes after this process has ended.
+        (false, _) => options.with_answer_silence(None),
+    };
+    let queue = arguments.which.find_with(adapt).await?;
     queue.closed().await.map_err(|error| failed(&queue, &error))?;
     Ok(queue)
-}
-
-fn unwritable(error: &io::Error, then: &str) -> Failure {
-    Failure::new(Failure::CANT_CREATE, format!("standard output can't be written: {error}{then}"))
 }
 
 impl Getting<'_> {
@@ -245,8 +254,11 @@ impl Getting<'_> {
                 acked => acked.map_err(End::Queue),
             };
         }
-        let written = lock(&self.outlet).written();
-        self.unwritten.forget_what_was_read(written);
+        let (written, capacity) = {
+            let outlet = lock(&self.outlet);
+            (outlet.written(), outlet.capacity())
+        };
+        self.unwritten.forget_what_was_read(written, capacity);
         Ok(())
     }
 
@@ -328,7 +340,8 @@ impl Getting<'_> {
         let nobody_reads = matches!(end, End::Output(Ended::NoReader));
         let (written, unread) = self.arrived(nobody_reads).await;
         drop(self.progress);
-        let fate = self.unwritten.give_back(&self.queue, written, unread).await;
+        let fate =
+            self.unwritten.give_back((&self.queue, &self.arguments.which), written, unread).await;
         let then = format!(". {fate}");
         let name = self.queue.name();
         match end {
@@ -346,12 +359,11 @@ impl Getting<'_> {
             End::Empty | End::Enough => Ok(()),
             End::Queue(error) => Err(Failure::new(code(&error), format!("{name}: {error}{then}"))),
             End::Output(Ended::NoReader) if fate.is_good() => {
-                Err(Failure::silent(Failure::signalled(Signal::SIGPIPE as i32)))
+                Err(Failure::silent(Failure::NO_READER))
             }
-            End::Output(Ended::NoReader | Ended::Stopped) => Err(Failure::new(
-                Failure::signalled(Signal::SIGPIPE as i32),
-                format!("the reader closed the output{then}"),
-            )),
+            End::Output(Ended::NoReader | Ended::Stopped) => {
+                Err(Failure::new(Failure::NO_READER, format!("the reader closed the output{then}")))
+            }
             End::Output(Ended::Failed(error)) => Err(unwritable(&error, &then)),
             End::Signal(signal) => Err(stopped_by(signal, &fate.to_string())),
         }

@@ -3,12 +3,18 @@
 //! have not arrived.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, PipeReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, PipeReader, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::unread::{Writes, unread};
+use crate::cli::streams::expect_output;
 
 /// Number of bytes that a writable pipe accepts without blocking. A pipe reduced to its
 /// minimum size has room for one page, whatever the page size is.
@@ -24,6 +30,14 @@ const ONE_BY_ONE: u64 = 1000;
 
 /// Maximum total size of these elements, in bytes.
 const ONE_BY_ONE_BYTES: u64 = 4 << 20;
+
+/// Size of a pipe unless a process has changed it.
+const DEFAULT_SIZE: usize = 16 * PAGE;
+
+/// Time for which a pipe that something else has filled may take to be read before elements
+/// are written to it, and the interval of attempts to reduce its size.
+const UNTIL_SMALL: Duration = Duration::from_secs(30);
+const TRY_AGAIN: u16 = 10;
 
 /// Reason why writing ended early.
 #[derive(Debug)]
@@ -65,8 +79,8 @@ pub(super) struct Outlet {
     kind: Kind,
     written: u64,
     elements: u64,
-    /// Number of bytes of the last write.
-    last: u64,
+    /// The last writes.
+    writes: Writes,
     /// Whether a pipe stays at its minimum size, so that it shows when all was read.
     stays_small: bool,
 }
@@ -75,22 +89,28 @@ impl Outlet {
     /// Takes over standard output. No other code of this process may write to it.
     pub fn new(stays_small: bool) -> io::Result<Self> {
         let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        expect_output(&file)?;
         let metadata = file.metadata()?;
         let kind = if metadata.file_type().is_fifo() {
-            let size = pipe_size(&file, FcntlArg::F_GETPIPE_SZ).unwrap_or(16 * PAGE);
-            Kind::Pipe { size, small: pipe_size(&file, to_size(PAGE)).is_some() }
+            // Another process of this kind may have reduced it already.
+            let size = pipe_size(&file, FcntlArg::F_GETPIPE_SZ).unwrap_or(0).max(DEFAULT_SIZE);
+            Kind::Pipe { size, small: pipe_size(&file, to_size(PAGE)).is_ok() }
         } else if metadata.is_file() {
             Kind::File
         } else {
             Kind::Other
         };
-        Ok(Self { file, kind, written: 0, elements: 0, last: 0, stays_small })
+        let writes = Writes::default();
+        Ok(Self { file, kind, written: 0, elements: 0, writes, stays_small })
     }
 
-    /// Number of written bytes that may be unread.
+    /// Returns the number of written bytes that may be unread. Another process that writes
+    /// to the same pipe may have changed its size.
     pub fn capacity(&self) -> usize {
         match self.kind {
-            Kind::Pipe { size, .. } => size,
+            Kind::Pipe { size, .. } => {
+                pipe_size(&self.file, FcntlArg::F_GETPIPE_SZ).map_or(size, |now| now.max(PAGE))
+            }
             Kind::File | Kind::Other => 0,
         }
     }
@@ -108,6 +128,7 @@ impl Outlet {
         separator: &[u8],
         stop: &PipeReader,
     ) -> Result<(), Ended> {
+        self.make_small(stop)?;
         let mut text = Vec::new();
         for element in elements {
             if text.len() + element.len() + separator.len() > BLOCK {
@@ -129,11 +150,29 @@ impl Outlet {
         self.write_part(&text, stop)
     }
 
+    /// Waits until the pipe can be reduced, because what other processes wrote to it before
+    /// was read.
+    fn make_small(&mut self, stop: &PipeReader) -> Result<(), Ended> {
+        let Kind::Pipe { size, small: false } = self.kind else { return Ok(()) };
+        let started = Instant::now();
+        while self.elements == 0 && started.elapsed() < UNTIL_SMALL {
+            match pipe_size(&self.file, to_size(PAGE)) {
+                Ok(_) => {
+                    self.kind = Kind::Pipe { size, small: true };
+                    return Ok(());
+                }
+                Err(Errno::EBUSY) => self.wait_at_most(PollFlags::empty(), stop, TRY_AGAIN)?,
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
     fn goes_one_by_one(&mut self) -> bool {
         let Kind::Pipe { small: true, size } = self.kind else { return false };
         let goes_on = self.elements < ONE_BY_ONE && self.written < ONE_BY_ONE_BYTES;
         if !goes_on && !self.stays_small {
-            pipe_size(&self.file, to_size(size));
+            let _ = pipe_size(&self.file, to_size(size));
             self.kind = Kind::Pipe { small: false, size };
         }
         goes_on
@@ -142,11 +181,12 @@ impl Outlet {
     fn write_part(&mut self, mut text: &[u8], stop: &PipeReader) -> Result<(), Ended> {
         let most = if self.kind == Kind::File { BLOCK } else { PAGE };
         while !text.is_empty() {
-            self.wait(PollFlags::POLLOUT, stop)?;
-            match self.file.write(&text[..text.len().min(most)]) {
+            match self.write_once(&text[..text.len().min(most)], stop)? {
                 Ok(count) => {
-                    self.last = count as u64;
-                    self.written += self.last;
+                    self.written += count as u64;
+                    if self.is_pipe() {
+                        self.writes.add(&text[..count], self.capacity());
+                    }
                     text = &text[count..];
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -155,6 +195,50 @@ impl Outlet {
             }
         }
         Ok(())
+    }
+
+    /// Writes once the output accepts it. Processes of this kind that share a pipe take
+    /// turns while it has its minimum size. Otherwise two would find it empty, and its reader
+    /// would read the elements of both.
+    fn write_once(&mut self, text: &[u8], stop: &PipeReader) -> Result<io::Result<usize>, Ended> {
+        let Kind::Pipe { small: true, .. } = self.kind else {
+            self.wait(PollFlags::POLLOUT, stop)?;
+            return Ok(self.file.write(text));
+        };
+        loop {
+            self.drain(stop)?;
+            self.lock(libc::F_WRLCK);
+            let written = self.is_empty().then(|| self.file.write(text));
+            self.lock(libc::F_UNLCK);
+            if let Some(written) = written {
+                return Ok(written);
+            }
+        }
+    }
+
+    /// Locks a pipe for as long as a write takes, or unlocks it.
+    fn lock(&self, kind: i32) {
+        let lock = libc::flock {
+            l_type: i16::try_from(kind).unwrap_or_default(),
+            l_whence: 0,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        // A file system without locks has no other writers of this kind to wait for.
+        while fcntl(&self.file, FcntlArg::F_SETLKW(&lock)) == Err(Errno::EINTR) {}
+    }
+
+    /// Returns whether a pipe of minimum size is empty. Another process may have restored its
+    /// size. Then it can only be reduced again while it is nearly empty.
+    fn is_empty(&self) -> bool {
+        let is_small = pipe_size(&self.file, FcntlArg::F_GETPIPE_SZ).is_ok_and(|now| now <= PAGE)
+            || pipe_size(&self.file, to_size(PAGE)).is_ok();
+        let mut one = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
+        // Not if the reader is gone.
+        is_small
+            && poll(&mut one, PollTimeout::ZERO).is_ok()
+            && one[0].revents() == Some(PollFlags::POLLOUT)
     }
 
     /// Returns whether the loss of the reader can be detected without writing.
@@ -171,21 +255,38 @@ impl Outlet {
     /// thread.
     pub fn drain(&self, stop: &PipeReader) -> Result<(), Ended> {
         match self.kind {
-            Kind::Pipe { small: true, .. } => self.wait(PollFlags::POLLOUT, stop),
+            Kind::Pipe { small: true, .. } => loop {
+                self.wait(PollFlags::POLLOUT, stop)?;
+                if self.is_empty() {
+                    return Ok(());
+                }
+                self.wait_at_most(PollFlags::empty(), stop, TRY_AGAIN)?;
+            },
             _ => Ok(()),
         }
     }
 
     /// Waits for one of these events.
     fn wait(&self, events: PollFlags, stop: &PipeReader) -> Result<(), Ended> {
+        self.wait_at_most(events, stop, PollTimeout::NONE)
+    }
+
+    /// Waits for one of these events, or for this number of milliseconds.
+    fn wait_at_most(
+        &self,
+        events: PollFlags,
+        stop: &PipeReader,
+        limit: impl Into<PollTimeout> + Copy,
+    ) -> Result<(), Ended> {
         if self.kind == Kind::File {
             return if is_ready(stop.as_fd())? { Err(Ended::Stopped) } else { Ok(()) };
         }
         let mut both =
             [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.file.as_fd(), events)];
         loop {
-            match poll(&mut both, PollTimeout::NONE) {
-                Err(nix::Error::EINTR) => continue,
+            match poll(&mut both, limit) {
+                Err(Errno::EINTR) => continue,
+                Ok(0) => return Ok(()),
                 other => other?,
             };
             if both[0].any() == Some(true) {
@@ -206,32 +307,27 @@ impl Outlet {
     /// only after all bytes before it were read.
     pub fn perhaps_unread(&self) -> u64 {
         match self.kind {
-            Kind::Pipe { size, small: false } => self.written.min(size as u64),
+            Kind::Pipe { small: false, .. } => self.written.min(self.capacity() as u64),
             Kind::Pipe { small: true, .. } => {
-                let mut one = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
-                let ready = poll(&mut one, PollTimeout::ZERO);
-                // Not if the reader is gone.
-                let is_drained = ready.is_ok() && one[0].revents() == Some(PollFlags::POLLOUT);
-                if is_drained { 0 } else { self.last }
+                if self.is_empty() {
+                    0
+                } else {
+                    self.writes.last()
+                }
             }
             Kind::File | Kind::Other => 0,
         }
     }
 
     /// Returns the number of unread bytes, which will never be read because the reader is
-    /// gone, and removes them from the pipe. If the number is unknown, returns the
-    /// maximum: an element twice is better than a lost one.
+    /// gone. If the number is unknown, returns the maximum: an element twice is better than
+    /// a lost one.
     pub fn unread(&self) -> u64 {
-        let Kind::Pipe { size, .. } = self.kind else { return 0 };
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let mut options = std::fs::OpenOptions::new();
-        let pipe = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
-        let Ok(mut pipe) = pipe else { return self.written.min(size as u64) };
-        let (mut count, mut buffer) = (0, vec![0; PAGE]);
-        while let Ok(bytes @ 1..) = pipe.read(&mut buffer) {
-            count += bytes as u64;
+        match self.kind {
+            Kind::Pipe { .. } => unread(&self.file, self.capacity(), &self.writes)
+                .unwrap_or(self.written.min(self.capacity() as u64)),
+            Kind::File | Kind::Other => 0,
         }
-        count.min(self.written)
     }
 }
 
@@ -239,7 +335,7 @@ impl Drop for Outlet {
     fn drop(&mut self) {
         // The pipe may have other writers, so its original size is restored.
         if let Kind::Pipe { small: true, size } = self.kind {
-            pipe_size(&self.file, to_size(size));
+            let _ = pipe_size(&self.file, to_size(size));
         }
     }
 }
@@ -249,8 +345,8 @@ fn to_size(size: usize) -> FcntlArg<'static> {
 }
 
 /// Reads or changes the size of a pipe. Returns the resulting size.
-fn pipe_size(pipe: &File, what: FcntlArg<'_>) -> Option<usize> {
-    fcntl(pipe, what).ok().and_then(|size| usize::try_from(size).ok())
+fn pipe_size(pipe: &File, what: FcntlArg<'_>) -> nix::Result<usize> {
+    fcntl(pipe, what).map(|size| usize::try_from(size).unwrap_or(0))
 }
 
 /// Returns whether there is data to read, or no writer any more.

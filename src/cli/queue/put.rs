@@ -13,6 +13,7 @@ use super::reading::{BATCH_BYTES, Cut, Input, ReadError};
 use super::verbs::bound;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
+use crate::cli::streams::unreadable;
 use crate::cli::target::QueueTarget;
 use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 
@@ -22,7 +23,11 @@ use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 Elements are put as soon as they are read, in batches of at most 1000 elements or 1 MiB. A typed \
 line is put when it ends. If put fails before it reaches the end of its input and closes the \
 queue, it reports how many elements are certainly in the queue, and how many it has read that are \
-not. The same applies after SIGINT and SIGTERM, which leave the queue open.")]
+not. The same applies after SIGINT and SIGTERM, which leave the queue open.
+
+If standard input is closed, nothing is put and the queue stays open. /dev/null counts as closed if \
+it was opened for both reading and writing, as in a container without input; </dev/null opens it for \
+reading.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Arguments {
     #[command(flatten)]
@@ -91,20 +96,21 @@ struct Putting<'a> {
 }
 
 pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<(), Failure> {
-    let queue = tokio::select! {
-        queue = prepare(&arguments) => queue?,
-        signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was read")),
-    };
     let cut = match (arguments.null, arguments.size) {
         (true, _) => Cut::At(0),
         (false, Some(size)) => Cut::Every(size),
         (false, None) => Cut::At(b'\n'),
     };
+    let input = Input::open(cut).map_err(|error| unreadable(&error))?;
+    let queue = tokio::select! {
+        queue = prepare(&arguments) => queue?,
+        signal = signals.next_to_end() => return Err(stopped_by(signal, "nothing was read")),
+    };
     let progress = Progress::new(arguments.quiet, &stdin());
     let mut putting = Putting {
         arguments: &arguments,
         queue,
-        input: Input::new(cut),
+        input,
         progress,
         put: Tally::default(),
         unknown: 0,

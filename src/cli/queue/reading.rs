@@ -2,12 +2,14 @@
 //! to a limit of memory. See `put` for how the elements are put.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, Stdin, stdin};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
+use crate::cli::streams::Stdin;
 use crate::pressure::MAX_ELEMENT_BYTES;
 
 /// Maximum number of elements, and of bytes unless a single element is larger, that are
@@ -87,28 +89,29 @@ impl Cutter {
 
 /// Elements from standard input.
 pub(super) struct Input {
-    stdin: Stdin,
+    stdin: Arc<Stdin>,
     buffer: Vec<u8>,
     cutter: Cutter,
     read: VecDeque<Vec<u8>>,
     read_bytes: usize,
-    /// Whether a read was started whose result is not known yet.
-    is_reading: bool,
+    /// A read that was started and whose result is not known yet.
+    reading: Option<JoinHandle<(Vec<u8>, io::Result<usize>)>>,
     /// Whether the input has ended, with an error if it ended early.
     ended: Option<Result<(), ReadError>>,
 }
 
 impl Input {
-    pub fn new(cut: Cut) -> Self {
-        Self {
-            stdin: stdin(),
+    /// Opens standard input.
+    pub fn open(cut: Cut) -> io::Result<Self> {
+        Ok(Self {
+            stdin: Arc::new(Stdin::open()?),
             buffer: vec![0; READ_BYTES],
             cutter: Cutter::new(cut, MAX_ELEMENT_BYTES),
             read: VecDeque::new(),
             read_bytes: 0,
-            is_reading: false,
+            reading: None,
             ended: None,
-        }
+        })
     }
 
     /// Returns whether the input has ended.
@@ -129,9 +132,19 @@ impl Input {
     /// Waits for input and reads it. Cancel safe: input that was already read is not
     /// lost.
     pub async fn read_more(&mut self) {
-        self.is_reading = true;
-        let outcome = self.stdin.read(&mut self.buffer).await;
-        self.is_reading = false;
+        let reading = self.reading.get_or_insert_with(|| {
+            let (stdin, mut buffer) = (Arc::clone(&self.stdin), std::mem::take(&mut self.buffer));
+            spawn_blocking(move || {
+                let outcome = (&*stdin).read(&mut buffer);
+                (buffer, outcome)
+            })
+        });
+        let ended = reading.await;
+        self.reading = None;
+        let outcome = ended.map_err(io::Error::other).and_then(|(buffer, outcome)| {
+            self.buffer = buffer;
+            outcome
+        });
         let before = self.read.len();
         match outcome {
             Ok(0) => {
@@ -150,7 +163,7 @@ impl Input {
 
     /// Adds the input of a read that was started but not awaited.
     pub async fn settle(&mut self) {
-        if self.is_reading {
+        if self.reading.is_some() {
             let _ = timeout(SETTLED, self.read_more()).await;
         }
     }

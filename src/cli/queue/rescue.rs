@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::plan::naming::QueueName;
+use crate::cli::shell::{command, quoted};
+use crate::cli::target::QueueTarget;
 
 /// Saves elements to a file in the current directory, or in the directory for temporary
 /// files. Returns a description of how to put them into a queue again.
-pub(super) fn save(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
+pub(super) fn save(queue: &QueueTarget, elements: &[Vec<u8>]) -> io::Result<String> {
     let whole = |separator: u8| !elements.iter().any(|element| element.contains(&separator));
     let separator = [b'\n', 0].into_iter().find(|separator| whole(*separator));
     let Some(separator) = separator else { return save_each(queue, elements) };
@@ -21,27 +22,27 @@ pub(super) fn save(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String
         file.write_all(&[separator])?;
     }
     file.sync_all()?;
-    let option = if separator == 0 { " -0" } else { "" };
-    let path = path.display();
-    Ok(format!(
-        "saved in {path}; lockkeeper queue put{option} --keep-open '{queue}' <'{path}' puts them"
-    ))
+    let put = put(queue, if separator == 0 { &["-0"] } else { &[] }, &path);
+    Ok(format!("saved in {}; {put} puts them{}", quoted(&path), queue.needs()))
 }
 
 /// Saves each element to a file of its own, if no separator is suitable.
-fn save_each(queue: &QueueName, elements: &[Vec<u8>]) -> io::Result<String> {
-    let mut commands = String::from("saved, each in a file, which puts it:");
+fn save_each(queue: &QueueTarget, elements: &[Vec<u8>]) -> io::Result<String> {
+    let mut commands = format!("saved, each in a file, which puts it{}:", queue.needs());
     for (number, element) in elements.iter().enumerate() {
         let (path, mut file) = create(&format!("-{number:04}"))?;
         file.write_all(element)?;
         file.sync_all()?;
-        let path = path.display();
-        let _ = write!(
-            commands,
-            "\n  lockkeeper queue put --size 512M --keep-open '{queue}' <'{path}'"
-        );
+        let _ = write!(commands, "\n  {}", put(queue, &["--size", "512M"], &path));
     }
     Ok(commands)
+}
+
+/// Returns the command that puts the elements of this file, for a shell.
+fn put(queue: &QueueTarget, options: &[&str], file: &Path) -> String {
+    let words = ["lockkeeper", "queue", "put"].iter().chain(options).chain(&["--keep-open"]);
+    let words = words.map(|word| (*word).to_owned()).chain(queue.arguments());
+    format!("{} <{}", command(words), quoted(file))
 }
 
 /// Creates a file that only this user can read.

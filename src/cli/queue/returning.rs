@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::common::{Tally, count};
 use super::rescue;
+use crate::cli::target::QueueTarget;
 use crate::pressure::{Delivery, Queue, QueueError, Taken, Wait};
 
 /// Time to wait for another consumer of the queue.
@@ -36,8 +37,6 @@ impl From<Taken> for Batch {
 /// Elements that were taken and may not have been read yet.
 pub(super) struct Unwritten {
     separator: usize,
-    /// Number of last written bytes that may be unread.
-    capacity: u64,
     /// The elements, oldest first, each with the number of bytes written before it.
     taken: VecDeque<(u64, Batch)>,
     /// Total number of bytes after all of these are written.
@@ -59,17 +58,9 @@ pub(super) struct Fate {
 }
 
 impl Unwritten {
-    /// Creates the state for elements that end in `separator` bytes, and an output with
-    /// this capacity.
-    pub fn new(separator: usize, capacity: usize) -> Self {
-        Self {
-            separator,
-            capacity: capacity as u64,
-            taken: VecDeque::new(),
-            end: 0,
-            done: Tally::default(),
-            lost_at_most: 0,
-        }
+    /// Creates the state for elements that end in `separator` bytes.
+    pub fn new(separator: usize) -> Self {
+        Self { separator, taken: VecDeque::new(), end: 0, done: Tally::default(), lost_at_most: 0 }
     }
 
     /// Adds elements that are written next.
@@ -84,10 +75,11 @@ impl Unwritten {
         self.lost_at_most = elements;
     }
 
-    /// Drops elements that must have been read after `written` bytes.
-    pub fn forget_what_was_read(&mut self, written: u64) {
+    /// Drops elements that must have been read after `written` bytes, of which the output
+    /// holds at most `capacity`.
+    pub fn forget_what_was_read(&mut self, written: u64, capacity: usize) {
         while let Some((start, Batch { taken, .. })) = self.taken.front() {
-            if start + self.size(taken) + self.capacity > written {
+            if start + self.size(taken) + capacity as u64 > written {
                 break;
             }
             self.done.add(taken.len(), taken.iter().map(<[u8]>::len).sum());
@@ -97,12 +89,11 @@ impl Unwritten {
 
     /// Drops all elements, because all were read, and returns their deliveries.
     pub fn forget_all(&mut self) -> Vec<Delivery> {
-        self.capacity = 0;
         let mut deliveries = Vec::new();
         for (_, batch) in &mut self.taken {
             deliveries.append(&mut batch.deliveries);
         }
-        self.forget_what_was_read(self.end);
+        self.forget_what_was_read(self.end, 0);
         deliveries
     }
 
@@ -113,7 +104,12 @@ impl Unwritten {
     /// Returns elements to the queue that are not in the first `written` bytes, or are in
     /// the last `unread` of these. If `written` is unknown, no byte of the last elements
     /// counts as written.
-    pub async fn give_back(mut self, queue: &Queue, written: Option<u64>, unread: u64) -> Fate {
+    pub async fn give_back(
+        mut self,
+        (queue, which): (&Queue, &QueueTarget),
+        written: Option<u64>,
+        unread: u64,
+    ) -> Fate {
         let start = self.taken.back().map_or(0, |(start, _)| *start);
         let read = written.unwrap_or(start).saturating_sub(unread);
         let mut half_written = false;
@@ -155,7 +151,7 @@ impl Unwritten {
                 Err(failed) => {
                     let older = left.into_iter().flat_map(Taken::into_elements);
                     let lost: Vec<Vec<u8>> = older.chain(failed.taken.into_elements()).collect();
-                    fate.rescued = Some(rescued(queue, &lost, &failed.error));
+                    fate.rescued = Some(rescued(which, &lost, &failed.error));
                     break;
                 }
             }
@@ -164,10 +160,10 @@ impl Unwritten {
     }
 }
 
-fn rescued(queue: &Queue, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
+fn rescued(which: &QueueTarget, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
     let bytes: usize = lost.iter().map(Vec::len).sum();
     let what = Tally { elements: lost.len() as u64, bytes: bytes as u64 };
-    match rescue::save(queue.name(), lost) {
+    match rescue::save(which, lost) {
         Ok(saved) => format!("{what} could not be given back ({why}) and were {saved}"),
         Err(error) => {
             format!(

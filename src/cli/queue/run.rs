@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io::stdout;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::processes::{Descendants, Ending};
 use crate::cli::signals::Signals;
+use crate::cli::streams::has_no_reader;
 use crate::cli::target::QueueTarget;
 use crate::clock::Moment;
 use crate::pressure::{Delivery, Queue, QueueError};
@@ -54,7 +56,8 @@ pub struct Arguments {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..), requires = "dead_letter", help_heading = None)]
     attempts: Option<u64>,
 
-    /// Queue for elements whose command fails, at the same location
+    /// Queue for elements whose command fails. A plain name is in the same database, with
+    /// the same prefix, also if QUEUE is pq/NAME
     #[arg(long, value_name = "QUEUE", requires = "attempts", help_heading = None)]
     dead_letter: Option<String>,
 
@@ -137,13 +140,13 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
 
 /// Finds the queue and the one for dead letters, and checks that both exist.
 async fn prepare(arguments: &Arguments) -> Result<(Queue, Option<(Queue, u64)>), Failure> {
-    let queue = arguments.which.find_with(Some(arguments.lease)).await?;
+    let queue = arguments.which.find_with(|options| options.with_lease(arguments.lease)).await?;
     queue.closed().await.map_err(|error| failed(&queue, &error))?;
     let (Some(name), Some(attempts)) = (&arguments.dead_letter, arguments.attempts) else {
         return Ok((queue, None));
     };
-    let letters = arguments.which.sibling(name).find().await?;
-    if letters.name() == queue.name() {
+    let letters = arguments.which.find_sibling(name, &queue).await?;
+    if letters.is_same(&queue) {
         let message = "--dead-letter must be another queue: its elements would come again";
         return Err(Failure::new(Failure::USAGE, message));
     }
@@ -244,10 +247,16 @@ impl Running<'_> {
         done: Result<Result<Done, Failure>, tokio::task::JoinError>,
     ) -> Result<(), Failure> {
         let done = done.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))?;
-        match done? {
+        let done = done?;
+        match done {
             Done::Processed => self.processed += 1,
             Done::Returned => self.returned += 1,
             Done::Dead => self.dead += 1,
+        }
+        // Otherwise the next commands would die of SIGPIPE as well.
+        if done != Done::Processed && has_no_reader(stdout()).unwrap_or(false) {
+            let message = "the reader closed the output: no more elements are taken";
+            return Err(Failure::new(Failure::NO_READER, message));
         }
         Ok(())
     }

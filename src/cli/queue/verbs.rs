@@ -1,12 +1,11 @@
 //! The subcommands of `lockkeeper queue` that are one request each: create, set-bound,
 //! length, exists, closed, close, delete and peek.
 
-use std::io::{Write, stdout};
-
-use super::common::{Patience, answer, count, failed, print};
+use super::common::{Patience, answer, count, failed};
 use super::get::Separated;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
+use crate::cli::output;
 use crate::cli::question::confirmed;
 use crate::cli::target::QueueTarget;
 use crate::pressure::QueueError;
@@ -70,7 +69,7 @@ fn bounded(bound: u64) -> String {
 pub(super) async fn length(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
     let length = queue.len().await.map_err(|error| failed(&queue, &error))?;
-    print(&format!("{length}\n"))
+    output::write(&format!("{length}\n"))
 }
 
 /// Prints whether the queue exists.
@@ -161,5 +160,5 @@ pub(super) async fn peek(arguments: PeekArguments) -> Result<(), Failure> {
         text.extend(element);
         text.extend_from_slice(arguments.separated.by());
     }
-    stdout().write_all(&text).map_err(|error| Failure::new(Failure::CANT_CREATE, error.to_string()))
+    output::write(&text)
 }

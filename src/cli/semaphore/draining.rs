@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::target::{LockOnBroker, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
+use crate::cli::shell::quoted;
 use crate::cli::signals::{INTERRUPTING, Signals};
 use crate::plan::semaphore::{DesiredSlots, Observed, sweep_to};
 use crate::semaphore::{ResizeError, ResizeTo, Resized};
@@ -82,7 +83,8 @@ impl Draining {
         let name = &target.found.name;
         let stay = |left: u32| {
             format!(
-                "{left} of {name} are still held and were not removed: run `lockkeeper semaphore destroy {name}` again after they are released"
+                "{left} of {name} are still held and were not removed: run `lockkeeper semaphore destroy {}` again after they are released",
+                quoted(name.as_str())
             )
         };
         let mut signals = Signals::listen(&INTERRUPTING)?;
@@ -131,13 +133,15 @@ fn stay(target: &LockOnBroker, seen: &Observed, slots: u32) -> String {
             let held: Vec<String> = seen.removed().take(10).map(|slot| slot.to_string()).collect();
             let held = held.join(", ");
             format!(
-                "still held of {name}, though removed: slot {held}. No other client gets such a slot: `lockkeeper semaphore wait {name} --until drained` waits for them"
+                "still held of {name}, though removed: slot {held}. No other client gets such a slot: `lockkeeper semaphore wait {} --until drained` waits for them",
+                quoted(name.as_str())
             )
         }
         Observed::Counted(_) => {
             let left = remaining(seen, slots);
             format!(
-                "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {name} {left}` once more, and let it wait"
+                "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {} {left}` once more, and let it wait",
+                quoted(name.as_str())
             )
         }
     }

@@ -5,6 +5,7 @@ use tokio_util::sync::CancellationToken;
 use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
+use crate::cli::output;
 use crate::semaphore::Expected;
 
 /// Arguments of `lockkeeper semaphore verify`.
@@ -31,7 +32,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let checked = target.broker.check(name, expected, &CancellationToken::new()).await;
     let faults = checked.map_err(|error| failed(&error))?;
     for fault in &faults {
-        println!("{fault}");
+        output::write(&format!("{fault}\n"))?;
     }
     if faults.is_empty() {
         say(format!("{name} is as it should be"));

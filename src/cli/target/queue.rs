@@ -2,8 +2,6 @@
 //! from a PressureQueue of a Kubernetes context. See the commands for how the queue is
 //! used.
 
-use std::time::Duration;
-
 use kube::ResourceExt;
 
 use super::{on_default_connection, resource, usage, variable};
@@ -66,28 +64,63 @@ pub(in crate::cli) struct QueueTarget {
 impl QueueTarget {
     /// Finds the queue. Contacts Kubernetes only for a resource, and never Redis.
     pub async fn find(&self) -> Result<Queue, Failure> {
-        self.find_with(None).await
+        self.find_with(|options| options).await
     }
 
-    /// Like [`Self::find`], with this lease for elements in flight.
-    pub async fn find_with(&self, lease: Option<Duration>) -> Result<Queue, Failure> {
+    /// Like [`Self::find`], with options of the command.
+    pub async fn find_with(
+        &self,
+        adapt: impl FnOnce(QueueOptions) -> QueueOptions,
+    ) -> Result<Queue, Failure> {
         let (settings, name) = match resource::<PressureQueue>(&self.name) {
             Some(name) => self.place.resource(name).await?,
             None => self.place.named(&self.name)?,
         };
-        let mut options = QueueOptions::default();
-        if let Some(id) = &self.place.client_id {
-            options.client_id.clone_from(id);
-        }
-        if let Some(lease) = lease {
-            options.lease = lease;
-        }
-        Ok(Queue::new(settings, name, options))
+        Ok(Queue::new(settings, name, adapt(self.place.options())))
     }
 
-    /// Returns the queue of this name at the same location.
-    pub fn sibling(&self, name: &str) -> Self {
-        Self { name: name.to_owned(), place: self.place.clone() }
+    /// Finds the queue of this name next to `queue`, which is this one: a plain name is in
+    /// the same database of the same server, with the same prefix. That is also so if they
+    /// are a resource's.
+    pub async fn find_sibling(&self, name: &str, queue: &Queue) -> Result<Queue, Failure> {
+        if resource::<PressureQueue>(name).is_some() {
+            return Self { name: name.to_owned(), place: self.place.clone() }.find().await;
+        }
+        let name = QueueName::new(queue.name().prefix(), name).map_err(|error| usage(&error))?;
+        Ok(Queue::new(queue.settings().clone(), name, self.place.options()))
+    }
+
+    /// Returns the arguments that name this queue, as they were given, for a command that a
+    /// message prints. A URL with a password is left out: see [`Self::needs`].
+    pub fn arguments(&self) -> Vec<String> {
+        let QueueLocation { url, server, port, db, prefix, kubernetes, client_id: _ } = &self.place;
+        let options = [
+            ("--url", url.clone().filter(|_| !self.place.has_secret())),
+            ("--server", server.clone()),
+            ("--port", port.map(|port| port.to_string())),
+            ("--db", db.map(|db| db.to_string())),
+            ("--prefix", prefix.clone()),
+        ];
+        let given = options.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let given = given.chain(kubernetes.arguments());
+        let mut all: Vec<String> =
+            given.flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        if self.name.starts_with('-') {
+            all.push("--".to_owned());
+        }
+        all.push(self.name.clone());
+        all
+    }
+
+    /// Describes what [`Self::arguments`] need besides, in brackets.
+    pub fn needs(&self) -> String {
+        if self.place.has_secret() {
+            return " (with REDIS_URL set to the value of --url, which contains a password)"
+                .to_owned();
+        }
+        let heeded = ["REDIS_URL", "REDIS_SERVER", "REDIS_PORT", "REDIS_DB", "PRESSURE_PREFIX"];
+        let set: Vec<&str> = heeded.into_iter().filter(|name| variable(name).is_some()).collect();
+        if set.is_empty() { String::new() } else { format!(" (with the same {})", set.join(", ")) }
     }
 
     /// Rejects the creation of a queue that the operator creates.
@@ -106,6 +139,24 @@ impl QueueLocation {
     pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
         let (server, port, db, prefix) = (None, None, None, None);
         Self { url, server, port, db, prefix, kubernetes, client_id: None }
+    }
+
+    fn options(&self) -> QueueOptions {
+        let mut options = QueueOptions::default();
+        if let Some(id) = &self.client_id {
+            options.client_id.clone_from(id);
+        }
+        options
+    }
+
+    /// Returns whether --url contains a password.
+    fn has_secret(&self) -> bool {
+        // Not parsed: a list of sentinels is no URL in the usual sense.
+        let has_password = |url: &str| {
+            let user = url.rsplit_once('@').map_or("", |(user, _)| user);
+            user.split_once("://").map_or(user, |(_, user)| user).contains(':') || url.contains('?')
+        };
+        self.url.as_deref().is_some_and(has_password)
     }
 
     fn named(&self, name: &str) -> Result<(RedisSettings, QueueName), Failure> {
@@ -173,5 +224,52 @@ impl QueueLocation {
             }
         };
         Ok((settings, valid.queue))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        which: QueueTarget,
+    }
+
+    fn target(line: &[&str]) -> QueueTarget {
+        Line::try_parse_from([&["x"], line].concat()).unwrap().which
+    }
+
+    #[test]
+    fn the_arguments_of_a_printed_command_are_those_that_were_given() {
+        let lines: [&[&str]; 4] = [
+            &["--server", "h", "--port", "7", "--db", "3", "--prefix", "a b", "it's"],
+            &["--url", "redis://user@h:1/2", "jobs"],
+            &["--namespace", "ci", "--context", "c", "--kubeconfig", "/k", "pq/jobs"],
+            &["--", "-x"],
+        ];
+        for line in lines {
+            let target = target(line);
+            assert_eq!(target.arguments(), line);
+            assert!(!target.needs().contains("password"), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_printed_command_contains_no_password() {
+        let urls = [
+            "redis://:hush@h/0",
+            "rediss://u:hush@h/0",
+            "redis-sentinel://u:hush@a:1,b:2/0?sentinel_password=hush",
+            "redis://h/?password=hush",
+        ];
+        for url in urls {
+            let target = target(&["--url", url, "--db", "3", "jobs"]);
+            assert_eq!(target.arguments(), ["--db", "3", "jobs"]);
+            assert!(target.needs().contains("REDIS_URL set to the value of --url"));
+        }
     }
 }

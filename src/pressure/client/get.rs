@@ -18,10 +18,6 @@ use super::{Awaited, GiveBackError, QueueError, QueueRole, Wait};
 use crate::pressure::reply::Verdict;
 use crate::pressure::{StoreError, scripts};
 
-/// Silence of the server after which a get with no or limited waiting stops waiting for
-/// an answer. The elements of a later answer are kept.
-const SILENCE: Duration = Duration::from_mins(1);
-
 /// Maximum length of a lease, in milliseconds: a year. The scripts calculate in floating
 /// point.
 const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
@@ -92,19 +88,20 @@ impl Queue {
         }
     }
 
-    /// Awaits an attempt, or unless it waits without a limit, a minute of silence.
+    /// Awaits an attempt, or unless it waits without a limit, a silence of the server. The
+    /// elements of a later answer are kept.
     pub(super) async fn or_silence<T>(
         &self,
         wait: Wait,
         attempt: impl Future<Output = Result<Attempt<T>, QueueError>>,
     ) -> Result<Attempt<T>, QueueError> {
-        if wait == Wait::Forever {
+        let (Wait::No | Wait::For(_), Some(limit)) = (wait, self.0.options.answer_silence) else {
             return attempt.await;
-        }
+        };
         tokio::select! {
             biased;
             tried = attempt => tried,
-            () = self.silence(SILENCE) => {
+            () = self.silence(limit) => {
                 Err(StoreError::Unanswered { why: Box::new(StoreError::Timeout) }.into())
             }
         }

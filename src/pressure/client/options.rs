@@ -21,6 +21,11 @@ pub struct QueueOptions {
     /// longer while bytes flow. Default 5 s. The answer to a get contains its elements
     /// and is awaited until the connection ends: see [`Queue`](super::Queue), "Cancel safety".
     pub response_timeout: Duration,
+    /// Silence of the server after which a get with no or limited waiting fails, although
+    /// elements may be on their way to it. `None`: it awaits the answer until the connection
+    /// ends. Default 1 min.
+    #[setters(strip_option = false)]
+    pub answer_silence: Option<Duration>,
     /// Interval at which a waiting operation checks the queue again. This detects keys
     /// that were removed outside of the protocol, which wakes no client. Default 60 s.
     pub look_interval: Duration,
@@ -38,6 +43,7 @@ impl Default for QueueOptions {
             client_id: store.client_id,
             connect_timeout: store.connect_timeout,
             response_timeout: store.response_timeout,
+            answer_silence: Some(Duration::from_mins(1)),
             look_interval: Duration::from_mins(1),
             lease: Duration::from_secs(30),
         }

@@ -80,7 +80,7 @@ pub(super) struct Putting {
 ///
 /// A get can therefore be cancelled at any time, even while a slow or stalled server
 /// sends its elements. [`Wait::For`](super::Wait::For) and [`Wait::No`](super::Wait::No) give up after a minute without a
-/// byte.
+/// byte, or not at all: see [`QueueOptions::answer_silence`].
 #[derive(Clone)]
 pub struct Queue(pub(super) Arc<Inner>);
 
@@ -126,6 +126,18 @@ impl Queue {
             ..StoreOptions::new(options.client_id.clone())
         };
         Self::over(Store::new(settings, store), name, options)
+    }
+
+    /// Returns the server and the database, with credentials.
+    pub(crate) fn settings(&self) -> &RedisSettings {
+        self.0.store.settings()
+    }
+
+    /// Returns whether both are clients of one queue: the same keys in the same database of
+    /// a server with the same address.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let place = |queue: &Self| (queue.settings().address(), queue.name().data());
+        place(self) == place(other)
     }
 
     /// Creates a client of the queue of this name in this store.

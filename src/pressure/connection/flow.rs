@@ -4,11 +4,12 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::task::AtomicWaker;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{
     AsyncConnectionConfig, Cmd, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
@@ -21,6 +22,13 @@ use tokio::time::{Instant, sleep_until};
 /// The slowest supported network, 128 kbit/s. Written data may stay in buffers while the
 /// network carries it, without a visible flow.
 const SLOWEST_BYTES_PER_SECOND: u64 = 16 * 1024;
+
+/// Beginnings of the errors after which a server closes the connection. A transaction that is
+/// refused in this way has not begun.
+const LAST_WORDS: [&str; 3] = ["DENIED ", "ERR max number of clients", "ERR Protocol error"];
+
+/// Maximum length of such a line.
+const LONGEST_LINE: usize = 2048;
 
 /// Maximum size of buffers on the way. Writing beyond it is visible as a flow.
 const MOST_BUFFERED: u64 = 16 * 1024 * 1024;
@@ -42,7 +50,7 @@ impl Connection {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let flow = Arc::new(Flow::new());
-        let stream = Watched { stream, flow: Arc::clone(&flow) };
+        let stream = Watched { stream, flow: Arc::clone(&flow), is_broken: false };
         // Login and database are sent separately, to see the server's own refusals.
         // CLIENT SETINFO is unknown to Redis before 7.2.
         let info = RedisConnectionInfo::default().set_skip_set_lib_name();
@@ -70,8 +78,20 @@ impl Connection {
     }
 }
 
-/// Awaits an answer until the server has been silent for longer than this limit.
+/// Awaits an answer until the server has been silent for longer than this limit. If the
+/// connection ends before, the server may have said why.
 async fn answered<T>(
+    flow: &Flow,
+    limit: Option<Duration>,
+    answer: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    let answered = within(flow, limit, answer).await;
+    answered.map_err(
+        |error| if error.is_io_error() { flow.last_words().unwrap_or(error) } else { error },
+    )
+}
+
+async fn within<T>(
     flow: &Flow,
     limit: Option<Duration>,
     answer: impl Future<Output = RedisResult<T>>,
@@ -131,6 +151,12 @@ struct Flow {
     written: AtomicU64,
     /// Bytes written since the last read.
     unanswered: AtomicU64,
+    /// Whether a command was written, so that an answer has a command that it belongs to.
+    has_written: AtomicBool,
+    /// The reader that waits for that.
+    reader: AtomicWaker,
+    /// The last line that was read, if it is an error after which the server closes.
+    last_words: Mutex<Option<String>>,
 }
 
 impl Flow {
@@ -140,7 +166,28 @@ impl Flow {
             last: AtomicU64::new(0),
             written: AtomicU64::new(0),
             unanswered: AtomicU64::new(0),
+            has_written: AtomicBool::new(false),
+            reader: AtomicWaker::new(),
+            last_words: Mutex::new(None),
         }
+    }
+
+    /// Records the end of what was read.
+    fn heard(&self, bytes: &[u8]) {
+        let end = &bytes[bytes.len().saturating_sub(LONGEST_LINE)..];
+        let line =
+            end.strip_suffix(b"\r\n").and_then(|end| end.rsplit(|&byte| byte == b'\n').next());
+        let text = line.and_then(|line| std::str::from_utf8(line.strip_prefix(b"-")?).ok());
+        let is_last = |text: &&str| LAST_WORDS.iter().any(|begin| text.starts_with(begin));
+        let words = text.filter(is_last).map(ToOwned::to_owned);
+        *self.last_words.lock().unwrap_or_else(PoisonError::into_inner) = words;
+    }
+
+    /// Returns why the server has closed the connection, if it has said so.
+    fn last_words(&self) -> Option<RedisError> {
+        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let (code, detail) = words.split_once(' ')?;
+        Some(redis::make_extension_error(code.to_owned(), Some(detail.to_owned())))
     }
 
     fn note(&self) {
@@ -161,10 +208,25 @@ impl Flow {
     }
 }
 
-/// A stream that records its traffic.
+/// A stream that records its traffic, and lets no answer get lost that the server sends
+/// before it closes the connection: "max number of clients reached" comes before the first
+/// command, and "invalid bulk length" while a transaction is still being written. The redis
+/// crate drops the former, no longer reads after a write has failed, and expects more answers
+/// to a transaction.
 struct Watched<S> {
     stream: S,
     flow: Arc<Flow>,
+    /// Whether a write has failed. The connection then ends with what is left to read.
+    is_broken: bool,
+}
+
+impl<S> Watched<S> {
+    /// Lets the reader read.
+    fn may_read(&self) {
+        if !self.flow.has_written.swap(true, Ordering::AcqRel) {
+            self.flow.reader.wake();
+        }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
@@ -173,11 +235,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.flow.has_written.load(Ordering::Acquire) {
+            self.flow.reader.register(context.waker());
+            if !self.flow.has_written.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
             self.flow.note();
             self.flow.unanswered.store(0, Ordering::Relaxed);
+            self.flow.heard(&buffer.filled()[before..]);
         }
         read
     }
@@ -189,7 +258,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.may_read();
+        if self.is_broken {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Err(_)) = &written {
+            self.is_broken = true;
+            return Poll::Ready(Ok(bytes.len()));
+        }
         if let Poll::Ready(Ok(count)) = &written {
             self.flow.note();
             self.flow.written.fetch_add(*count as u64, Ordering::Relaxed);
@@ -199,7 +276,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        if self.is_broken {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if let Poll::Ready(Err(_)) = &flushed {
+            self.is_broken = true;
+            return Poll::Ready(Ok(()));
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

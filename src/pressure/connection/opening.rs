@@ -195,7 +195,14 @@ impl Opener {
                 let name = ServerName::try_from(host.to_owned()).map_err(|error| {
                     StoreError::CertificateRefused { detail: clean_text(&error.to_string(), 256) }
                 })?;
-                let stream = connector.connect(name, stream).await.map_err(RedisError::from)?;
+                // Before the limit of the whole attempt, which would not say where it ended. A
+                // server without TLS waits for a line, and does not answer.
+                let shaking =
+                    timeout(self.options.connect_timeout * 9 / 10, connector.connect(name, stream));
+                let stream = match shaking.await {
+                    Ok(stream) => stream.map_err(RedisError::from)?,
+                    Err(_) => return Err(StoreError::HandshakeTimeout),
+                };
                 Connection::over(stream, limit).await
             }
         };
@@ -208,8 +215,8 @@ impl Opener {
     }
 
     /// Sets the connection's name, which helps readers of CLIENT LIST. An ACL may forbid
-    /// this. A server that requires a login or has reached its client limit reports it
-    /// here first.
+    /// this. A server that requires a login, rejects the address or has reached its client
+    /// limit reports it here first.
     async fn name(&self, connection: &mut Connection) -> Result<(), StoreError> {
         let name: String = clean_text(&self.options.client_id, 200)
             .chars()
@@ -222,10 +229,12 @@ impl Opener {
         match named.map_err(StoreError::from) {
             Err(
                 err @ (StoreError::AuthenticationFailed { .. }
+                | StoreError::ConnectionDenied { .. }
                 | StoreError::CertificateRefused { .. }
                 | StoreError::Unreachable { .. }
                 | StoreError::Unavailable { .. }
-                | StoreError::Timeout),
+                | StoreError::Timeout
+                | StoreError::HandshakeTimeout),
             ) => Err(err),
             _ => Ok(()),
         }
