@@ -9,8 +9,11 @@ local PRODUCED_MESSAGES, PRODUCED_BYTES = KEYS[7], KEYS[8]
 local CONSUMED_MESSAGES, CONSUMED_BYTES = KEYS[9], KEYS[10]
 local NOT_FULL, CLOSED = KEYS[11], KEYS[12]
 -- The elements in flight: a hash with two fields for each, ID for the element and ID/by
--- for 'COUNT CLIENT', the number of its deliveries and the last client. And a sorted set
--- of the ids by the end of the lease, in milliseconds since 1970 by the server's clock.
+-- for 'COUNT CLIENT', the number of its deliveries and the last client. If deliveries
+-- were given back that do not count as attempts, COUNT is 'DELIVERIES-GIVEN_BACK'. And a
+-- sorted set of the ids by the end of the lease, in milliseconds since 1970 by the
+-- server's clock; 0 for leases that are known to have ended. Redis sorts those by id, and
+-- ids sort as their elements were in the queue.
 local IN_FLIGHT, LEASES = KEYS[13], KEYS[14]
 
 local LISTS = {[DATA] = true, [PRODUCER_FREE] = true, [CONSUMER_FREE] = true,
@@ -72,6 +75,19 @@ end
 local function time()
   local now = redis.call('TIME')
   return now[1] * 1000 + math.floor(now[2] / 1000), string.format('%d%06d', now[1], now[2])
+end
+
+-- Returns the bound that this text is, nil if it is none. Clients read it alike: Lua's
+-- tonumber also takes '0x10', ' 7 ' and 'inf'.
+local function bound_of(text)
+  return #text <= 19 and string.find(text, '^%d+$') and tonumber(text) or nil
+end
+
+-- Returns the number of deliveries in a COUNT, and how many of them do not count as
+-- attempts.
+local function counts(count)
+  local deliveries, returned = string.match(count, '^(%d+)%-?(%d*)')
+  return tonumber(deliveries) or 0, tonumber(returned) or 0
 end
 
 -- Returns the number of elements in flight. Asks with a command that every user of the
