@@ -4,6 +4,8 @@
 use crate::{authority, environment, redis_support, redis_tls};
 
 mod acks;
+mod attempts;
+mod deleting;
 mod doctor;
 mod encrypted;
 mod ends;
@@ -18,6 +20,7 @@ mod networks;
 mod outages;
 mod patience;
 mod readers;
+mod schedules;
 mod terminals;
 
 use std::process::Stdio;

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::common::{Patience, code, failed, lease, stopped_by};
+use super::common::{Patience, code, failed, is_closed, lease, stopped_by};
 use super::outlet::{Ended, Outlet};
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
@@ -158,7 +158,7 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
 /// Finds the queue and checks that it exists.
 async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
     let queue = arguments.which.find_with(arguments.lease).await?;
-    queue.closed().await.map_err(|error| failed(&queue, &error))?;
+    is_closed(&queue).await?;
     Ok(queue)
 }
 
