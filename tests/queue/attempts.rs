@@ -1,7 +1,7 @@
 //! Deliveries that do not count as attempts, and the cost and order of elements whose
 //! leases have ended.
 
-use lockkeeper::pressure::{Limit, QueueError, Wait};
+use lockkeeper::pressure::{Deletion, Delivery, Limit, QueueError, Wait};
 
 use crate::queue::ours;
 use crate::queue::redis_support::{Place, PrivateRedis, eventually};
@@ -79,6 +79,29 @@ async fn a_get_that_is_dropped_uses_up_no_attempt() {
     let got = ours(&place, "another").get_acked(Wait::Forever).await.unwrap();
     assert_eq!((got.element(), got.delivery_count()), (&b"a"[..], 1));
     got.ack().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn elements_in_flight_whose_leases_redis_has_evicted_are_counted_and_come_again() {
+    let place = Place::new().await;
+    let queue = ours(&place, "me");
+    queue.create(0).await.unwrap();
+    queue.put_batch(&["a", "b", "c"], Wait::No).await.unwrap();
+    let limit = Limit { elements: 3, bytes: usize::MAX >> 12 };
+    let mut held = queue.get_acked_batch(limit, Wait::No).await.unwrap();
+    queue.close(Wait::No).await.unwrap();
+    let () = place.run(&["DEL", &place.key(":leases")]).await;
+    let seen = queue.stat().await.unwrap();
+    assert_eq!((seen.in_flight, seen.leases_ended), (3, 3));
+    let deletion = queue.store().delete_if_empty(&place.queue).await.unwrap();
+    assert_eq!(deletion, Deletion::NotEmpty { length: 3 });
+    held.pop().unwrap().ack().await.unwrap();
+    let again = ours(&place, "another").get_acked_batch(limit, Wait::No).await.unwrap();
+    let texts: Vec<&[u8]> = again.iter().map(Delivery::element).collect();
+    assert_eq!(texts, [b"a", b"b"]);
+    assert_eq!(queue.ack_all(held).await, Err(QueueError::LeaseEnded));
+    queue.ack_all(again).await.unwrap();
+    assert_eq!(queue.try_get().await, Err(QueueError::Closed));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -109,6 +109,15 @@ local function deliver_ended()
   return #ids > 0
 end
 
+if has_leases and redis.call('EXISTS', LEASES) == 0 then
+  -- Redis has evicted the ends of the leases: all of these elements come again.
+  local fields = redis.pcall('HKEYS', IN_FLIGHT)
+  for _, field in ipairs(fields.err and {} or fields) do
+    if string.sub(field, -3) ~= '/by' then
+      redis.call('ZADD', LEASES, 0, field)
+    end
+  end
+end
 while has_leases and wants_more() do
   local are_marked = mark_ended()
   if not deliver_ended() and not are_marked then

@@ -91,7 +91,14 @@ local function counts(count)
 end
 
 -- Returns the number of elements in flight. Asks with a command that every user of the
--- queue may run.
+-- queue may run. If Redis has evicted :leases, the elements are there all the same; at
+-- least one, if the user may not count them.
 local function in_flight()
-  return redis.call('EXISTS', LEASES) == 1 and redis.call('ZCARD', LEASES) or 0
+  if redis.call('EXISTS', LEASES) == 1 then
+    return redis.call('ZCARD', LEASES)
+  elseif redis.call('EXISTS', IN_FLIGHT) == 0 then
+    return 0
+  end
+  local fields = redis.pcall('HLEN', IN_FLIGHT)
+  return type(fields) == 'number' and math.ceil(fields / 2) or 1
 end
