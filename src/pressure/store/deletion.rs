@@ -94,7 +94,7 @@ impl Store {
     ///
     /// A role that is neither free nor was ever taken belongs to a partially created
     /// queue, or to another client's abandoned deletion. It counts as gone once it was
-    /// observed so for [`StoreOptions::nameless_role_grace`].
+    /// observed so for [`StoreOptions::nameless_role_grace`](crate::pressure::StoreOptions::nameless_role_grace).
     ///
     /// `force` wakes waiting clients and removes every key immediately, even if roles are
     /// taken. Use it for roles whose holders are dead. A living holder would leave keys
