@@ -24,8 +24,9 @@ test-brokers: ## The locks' tests once more, on RabbitMQ 4.3 and 4.0 (fetched on
 test-cluster: ## Locks while a node of a RabbitMQ cluster is down (3.10 and 4.3)
 	@dev/test --cluster $(ARGS)
 
-soak: ## What takes too long for every run: locks fought over and lost more often, thousands of objects
+soak: ## What takes too long for every run: locks fought over and lost more often, more schedules of queues, thousands of objects
 	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \
+		queue::schedules::accounts:: pipe::schedules:: \
 		operator::deletion::a_namespace_with_many
 	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::
 	@LOCKKEEPER_SOAK=1 dev/test --cluster clusters::faults::

@@ -92,7 +92,7 @@ pub mod reason {
     pub const CONFIRMING: &str = "Confirming";
     /// The queue is only partially created.
     pub const HALF_CREATED: &str = "HalfCreated";
-    /// Keys of a deleted queue are left over.
+    /// Keys of a queue exist without its `:bound`.
     pub const RESIDUE: &str = "Residue";
     /// A key of the queue does not have the type that the protocol requires.
     pub const WRONG_TYPE: &str = "WrongType";

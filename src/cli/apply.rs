@@ -11,7 +11,7 @@ use super::question::confirmed;
 use super::semaphore::target::failed;
 use super::validate::INVALID;
 use crate::api::validate::{ValidQueue, ValidSemaphore};
-use crate::plan::pressure_queue::QueueEffect;
+use crate::plan::pressure_queue::{QueueEffect, residue};
 use crate::plan::semaphore::Observed;
 use crate::pressure::{Applied, Store};
 use crate::semaphore::Broker;
@@ -131,10 +131,7 @@ async fn make_queue(
                 return later("it was deleted in the meantime: apply again".to_owned());
             }
             Applied::Residue { keys } => {
-                let keys = keys.join(" ");
-                return later(format!(
-                    "{keys} left over from a deletion: queue delete takes that up"
-                ));
+                return later(residue(&keys));
             }
             Applied::ProducerBusy { who } => {
                 let who = who.unwrap_or_else(|| "another client".to_owned());

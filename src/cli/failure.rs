@@ -39,6 +39,8 @@ impl Failure {
     pub const CLOSED: u8 = 83;
     /// The queue is damaged.
     pub const DAMAGED: u8 = 84;
+    /// Elements were moved to the queue for dead letters.
+    pub const DEAD_LETTERS: u8 = 85;
 
     /// The command exists but can't be run, as in shells.
     pub const NOT_EXECUTABLE: u8 = 126;

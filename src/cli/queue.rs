@@ -3,6 +3,7 @@
 //! `verbs` for the short subcommands.
 
 mod common;
+mod delete;
 mod doctor;
 mod get;
 mod job;
@@ -36,7 +37,7 @@ Exit codes: 0 success; 1 the answer of exists or closed is false; 64 invalid usa
 exceeds the maximum length of Redis or of the server; 69 the server is unreachable or rejects the request; 73 the \
 output can't be written; 74 the input can't be read; 75 full, empty or in use with --no-wait, or \
 --timeout expired: try again later; 81 the queue does not exist; 82 it already exists; 83 it is \
-closed; 84 doctor found damage; 126 and 127 the \
+closed; 84 doctor found damage; 85 run moved elements to the queue for dead letters; 126 and 127 the \
 command of run can't be started; 141 the reader closed the output; 128+n ended by signal n.";
 
 #[derive(Debug, clap::Subcommand)]
@@ -61,7 +62,7 @@ enum Verb {
     /// taken
     Close(verbs::CloseArguments),
     /// Delete a queue and its elements
-    Delete(verbs::DeleteArguments),
+    Delete(delete::Arguments),
     /// Print the oldest elements without taking them
     Peek(verbs::PeekArguments),
     /// Print the length, bound, producer, consumer and counters of the queue
@@ -81,7 +82,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Exists(which) => in_runtime(verbs::exists(which)),
         Verb::Closed(which) => in_runtime(verbs::closed(which)),
         Verb::Close(arguments) => in_runtime(verbs::close(arguments)),
-        Verb::Delete(arguments) => in_runtime(verbs::delete(arguments)),
+        Verb::Delete(arguments) => in_runtime(delete::run(arguments)),
         Verb::Peek(arguments) => in_runtime(verbs::peek(arguments)),
         Verb::Stat(arguments) => in_runtime(stat::run(arguments)),
         Verb::Doctor(arguments) => in_runtime(doctor::run(arguments)),

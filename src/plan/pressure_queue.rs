@@ -7,7 +7,7 @@ mod remark;
 
 use std::fmt;
 
-pub use remark::Remark;
+pub use remark::{Remark, eviction, residue};
 
 /// Label of the data list in lists of key suffixes, because the list itself has no
 /// suffix.

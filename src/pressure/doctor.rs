@@ -150,7 +150,7 @@ impl QueueDoctor {
     ///
     /// A dropped repair may have been applied or not. It may be repeated.
     pub async fn repair(&mut self, store: &Store, repair: &Repair) -> Result<Repaired, StoreError> {
-        let mut call = scripts::REPAIR.prepare_invoke();
+        let mut call = scripts::REPAIR.prepare();
         call.key(scripts::keys(&self.queue)).arg(what(repair));
         let verdict = match repair.evidence() {
             None => Some(store.ask(&self.queue, call.arg(vec!["*"; KEYS])).await?),

@@ -34,6 +34,6 @@ pub use connection::StoreOptions;
 pub use doctor::{Deed, QueueDoctor, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
-pub use store::{Applied, Deletion, Holder, Store};
+pub use store::{Applied, Deletion, Holder, Removed, Store};
 
 pub use crate::plan::pressure_queue::{DesiredQueue, ObservedQueue, QueueEffect};

@@ -8,6 +8,14 @@ use super::scripts::label;
 use crate::plan::clean_text;
 use crate::plan::pressure_queue::{ObservedQueue, Role};
 
+/// Number of the key `:bound`.
+const BOUND: usize = 2;
+
+/// Whether the scripts accept this text as a bound: `bound_of` in `shared.lua`.
+fn is_bound(text: &str) -> bool {
+    (1..=19).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Maximum length of a client id that leaves this module, in bytes.
 const ID_BYTES: usize = 256;
 
@@ -22,12 +30,18 @@ pub struct StoreIdentity {
     pub cluster_enabled: Option<bool>,
     /// `master` or `slave`, as Redis names them.
     pub role: Option<String>,
-    /// The eviction policy at the memory limit. Any policy except `noeviction` may remove
-    /// a queue's keys.
+    /// The eviction policy at the memory limit: see [`Self::eviction`].
     pub maxmemory_policy: Option<String>,
 }
 
 impl StoreIdentity {
+    /// Returns the eviction policy if it may remove a queue's keys. The policies
+    /// `volatile-…` only remove keys that expire, which a queue's never do.
+    #[must_use]
+    pub fn eviction(&self) -> Option<&str> {
+        self.maxmemory_policy.as_deref().filter(|policy| policy.starts_with("allkeys-"))
+    }
+
     pub(super) fn from_info(info: &str) -> Self {
         let get = |wanted: &str| {
             info.lines()
@@ -66,7 +80,9 @@ pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError
     // A bound that is not a number still is a string, so its type does not reveal it.
     let mut parse = |number: usize, text: Option<Vec<u8>>| {
         let text = text?;
-        let parsed = std::str::from_utf8(&text).ok().and_then(|text| text.parse::<u64>().ok());
+        let text = std::str::from_utf8(&text).ok();
+        let parsed = text.filter(|text| number != BOUND || is_bound(text));
+        let parsed = parsed.and_then(|text| text.parse::<u64>().ok());
         if parsed.is_none() {
             wrong_types.push(label(number));
         }
@@ -74,7 +90,7 @@ pub(super) fn queue_seen(reply: Observation) -> Result<ObservedQueue, StoreError
     };
     let [bound, produced_messages, produced_bytes, consumed_messages, consumed_bytes] = numbers;
     let bound_is_there = bound.is_some();
-    let bound = parse(2, bound);
+    let bound = parse(BOUND, bound);
     let produced_messages = parse(7, produced_messages).unwrap_or_default();
     let produced_bytes = parse(8, produced_bytes).unwrap_or_default();
     let consumed_messages = parse(9, consumed_messages).unwrap_or_default();

@@ -1,17 +1,22 @@
 //! The store: one database of one Redis server, and the administration of its queues. See
 //! [`crate::plan::pressure_queue`] for the decisions.
 
+mod deletion;
+
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{FromRedisValue, Pipeline, RedisError, Script, ScriptInvocation};
+use redis::{FromRedisValue, Pipeline, RedisError};
 use tokio::time::Instant;
 
+pub use self::deletion::{Deletion, Holder, Removed};
+pub(super) use self::deletion::{Start, Step};
 use super::connection::{Connection, Link, StoreOptions};
 use super::doctor_state::DoctorState;
 use super::reply::{Observation, Verdict, queue_seen};
+use super::scripts::{Call, Script};
 use super::{StoreError, scripts};
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
@@ -70,7 +75,8 @@ pub enum Applied {
     AlreadySo,
     /// The queue does not exist, or no longer exists: observe again.
     Absent,
-    /// Not created, because keys of an unfinished deletion exist.
+    /// Not created, because keys exist of an unfinished deletion, or of a queue that lost
+    /// its `:bound`: see [`Store::adopt`].
     Residue {
         /// Suffixes of the existing keys.
         keys: Vec<String>,
@@ -79,34 +85,6 @@ pub enum Applied {
     ProducerBusy {
         /// The producer's id, if it set one.
         who: Option<String>,
-    },
-}
-
-/// The holder of a role that is not free.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The holder's id, if it set one.
-    pub id: Option<String>,
-}
-
-/// The progress of a deletion.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deletion {
-    /// No key of the queue is left.
-    Gone,
-    /// The deletion has started, and completes when these roles are released: call again.
-    /// A client that it woke needs milliseconds. A client that died with its role never
-    /// releases it.
-    WaitingFor {
-        /// The producer, if it holds its role.
-        producer: Option<Holder>,
-        /// The consumer, if it holds its role.
-        consumer: Option<Holder>,
-    },
-    /// Not started, because the queue has elements ([`Store::delete_if_empty`] only).
-    NotEmpty {
-        /// Number of elements.
-        length: u64,
     },
 }
 
@@ -144,10 +122,10 @@ impl Store {
 
     /// Returns the raw reply of `observe.lua`.
     pub(super) async fn observation(&self, queue: &QueueName) -> Result<Observation, StoreError> {
-        let mut call = scripts::OBSERVE.prepare_invoke();
+        let mut call = scripts::OBSERVE.prepare();
         call.key(scripts::keys(queue));
         let call = &call;
-        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+        let send = |mut connection| async move { call.run(&mut connection).await };
         self.0.link.run(Some(queue), true, send).await
     }
 
@@ -175,100 +153,21 @@ impl Store {
                 self.change(&scripts::CLOSE, queue, &client_id).await?
             }
         };
-        match verdict.word.as_str() {
-            "done" => Ok(Applied::Done),
-            "already" => Ok(Applied::AlreadySo),
-            "absent" => Ok(Applied::Absent),
-            "residue" => Ok(Applied::Residue { keys: verdict.labels() }),
-            "busy" => Ok(Applied::ProducerBusy { who: verdict.text(0) }),
-            _ => Err(verdict.into_error(&queue.data())),
-        }
+        applied(verdict, queue)
     }
 
-    /// Advances the deletion of a queue with its data by one step. Call it until it
-    /// returns [`Deletion::Gone`], on this store or another one: the keys themselves show
-    /// the progress. A queue without any key counts as gone.
-    ///
-    /// The first step hides the queue from new clients and wakes waiting ones. A producer
-    /// that waited for room puts its element according to the protocol, reports success
-    /// and releases its role. The element is deleted with the queue. The last step
-    /// requires that both roles are free at the same moment, because a holder will still
-    /// write keys.
-    ///
-    /// A role that is neither free nor was ever taken belongs to a partially created
-    /// queue, or to another client's abandoned deletion. It counts as gone once it was
-    /// observed so for [`StoreOptions::nameless_role_grace`].
-    ///
-    /// `force` wakes waiting clients and removes every key immediately, even if roles are
-    /// taken. Use it for roles whose holders are dead. A living holder would leave keys
-    /// behind (call again), or wait on a key that is gone.
-    ///
-    /// One race can't be avoided: a client checks `:bound` just before the last step and
-    /// starts to wait for a role just after it. It then waits until the next queue of
-    /// that name is created.
+    /// Gives a queue that lost its `:bound` this one, 0 for none, with all that is left of
+    /// the queue. Creates the queue if no key is left. A closed queue stays closed, and a
+    /// role that is not free stays taken: see [`Self::doctor`].
     ///
     /// # Errors
     ///
     /// [`StoreError`]: the server can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn delete(&self, queue: &QueueName, force: bool) -> Result<Deletion, StoreError> {
-        self.delete_step(queue, if force { "force" } else { "ordinary" }).await
-    }
-
-    /// Like [`Self::delete`] without force, but does not start while the queue has
-    /// elements. The check is part of the first step, so that no element can arrive in
-    /// between. A deletion that has started continues in any case.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`]: the server can't be reached, does not answer in time, or
-    /// rejects the request.
-    pub async fn delete_if_empty(&self, queue: &QueueName) -> Result<Deletion, StoreError> {
-        self.delete_step(queue, "if-empty").await
-    }
-
-    async fn delete_step(&self, queue: &QueueName, mode: &str) -> Result<Deletion, StoreError> {
-        let mode =
-            if mode != "force" && self.is_nameless_for_long(queue) { "nameless" } else { mode };
-        let mut verdict = self.change(&scripts::DELETE, queue, mode).await?;
-        if verdict.word == "begun" {
-            // Redis serves waiting clients between two scripts, never within one.
-            verdict = self.change(&scripts::DELETE, queue, mode).await?;
-        }
-        let states = (verdict.text(0), verdict.text(2));
-        let is_nameless = verdict.word == "waiting"
-            && [&states.0, &states.1].iter().any(|state| state.as_deref() == Some("nameless"));
-        self.remember_nameless(queue, is_nameless);
-        match verdict.word.as_str() {
-            "gone" => Ok(Deletion::Gone),
-            "not-empty" => Ok(Deletion::NotEmpty { length: verdict.number(0).unwrap_or_default() }),
-            "waiting" => {
-                let holder = |state: Option<String>, id| {
-                    (state.as_deref() != Some("free")).then_some(Holder { id })
-                };
-                Ok(Deletion::WaitingFor {
-                    producer: holder(states.0, verdict.text(1)),
-                    consumer: holder(states.1, verdict.text(3)),
-                })
-            }
-            _ => Err(verdict.into_error(&queue.data())),
-        }
-    }
-
-    fn is_nameless_for_long(&self, queue: &QueueName) -> bool {
-        let nameless = self.0.nameless.lock().unwrap_or_else(PoisonError::into_inner);
-        nameless
-            .get(queue)
-            .is_some_and(|since| since.elapsed() >= self.0.link.options().nameless_role_grace)
-    }
-
-    fn remember_nameless(&self, queue: &QueueName, is_nameless: bool) {
-        let mut nameless = self.0.nameless.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_nameless {
-            nameless.entry(queue.clone()).or_insert_with(Instant::now);
-        } else {
-            nameless.remove(queue);
-        }
+    pub async fn adopt(&self, queue: &QueueName, bound: u64) -> Result<Applied, StoreError> {
+        let mut call = scripts::CREATE.prepare();
+        call.key(scripts::keys(queue)).arg(bound).arg("adopt");
+        applied(self.ask(queue, &call).await?, queue)
     }
 
     /// Returns the settings of the store.
@@ -315,36 +214,23 @@ impl Store {
     }
 
     /// Runs a script on a queue that changes nothing.
-    pub(super) async fn read(
-        &self,
-        queue: &QueueName,
-        call: &ScriptInvocation<'_>,
-    ) -> Result<Verdict, StoreError> {
-        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+    pub(super) async fn read(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move { call.run(&mut connection).await };
         self.0.link.run(Some(queue), true, send).await
     }
 
     /// Runs a script on a queue whose answer exists nowhere else, once. The answer is
     /// awaited until the connection ends.
-    pub(super) async fn take(
-        &self,
-        queue: &QueueName,
-        call: &ScriptInvocation<'_>,
-    ) -> Result<Verdict, StoreError> {
-        let send = |connection: Connection| async move {
-            call.invoke_async(&mut connection.patient()).await
-        };
+    pub(super) async fn take(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
+        let send =
+            |connection: Connection| async move { call.run(&mut connection.patient()).await };
         self.0.link.run(Some(queue), false, send).await
     }
 
     /// Runs a script on a queue, once. Whether it happened is unknown after
     /// [`StoreError::Unanswered`].
-    pub(super) async fn ask(
-        &self,
-        queue: &QueueName,
-        call: &ScriptInvocation<'_>,
-    ) -> Result<Verdict, StoreError> {
-        let send = |mut connection| async move { call.invoke_async(&mut connection).await };
+    pub(super) async fn ask(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
+        let send = |mut connection| async move { call.run(&mut connection).await };
         self.0.link.run(Some(queue), false, send).await
     }
 
@@ -365,13 +251,24 @@ impl Store {
     /// outcome is unknown. The caller reports the result and must then observe again.
     async fn change(
         &self,
-        script: &Script,
+        script: &'static Script,
         queue: &QueueName,
         argument: &str,
     ) -> Result<Verdict, StoreError> {
-        let mut call = script.prepare_invoke();
+        let mut call = script.prepare();
         call.key(scripts::keys(queue)).arg(argument);
         self.ask(queue, &call).await
+    }
+}
+
+fn applied(verdict: Verdict, queue: &QueueName) -> Result<Applied, StoreError> {
+    match verdict.word.as_str() {
+        "done" => Ok(Applied::Done),
+        "already" => Ok(Applied::AlreadySo),
+        "absent" => Ok(Applied::Absent),
+        "residue" => Ok(Applied::Residue { keys: verdict.labels() }),
+        "busy" => Ok(Applied::ProducerBusy { who: verdict.text(0) }),
+        _ => Err(verdict.into_error(&queue.data())),
     }
 }
 

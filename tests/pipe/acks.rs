@@ -20,16 +20,16 @@ const KILLS: usize = 250;
 const LANES: usize = 5;
 
 /// A directory of a test, removed with it.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = std::env::temp_dir().join(format!("lockkeeper-{}", random_word()));
         std::fs::create_dir(&folder).unwrap();
         Self(folder)
     }
 
-    fn file(&self, name: impl AsRef<Path>) -> PathBuf {
+    pub(super) fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -41,17 +41,17 @@ impl Drop for Folder {
 }
 
 /// Returns the lines of a file. Empty if there is none.
-fn lines(file: &Path) -> Vec<String> {
+pub(super) fn lines(file: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().map(ToOwned::to_owned).collect()
 }
 
-async fn seen(place: &Place) -> ObservedQueue {
+pub(super) async fn seen(place: &Place) -> ObservedQueue {
     place.store().observe(&place.queue).await.unwrap()
 }
 
 /// Returns `lockkeeper queue run jobs … -- sh -c SCRIPT FILE`.
-fn runner(place: &Place, arguments: &[&str], script: &str, file: &Path) -> Command {
+pub(super) fn runner(place: &Place, arguments: &[&str], script: &str, file: &Path) -> Command {
     let mut command = queue(place, "run", arguments);
     command.args(["--", "sh", "-c", script]).arg(file);
     command
@@ -254,7 +254,10 @@ async fn an_element_whose_command_fails_comes_again_and_then_is_a_dead_letter() 
         case $line in bad|worse) exit 3;; esac"#;
     let arguments = ["--attempts", "2", "--dead-letter", "letters"];
     let ran = outcome(runner(&place, &arguments, script, &file)).await;
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.code, Some(85), "{ran:?}");
+    assert!(
+        ran.stderr.ends_with("jobs: 2 elements processed; 2 returned; 2 moved as dead letters\n")
+    );
     assert!(ran.stderr.contains("exit status: 3: the element returns in 1 s (delivery 1)"));
     assert!(ran.stderr.contains("exit status: 3: the element was put into letters (delivery 2)"));
     let mut got = lines(&file);

@@ -4,6 +4,8 @@
 use crate::{authority, environment, redis_support, redis_tls};
 
 mod acks;
+mod attempts;
+mod deleting;
 mod doctor;
 mod encrypted;
 mod ends;
@@ -19,6 +21,7 @@ mod outages;
 mod patience;
 mod places;
 mod readers;
+mod schedules;
 mod shapes;
 mod streams;
 mod terminals;

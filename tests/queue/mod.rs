@@ -4,6 +4,7 @@
 use crate::{pressure_pseudo, pressure_text, pressure_text_unblocked, redis_support};
 
 mod abandoning;
+mod attempts;
 mod leases;
 mod limits;
 mod operations;

@@ -1,8 +1,9 @@
 //! A thousand random schedules of our clients together with foreign ones, in both roles,
 //! blocking and not, while the bound changes and the queue is closed and deleted. Checks
 //! the invariants: order, nothing lost, nothing doubled, the right result for every
-//! client, no key left.
+//! client, no key left. See `accounts` for schedules whose steps a model predicts.
 
+mod accounts;
 mod checks;
 mod clients;
 mod workers;

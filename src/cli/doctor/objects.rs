@@ -13,7 +13,8 @@ use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{Cluster, FoundObject, Kubernetes};
 use crate::cli::target::{LockLocation, QueueLocation, variable};
 use crate::plan::connection::{RabbitmqSettings, RedisSettings};
-use crate::pressure::{Store, StoreOptions};
+use crate::plan::pressure_queue::eviction;
+use crate::pressure::{Store, StoreIdentity, StoreOptions};
 use crate::semaphore::{Broker, BrokerOptions};
 
 /// Time limit for a server's response.
@@ -116,7 +117,12 @@ impl<'a> Look<'a> {
             match self.queue_place.of_resource(&self.found(object)).await {
                 Ok((settings, _)) if self.ask_servers => {
                     let answer = ask_store(settings).await;
-                    findings.extend(reachable(&about, answer, operators.as_ref()));
+                    if let Some(policy) = answer.as_ref().ok().and_then(StoreIdentity::eviction) {
+                        let next =
+                            "CONFIG SET maxmemory-policy noeviction, and in its configuration file";
+                        findings.push(Finding::remark(&about, eviction(policy), next));
+                    }
+                    findings.extend(reachable(&about, answer.map(drop), operators.as_ref()));
                 }
                 Ok(_) => {}
                 Err(failure) => findings.push(connection(&about, failure)),
@@ -169,10 +175,10 @@ async fn ask_broker(settings: RabbitmqSettings) -> Result<(), String> {
     asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
 }
 
-async fn ask_store(settings: RedisSettings) -> Result<(), String> {
+async fn ask_store(settings: RedisSettings) -> Result<StoreIdentity, String> {
     let store = Store::new(settings, StoreOptions::new("lockkeeper-doctor"));
     let asked = tokio::time::timeout(PATIENCE, store.identity()).await;
-    asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
+    asked.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())
 }
 
 /// Interprets whether the server answers from here. The operator may see a different

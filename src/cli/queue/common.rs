@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::cli::common::duration;
+use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output;
+use crate::plan::pressure_queue::{DATA_LABEL, ObservedQueue, eviction, residue};
 use crate::pressure::{Queue, QueueError, StoreError, Wait};
 
 /// How long to wait.
@@ -64,6 +65,51 @@ pub(super) fn code(error: &QueueError) -> u8 {
     }
 }
 
+/// Returns the failure for a queue that has no usable `:bound`, and names the way back if
+/// anything is left of it.
+pub(super) fn absent(queue: &Queue, seen: &ObservedQueue) -> Failure {
+    let name = queue.name();
+    match seen.wrong_types.first() {
+        Some(label) => {
+            let key = format!("{}{}", name.data(), label.strip_prefix(DATA_LABEL).unwrap_or(label));
+            failed(queue, &StoreError::WrongType { key }.into())
+        }
+        None if seen.leftovers.is_empty() => failed(queue, &QueueError::DoesNotExist),
+        None => {
+            let message = format!("{name}: {}", residue(&seen.leftovers));
+            Failure::new(Failure::DOES_NOT_EXIST, message)
+        }
+    }
+}
+
+/// Returns the failure for an error, as [`absent`] if the queue does not exist.
+pub(super) async fn explained(queue: &Queue, error: QueueError) -> Failure {
+    match error {
+        QueueError::DoesNotExist => match queue.stat().await {
+            Ok(seen) if seen.bound.is_none() => absent(queue, &seen),
+            Ok(_) | Err(_) => failed(queue, &error),
+        },
+        error => failed(queue, &error),
+    }
+}
+
+/// Returns whether the queue is closed, or why a command on it can't start.
+pub(super) async fn is_closed(queue: &Queue) -> Result<bool, Failure> {
+    match queue.closed().await {
+        Ok(closed) => Ok(closed),
+        Err(error) => Err(explained(queue, error).await),
+    }
+}
+
+/// Warns of a server that may remove keys of queues at its memory limit.
+pub(super) async fn warn_of_eviction(queue: &Queue) {
+    if let Ok(identity) = queue.store().identity().await
+        && let Some(policy) = identity.eviction()
+    {
+        say(format!("warning: {}", eviction(policy)));
+    }
+}
+
 pub(super) fn failed(queue: &Queue, error: &QueueError) -> Failure {
     Failure::new(code(error), format!("{}: {error}", queue.name()))
 }
@@ -98,6 +144,15 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", count(self.elements, "element"), count(self.bytes, "byte"))
+    }
+}
+
+/// Formats the number of elements, and of those in flight if there are any.
+pub(super) fn elements(length: u64, in_flight: u64) -> String {
+    let elements = count(length, "element");
+    match in_flight {
+        0 => elements,
+        in_flight => format!("{elements} and {in_flight} in flight"),
     }
 }
 

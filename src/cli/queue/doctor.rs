@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::common::failed;
+use super::common::{failed, warn_of_eviction};
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
@@ -151,6 +151,7 @@ impl ShownFinding {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let queue = arguments.which.find().await?;
+    warn_of_eviction(&queue).await;
     let mut mended = Vec::new();
     let diagnosis = examine(&queue, &arguments, &mut mended).await?;
     let of = |state, findings: &[Finding]| -> Vec<ShownFinding> {

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::common::{Patience, code, failed, lease, stopped_by};
+use super::common::{Patience, code, failed, is_closed, lease, stopped_by};
 use super::outlet::{Ended, Outlet};
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
@@ -171,7 +171,7 @@ async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
         (false, _) => options.with_answer_silence(None),
     };
     let queue = arguments.which.find_with(adapt).await?;
-    queue.closed().await.map_err(|error| failed(&queue, &error))?;
+    is_closed(&queue).await?;
     Ok(queue)
 }
 

@@ -47,20 +47,31 @@ pub(super) enum Done {
     Dead,
 }
 
+/// Whether a delivery counts as an attempt: its command was started, and ended by itself.
+#[derive(Clone, Copy, Debug)]
+enum Counts {
+    Yes,
+    No,
+}
+
 impl Task {
     /// Runs the command for an element, and settles the delivery.
     pub async fn process(self: Arc<Self>, mut delivery: Delivery) -> Result<Done, Failure> {
         let element = delivery.take_element();
         let count = delivery.delivery_count();
-        // Its last command may have ended with the machine, without an exit code.
         let most = self.dead_letters.as_ref().map(|(_, most)| *most);
-        if most.is_some_and(|most| count > most) {
-            return self.dead_letter(delivery, &element, "its commands did not end").await;
+        if let Some(most) = most.filter(|most| count > *most) {
+            // Of the last one there is no exit code if its worker died, perhaps with the
+            // machine.
+            let attempts = super::common::count(most, "attempt");
+            let why = format!("its {attempts} failed, or the worker died with the last one");
+            return self.dead_letter(delivery, &element, &why, Counts::No).await;
         }
         let status = match self.run(&element, count).await {
             Ok(status) => status,
+            // The command did not start.
             Err(failure) => {
-                self.requeue(delivery, Duration::ZERO).await;
+                self.requeue(delivery, Duration::ZERO, Counts::No).await;
                 return Err(failure);
             }
         };
@@ -69,16 +80,16 @@ impl Task {
         }
         if self.signals.borrow().is_some() {
             // The signal ended it, not the element.
-            self.requeue(delivery, Duration::ZERO).await;
+            self.requeue(delivery, Duration::ZERO, Counts::No).await;
             return Ok(Done::Returned);
         }
         let why = format!("the command ended with {status}");
         if most == Some(count) {
-            return self.dead_letter(delivery, &element, &why).await;
+            return self.dead_letter(delivery, &element, &why, Counts::Yes).await;
         }
         let pause = retry_after(count);
         say(format!("{why}: the element returns in {} s (delivery {count})", pause.as_secs()));
-        self.requeue(delivery, pause).await;
+        self.requeue(delivery, pause, Counts::Yes).await;
         Ok(Done::Returned)
     }
 
@@ -108,9 +119,11 @@ impl Task {
         match delivery.ack().await {
             Ok(()) => Ok(()),
             Err(QueueError::LeaseEnded) => {
-                say(
-                    "the lease of an element ended while its command ran: it may be processed again",
-                );
+                say(if matches!(self.queue.exists().await, Ok(false)) {
+                    "the queue was deleted while a command ran"
+                } else {
+                    "the lease of an element ended while its command ran: it may be processed again"
+                });
                 Ok(())
             }
             Err(error) => Err(super::common::failed(&self.queue, &error)),
@@ -118,8 +131,12 @@ impl Task {
     }
 
     /// Returns an element to the queue. If that fails, the end of its lease does it.
-    async fn requeue(&self, delivery: Delivery, after: Duration) {
-        if let Err(error) = delivery.requeue(after).await {
+    async fn requeue(&self, delivery: Delivery, after: Duration, counts: Counts) {
+        let returned = match counts {
+            Counts::Yes => delivery.requeue(after).await,
+            Counts::No => delivery.give_back_after(after).await,
+        };
+        if let Err(error) = returned {
             let name = self.queue.name();
             say(format!("{name}: an element returns at the end of its lease: {error}"));
         }
@@ -131,6 +148,7 @@ impl Task {
         delivery: Delivery,
         element: &[u8],
         why: &str,
+        counts: Counts,
     ) -> Result<Done, Failure> {
         let Some((letters, _)) = &self.dead_letters else { return Ok(Done::Returned) };
         let (name, count) = (letters.name(), delivery.delivery_count());
@@ -143,7 +161,7 @@ impl Task {
             Err(failed) => {
                 let error = failed.error;
                 say(format!("{why}, and the element can't be put into {name}: {error}"));
-                self.requeue(delivery, retry_after(count)).await;
+                self.requeue(delivery, retry_after(count), counts).await;
                 Ok(Done::Returned)
             }
         }

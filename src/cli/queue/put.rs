@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::common::{Patience, Tally, code, count, failed, stopped_by};
+use super::common::{Patience, Tally, code, count, failed, is_closed, stopped_by};
 use super::progress::Progress;
 use super::reading::{BATCH_BYTES, Cut, Input, ReadError};
 use super::verbs::bound;
@@ -132,11 +132,10 @@ async fn prepare(arguments: &Arguments) -> Result<Queue, Failure> {
             Err(error) => return Err(failed(&queue, &error)),
         }
     }
-    match queue.closed().await {
-        Ok(false) => Ok(queue),
-        Ok(true) => Err(failed(&queue, &QueueError::Closed)),
-        Err(error) => Err(failed(&queue, &error)),
+    if is_closed(&queue).await? {
+        return Err(failed(&queue, &QueueError::Closed));
     }
+    Ok(queue)
 }
 
 impl Putting<'_> {

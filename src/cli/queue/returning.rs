@@ -186,7 +186,7 @@ impl Fate {
         }
         let elements = unread.len();
         // Otherwise the end of their leases returns them.
-        if let Ok(ended) = queue.requeue_all(unread, Duration::ZERO).await {
+        if let Ok(ended) = queue.give_back_all(unread).await {
             self.given_back += (elements - ended) as u64;
         }
     }

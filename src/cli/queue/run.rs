@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::common::{Patience, count, failed, lease, stopped_by};
+use super::common::{Patience, count, failed, is_closed, lease, stopped_by};
 use super::job::{Done, Task};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
@@ -31,14 +31,18 @@ const REST: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The command reads the element from its standard input, without a newline after it. Its environment has QUEUE_NAME and \
-QUEUE_DELIVERIES, the number of deliveries of the element, this one included. If it ends with 0, the \
+QUEUE_DELIVERIES, the number of attempts with the element, this one included. If it ends with 0, the \
 element is removed. Otherwise it returns to the queue, after 1 s and at most 1 min, and is then \
 delivered before younger elements.
 
 Each element is in flight while its command runs. If run dies, other clients of Lockkeeper get the \
 element after --lease. So an element is processed at least once, and twice if run dies between the \
-end of its command and the acknowledgement. With --attempts and --dead-letter, an element whose \
-command failed this often is moved to another queue, which must exist.
+end of its command and the acknowledgement.
+
+With --attempts and --dead-letter, an element whose command failed this often is moved to another \
+queue, which must exist. An attempt counts if the command was started and ended by itself, or if run \
+died with it. It does not count if the command can't be started, or is ended by a signal that run \
+forwarded. If run moved an element and nothing else failed, it exits with 85.
 
 run ends when the queue is closed and no element is left or in flight. After the first signal it takes \
 no more elements and waits for the commands; a second one is forwarded to all of their processes, and a \
@@ -52,7 +56,7 @@ pub struct Arguments {
     #[arg(long, short, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), help_heading = None)]
     concurrency: u16,
 
-    /// Move an element to the queue --dead-letter after this number of deliveries
+    /// Move an element to the queue --dead-letter after this number of attempts
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..), requires = "dead_letter", help_heading = None)]
     attempts: Option<u64>,
 
@@ -129,19 +133,13 @@ pub(super) async fn run(arguments: Arguments, mut signals: Signals) -> Result<()
     running.getting = None;
     running.task.queue.stop_waiting();
     let end = running.finish_jobs(end, &mut signals).await;
-    let fate = running.fate();
-    match end {
-        End::Finished => Ok(()),
-        End::Queue(error) => Err(failed(&running.task.queue, &error)),
-        End::Job(failure) => Err(failure),
-        End::Signal(signal) => Err(stopped_by(signal, &fate)),
-    }
+    running.outcome(end)
 }
 
 /// Finds the queue and the one for dead letters, and checks that both exist.
 async fn prepare(arguments: &Arguments) -> Result<(Queue, Option<(Queue, u64)>), Failure> {
     let queue = arguments.which.find_with(|options| options.with_lease(arguments.lease)).await?;
-    queue.closed().await.map_err(|error| failed(&queue, &error))?;
+    is_closed(&queue).await?;
     let (Some(name), Some(attempts)) = (&arguments.dead_letter, arguments.attempts) else {
         return Ok((queue, None));
     };
@@ -150,7 +148,7 @@ async fn prepare(arguments: &Arguments) -> Result<(Queue, Option<(Queue, u64)>),
         let message = "--dead-letter must be another queue: its elements would come again";
         return Err(Failure::new(Failure::USAGE, message));
     }
-    if letters.closed().await.map_err(|error| failed(&letters, &error))? {
+    if is_closed(&letters).await? {
         return Err(failed(&letters, &QueueError::Closed));
     }
     Ok((queue, Some((letters, attempts))))
@@ -259,6 +257,26 @@ impl Running<'_> {
             return Err(Failure::new(Failure::NO_READER, message));
         }
         Ok(())
+    }
+
+    /// Returns the result of the run. Dead letters are reported in any case.
+    fn outcome(&self, end: End) -> Result<(), Failure> {
+        let fate = || format!("{}: {}", self.task.queue.name(), self.fate());
+        let failure = match end {
+            End::Signal(signal) => return Err(stopped_by(signal, &self.fate())),
+            End::Finished | End::Queue(QueueError::Empty | QueueError::TimedOut { .. })
+                if self.dead > 0 =>
+            {
+                return Err(Failure::new(Failure::DEAD_LETTERS, fate()));
+            }
+            End::Finished => return Ok(()),
+            End::Queue(error) => failed(&self.task.queue, &error),
+            End::Job(failure) => failure,
+        };
+        if self.dead > 0 {
+            say(fate());
+        }
+        Err(failure)
     }
 
     /// Describes what became of the elements.

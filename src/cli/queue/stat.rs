@@ -3,13 +3,12 @@
 
 use serde::Serialize;
 
-use super::common::failed;
+use super::common::{absent, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::cli::target::QueueTarget;
 use crate::plan::pressure_queue::Role;
-use crate::pressure::QueueError;
 
 /// Arguments of `lockkeeper queue stat`.
 #[derive(Debug, clap::Args)]
@@ -67,13 +66,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     for key in &seen.wrong_types {
         say(format!("the key {key} holds something that is not pressure's"));
     }
-    let Some(bound) = seen.bound else {
-        if !seen.leftovers.is_empty() {
-            let keys = seen.leftovers.join(" ");
-            say(format!("{keys} left over from its deletion: delete takes that up"));
-        }
-        return Err(failed(&queue, &QueueError::DoesNotExist));
-    };
+    let Some(bound) = seen.bound else { return Err(absent(&queue, &seen)) };
     let shown = Shown {
         name: queue.name().as_str(),
         prefix: queue.name().prefix(),

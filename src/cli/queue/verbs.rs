@@ -1,14 +1,14 @@
 //! The subcommands of `lockkeeper queue` that are one request each: create, set-bound,
-//! length, exists, closed, close, delete and peek.
+//! length, exists, closed, close and peek. See `delete` for the deletion.
 
-use super::common::{Patience, answer, count, failed};
+use super::common::{Patience, answer, elements, explained, failed, is_closed, warn_of_eviction};
 use super::get::Separated;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::cli::question::confirmed;
 use crate::cli::target::QueueTarget;
-use crate::pressure::QueueError;
+use crate::plan::pressure_queue::{ObservedQueue, residue};
+use crate::pressure::Queue;
 
 /// Arguments of `lockkeeper queue create`.
 #[derive(Debug, clap::Args)]
@@ -20,6 +20,11 @@ pub struct CreateArguments {
     /// 2147483647; 0 is unbounded
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = None, value_parser = bound)]
     bound: u64,
+
+    /// Restore a queue that lost its :bound, for example by an eviction, with the elements
+    /// that are left. For pq/NAME the operator then sets the bound of the resource
+    #[arg(long, help_heading = None)]
+    adopt: bool,
 }
 
 /// Parses a bound, with the same range as a resource's.
@@ -30,11 +35,33 @@ pub(super) fn bound(text: &str) -> Result<u64, String> {
 
 /// Creates a queue.
 pub(super) async fn create(arguments: CreateArguments) -> Result<(), Failure> {
-    arguments.which.must_not_be_the_operators()?;
+    if !arguments.adopt {
+        arguments.which.must_not_be_the_operators()?;
+    }
     let queue = arguments.which.find().await?;
-    queue.create(arguments.bound).await.map_err(|error| failed(&queue, &error))?;
-    say(format!("{} was created {}", queue.name(), bounded(arguments.bound)));
+    let error = |error| failed(&queue, &error);
+    if arguments.adopt && !queue.stat().await.map_err(error)?.leftovers.is_empty() {
+        queue.adopt(arguments.bound).await.map_err(error)?;
+        say(restored(&queue, arguments.bound, &queue.stat().await.map_err(error)?));
+    } else {
+        arguments.which.must_not_be_the_operators()?;
+        queue.create(arguments.bound).await.map_err(error)?;
+        say(format!("{} was created {}", queue.name(), bounded(arguments.bound)));
+    }
+    warn_of_eviction(&queue).await;
     Ok(())
+}
+
+/// Describes a queue that got its `:bound` back.
+fn restored(queue: &Queue, bound: u64, seen: &ObservedQueue) -> String {
+    let (name, elements) = (queue.name(), elements(seen.length, seen.in_flight));
+    let closed = if seen.closed { "; it is closed" } else { "" };
+    let busy = if seen.is_idle() {
+        ""
+    } else {
+        "; a role is not free: if its client has ended, `lockkeeper queue doctor --repair` releases it"
+    };
+    format!("{name} was restored {} and has {elements}{closed}{busy}", bounded(bound))
 }
 
 /// Arguments of `lockkeeper queue set-bound`.
@@ -53,7 +80,9 @@ pub struct SetBoundArguments {
 pub(super) async fn set_bound(arguments: SetBoundArguments) -> Result<(), Failure> {
     arguments.which.must_not_be_the_operators()?;
     let queue = arguments.which.find().await?;
-    queue.set_bound(arguments.bound).await.map_err(|error| failed(&queue, &error))?;
+    if let Err(error) = queue.set_bound(arguments.bound).await {
+        return Err(explained(&queue, error).await);
+    }
     say(format!("{} is now {}", queue.name(), bounded(arguments.bound)));
     Ok(())
 }
@@ -68,20 +97,29 @@ fn bounded(bound: u64) -> String {
 /// Prints the number of elements.
 pub(super) async fn length(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
-    let length = queue.len().await.map_err(|error| failed(&queue, &error))?;
-    output::write(&format!("{length}\n"))
+    match queue.len().await {
+        Ok(length) => output::write(&format!("{length}\n")),
+        Err(error) => Err(explained(&queue, error).await),
+    }
 }
 
 /// Prints whether the queue exists.
 pub(super) async fn exists(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
-    answer(queue.exists().await.map_err(|error| failed(&queue, &error))?)
+    let exists = queue.exists().await.map_err(|error| failed(&queue, &error))?;
+    if !exists {
+        let seen = queue.stat().await.map_err(|error| failed(&queue, &error))?;
+        if !seen.leftovers.is_empty() {
+            say(format!("{}: {}", queue.name(), residue(&seen.leftovers)));
+        }
+    }
+    answer(exists)
 }
 
 /// Prints whether the queue is closed for further elements.
 pub(super) async fn closed(which: QueueTarget) -> Result<(), Failure> {
     let queue = which.find().await?;
-    answer(queue.closed().await.map_err(|error| failed(&queue, &error))?)
+    answer(is_closed(&queue).await?)
 }
 
 /// Arguments of `lockkeeper queue close`.
@@ -97,43 +135,10 @@ pub struct CloseArguments {
 /// Closes a queue.
 pub(super) async fn close(arguments: CloseArguments) -> Result<(), Failure> {
     let queue = arguments.which.find().await?;
-    queue.close(arguments.patience.wait()).await.map_err(|error| failed(&queue, &error))?;
-    say(format!("{} is closed", queue.name()));
-    Ok(())
-}
-
-/// Arguments of `lockkeeper queue delete`.
-#[derive(Debug, clap::Args)]
-pub struct DeleteArguments {
-    #[command(flatten)]
-    which: QueueTarget,
-
-    #[command(flatten)]
-    patience: Patience,
-
-    /// Do not ask for confirmation if the queue has elements
-    #[arg(long, short, help_heading = None)]
-    yes: bool,
-}
-
-/// Deletes a queue.
-pub(super) async fn delete(arguments: DeleteArguments) -> Result<(), Failure> {
-    let queue = arguments.which.find().await?;
-    let name = queue.name();
-    let length = match queue.len().await {
-        Ok(length) => length,
-        // Leftovers of an abandoned deletion.
-        Err(QueueError::DoesNotExist) => 0,
-        Err(error) => return Err(failed(&queue, &error)),
-    };
-    if length > 0 && !arguments.yes {
-        let question = format!("Delete the queue {name} with {}?", count(length, "element"));
-        if !confirmed(&question).await? {
-            return Err(Failure::new(Failure::NOT_ACQUIRED, "nothing was changed"));
-        }
+    if let Err(error) = queue.close(arguments.patience.wait()).await {
+        return Err(explained(&queue, error).await);
     }
-    queue.delete(arguments.patience.wait()).await.map_err(|error| failed(&queue, &error))?;
-    say(format!("{name} is gone with {}", count(length, "element")));
+    say(format!("{} is closed", queue.name()));
     Ok(())
 }
 
@@ -154,7 +159,10 @@ pub struct PeekArguments {
 /// Prints the oldest elements without taking them.
 pub(super) async fn peek(arguments: PeekArguments) -> Result<(), Failure> {
     let queue = arguments.which.find().await?;
-    let elements = queue.peek(arguments.count).await.map_err(|error| failed(&queue, &error))?;
+    let elements = match queue.peek(arguments.count).await {
+        Ok(elements) => elements,
+        Err(error) => return Err(explained(&queue, error).await),
+    };
     let mut text = Vec::new();
     for element in elements {
         text.extend(element);

@@ -245,6 +245,9 @@ impl RedisSettings {
         };
         // A URL has one host. Further ones are parsed separately.
         let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if path.contains('@') {
+            return Err(bad("percent-encode the characters / ? # of the user and the password"));
+        }
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let first = hosts.split(',').next().unwrap_or_default();
         let login = authority.strip_suffix(hosts).unwrap_or_default();

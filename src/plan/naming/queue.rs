@@ -43,7 +43,7 @@ impl QueueName {
     /// [`NameError`]: the rule that the name breaks.
     pub fn new(prefix: impl Into<String>, name: impl Into<String>) -> Result<Self, NameError> {
         let (prefix, name) = (prefix.into(), name.into());
-        check_common(&prefix)?;
+        check_common(&prefix).map_err(NameError::of_prefix)?;
         check_common(&name)?;
         let queue = Self { prefix, name };
         let data = queue.data();

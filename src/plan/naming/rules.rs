@@ -9,15 +9,21 @@ pub const MAX_NAME_BYTES: usize = 200;
 
 /// Why a name was rejected. The message contains the rule and the next step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name {name:?} can't be used: {rule}. Choose another name")]
+#[error("the {what} {name:?} can't be used: {rule}. Choose another {what}")]
 pub struct NameError {
+    what: &'static str,
     name: String,
     rule: String,
 }
 
 impl NameError {
     pub(super) fn new(name: &str, rule: impl Into<String>) -> Self {
-        Self { name: clean_text(name, 256), rule: rule.into() }
+        Self { what: "name", name: clean_text(name, 256), rule: rule.into() }
+    }
+
+    /// Says that it is about the prefix of a name.
+    pub(super) fn of_prefix(self) -> Self {
+        Self { what: "prefix", ..self }
     }
 }
 

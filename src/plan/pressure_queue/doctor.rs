@@ -206,7 +206,7 @@ impl Doctor {
         };
         let remedy = if watch.subject == Subject::Deletion && !self.has_deletion_begun(seen) {
             Remedy::Leave(
-                "its elements are left alone, since they may be those of a queue that only lost its :bound: set its :bound again, or delete its keys",
+                "its elements are left alone, since they may be those of a queue that only lost its :bound: restore it with `lockkeeper queue create --adopt`, or remove it with `lockkeeper queue delete`",
             )
         } else if let Some(obstacle) = &watch.obstacle {
             Remedy::Wait(obstacle.clone())

@@ -5,7 +5,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 
-use super::QueueRole;
+use super::{DATA_LABEL, QueueRole};
 
 /// A condition to report. None of them is an error of the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub enum Remark {
         /// Suffixes of the missing keys.
         missing: Vec<String>,
     },
-    /// There is no `:bound`, but other keys exist: a deletion in progress or an
-    /// interrupted one. The queue is not created over it, because it would be closed from
-    /// the start.
+    /// There is no `:bound`, but other keys exist: a deletion in progress, an interrupted
+    /// one, or a queue that lost its `:bound`, for example by an eviction. The queue is not
+    /// created over it: it would be closed from the start, or have the old elements.
     Residue {
         /// Suffixes of the existing keys.
         keys: Vec<String>,
@@ -128,11 +128,7 @@ impl fmt::Display for Remark {
                 "the queue was only half created, {} never written: have its creator delete and create it",
                 missing.join(" ")
             ),
-            Self::Residue { keys } => write!(
-                f,
-                "the queue does not exist, but {} left over from its deletion: finish the deletion or remove the keys",
-                keys.join(" ")
-            ),
+            Self::Residue { keys } => f.write_str(&residue(keys)),
             Self::WaitingForProducer { who: Some(who) } => {
                 write!(f, "the queue is closed as soon as its producer {who} is done")
             }
@@ -176,4 +172,31 @@ impl fmt::Display for Remark {
             ),
         }
     }
+}
+
+/// Describes keys that exist without a `:bound`, and the way back. A deletion is only
+/// named as their cause if there is nothing else that they could be: its first step pushes
+/// to `:closed`, and the elements of a queue that lost its `:bound` are still there.
+#[must_use]
+pub fn residue(keys: &[String]) -> String {
+    let has = |label: &str| keys.iter().any(|key| key == label);
+    let has_elements = has(DATA_LABEL) || has(":in_flight") || has(":leases");
+    let keys = keys.join(" ");
+    if has(":closed") && !has_elements {
+        return format!(
+            "the queue does not exist, but {keys} left over from its deletion: finish it with `lockkeeper queue delete`"
+        );
+    }
+    let elements = if has_elements { ", with its elements" } else { "" };
+    format!(
+        "the queue lost its :bound, or its deletion was interrupted: {keys} are still there{elements}. `lockkeeper queue create --adopt` restores the queue, `lockkeeper queue delete` removes the rest"
+    )
+}
+
+/// Describes an eviction policy of the server that may remove keys of queues.
+#[must_use]
+pub fn eviction(policy: &str) -> String {
+    format!(
+        "the server's maxmemory-policy is {policy}: at its memory limit it removes keys of queues, with their elements. Set noeviction"
+    )
 }

@@ -80,6 +80,25 @@ fn leftovers_of_a_deletion_are_reported_whatever_the_past_was() {
 }
 
 #[test]
+fn a_queue_that_lost_its_bound_is_not_called_a_leftover_of_a_deletion() {
+    let text = |keys: &[&str]| {
+        let keys = keys.iter().map(|&key| key.to_owned()).collect();
+        Remark::Residue { keys }.to_string()
+    };
+    for lost in [
+        &[DATA_LABEL][..],
+        &[DATA_LABEL, ":closed"],
+        &[":in_flight", ":leases", ":closed"],
+        &[":producer_free", ":consumer_free", ":not_full"],
+    ] {
+        let text = text(lost);
+        assert!(text.contains("lost its :bound") && text.contains("create --adopt"), "{text}");
+        assert!(!text.contains("left over"), "{text}");
+    }
+    assert!(text(&[":closed", ":producer"]).contains(":closed :producer left over"));
+}
+
+#[test]
 fn an_existing_queue_is_adopted_as_it_is() {
     expect((&OPEN, &used(10, 4), NEW), &[], &[]);
     expect((&OPEN, &fresh(10), NEW), &[], &[]);

@@ -51,7 +51,8 @@ impl Queue {
     /// # }
     /// ```
     ///
-    /// Cancel safe: an element that arrives too late returns to the queue.
+    /// Cancel safe: an element that arrives too late returns to the queue, and that delivery
+    /// does not count.
     ///
     /// # Errors
     ///
@@ -85,7 +86,10 @@ impl Queue {
                 trying.await.unwrap_or(Err(ended.into()))
             };
             let tried = self.or_silence(wait, trying).await;
-            if let Some(deliveries) = pace.after(tried).await? {
+            if let Some(mut deliveries) = pace.after(tried).await? {
+                for delivery in &mut deliveries {
+                    delivery.has_arrived = true;
+                }
                 return Ok(deliveries);
             }
         }
@@ -129,15 +133,13 @@ impl Queue {
         none_ended(self.settle_all("ack", deliveries).await?)
     }
 
-    /// Returns the elements of these deliveries to the queue after this time, in one
-    /// request. Returns the number of those whose lease had ended.
-    pub(crate) async fn requeue_all(
+    /// Gives these deliveries back, in one request: see [`Delivery::give_back`]. Returns
+    /// the number of those whose lease had ended.
+    pub(crate) async fn give_back_all(
         &self,
         deliveries: Vec<Delivery>,
-        after: Duration,
     ) -> Result<usize, QueueError> {
-        let after = if after.is_zero() { 0 } else { millis(after) };
-        self.settle_all(&after.to_string(), deliveries).await
+        self.settle_all(&back(Duration::ZERO), deliveries).await
     }
 
     /// Settles deliveries together. Returns the number of those whose lease had ended.
@@ -184,6 +186,16 @@ impl Queue {
     }
 }
 
+/// Returns the argument of `settle.lua` for a delivery that returns after this time.
+fn returned(after: Duration) -> String {
+    if after.is_zero() { 0 } else { millis(after) }.to_string()
+}
+
+/// Likewise for one that does not count.
+fn back(after: Duration) -> String {
+    format!("back {}", returned(after))
+}
+
 fn none_ended(ended: usize) -> Result<(), QueueError> {
     if ended == 0 { Ok(()) } else { Err(QueueError::LeaseEnded) }
 }
@@ -204,14 +216,23 @@ fn deliveries(queue: &Queue, verdict: Verdict) -> Result<Vec<Delivery>, QueueErr
     let mut deliveries = Vec::new();
     while let (Some(tag), Some(element)) = (values.next(), values.next()) {
         let tag = String::from_utf8_lossy(&tag).into_owned();
-        let count = tag.rsplit_once(' ').and_then(|(_, count)| count.parse().ok());
+        let count = count(&tag);
         let unexpected = || StoreError::unexpected("a delivery without a count");
         let count = count.ok_or_else(unexpected)?;
         leases.held().insert(tag.clone());
         let leases = Arc::clone(&leases);
-        deliveries.push(Delivery { element, tag, count, leases, is_settled: false });
+        let (has_arrived, is_settled) = (false, false);
+        deliveries.push(Delivery { element, tag, count, leases, has_arrived, is_settled });
     }
     Ok(deliveries)
+}
+
+/// Returns the number of deliveries that count, from `ID DELIVERIES` or `ID
+/// DELIVERIES-GIVEN_BACK`.
+fn count(tag: &str) -> Option<u64> {
+    let (_, count) = tag.rsplit_once(' ')?;
+    let (deliveries, given_back) = count.split_once('-').unwrap_or((count, "0"));
+    deliveries.parse::<u64>().ok()?.checked_sub(given_back.parse().ok()?)
 }
 
 /// An element in flight. Acknowledge it once it is processed. A delivery that is dropped
@@ -222,6 +243,8 @@ pub struct Delivery {
     tag: String,
     count: u64,
     leases: Arc<Leases>,
+    /// Whether the get has returned it. If the get is dropped before, it does not count.
+    has_arrived: bool,
     is_settled: bool,
 }
 
@@ -243,7 +266,8 @@ impl Delivery {
     }
 
     /// Returns how often the element was delivered, this time included. Above 1, an
-    /// earlier delivery was requeued, or its lease ended.
+    /// earlier delivery was requeued, or its lease ended. Deliveries that were given back
+    /// do not count.
     pub fn delivery_count(&self) -> u64 {
         self.count
     }
@@ -286,7 +310,25 @@ impl Delivery {
     /// again in any case, at the end of the lease at the latest.
     pub async fn requeue(self, after: Duration) -> Result<(), QueueError> {
         let queue = self.leases.queue.clone();
-        none_ended(queue.requeue_all(vec![self], after).await?)
+        none_ended(queue.settle_all(&returned(after), vec![self]).await?)
+    }
+
+    /// Returns the element to the queue, at its front, as if it had not been delivered:
+    /// the next delivery has the same [`Self::delivery_count`]. For elements whose
+    /// processing was not started, or was stopped for a reason of the consumer's. Cancel
+    /// safe: the element may then return as by [`Self::requeue`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::requeue`].
+    pub async fn give_back(self) -> Result<(), QueueError> {
+        self.give_back_after(Duration::ZERO).await
+    }
+
+    /// Like [`Self::give_back`], after this time.
+    pub(crate) async fn give_back_after(self, after: Duration) -> Result<(), QueueError> {
+        let queue = self.leases.queue.clone();
+        none_ended(queue.settle_all(&back(after), vec![self]).await?)
     }
 }
 
@@ -298,8 +340,9 @@ impl Drop for Delivery {
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (queue, tag) = (self.leases.queue.clone(), std::mem::take(&mut self.tag));
+        let how = if self.has_arrived { returned } else { back }(Duration::ZERO);
         runtime.spawn(async move {
-            if let Err(error) = queue.settle("0", &[tag.as_str()]).await {
+            if let Err(error) = queue.settle(&how, &[tag.as_str()]).await {
                 tracing::debug!(%error, "a dropped delivery returns at the end of its lease");
             }
         });

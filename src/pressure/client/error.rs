@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::plan::pressure_queue::QueueRole;
+use crate::plan::pressure_queue::{QueueRole, residue};
 use crate::pressure::StoreError;
 
 /// The condition for which an operation waited when its time limit passed.
@@ -49,8 +49,9 @@ pub enum QueueError {
     #[error("the queue exists already: use it as it is, or delete it first")]
     AlreadyExists,
     /// No queue of this name exists, but keys of one whose deletion was abandoned or is
-    /// in progress. A queue created over them would be closed from the start.
-    #[error("the queue's last deletion has left {} behind: delete it again", .keys.join(" "))]
+    /// in progress, or that lost its `:bound`. A queue created over them would be closed
+    /// from the start, or have their elements: see [`Queue::adopt`](super::Queue::adopt).
+    #[error("{}", residue(keys))]
     Residue {
         /// Suffixes of the existing keys.
         keys: Vec<String>,

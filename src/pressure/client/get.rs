@@ -195,7 +195,10 @@ impl Queue {
         for element in taken.iter() {
             call.arg(element);
         }
-        let verdict = self.0.store.ask(&self.0.name, &call).await?;
+        let verdict = match self.0.store.ask(&self.0.name, &call).await {
+            Ok(verdict) => verdict,
+            Err(error) => return Err(self.explain(error, Work::Get).await),
+        };
         match verdict.word.as_str() {
             "done" => Ok(Attempt::Done(())),
             "busy" => Ok(busy(&verdict)),

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::{Script, ScriptInvocation};
 use tokio::sync::Mutex;
 
 use super::batch::BatchSize;
@@ -18,6 +17,7 @@ use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
 use crate::plan::pressure_queue::{ObservedQueue, QueueEffect};
 use crate::pressure::reply::Verdict;
+use crate::pressure::scripts::{Call, Script};
 use crate::pressure::store::{Applied, Store};
 use crate::pressure::{StoreError, StoreOptions, scripts};
 
@@ -187,19 +187,26 @@ impl Queue {
     }
 
     /// Creates the queue with this bound. 0 means no bound. Errors:
-    /// [`QueueError::AlreadyExists`]; [`QueueError::Residue`] if a deletion has left keys
-    /// behind.
+    /// [`QueueError::AlreadyExists`]; [`QueueError::Residue`] if keys of a queue exist
+    /// without its `:bound`.
     ///
     /// # Errors
     ///
     /// [`QueueError::Store`]: the server can't be reached, does not answer in time, or
     /// rejects the request.
     pub async fn create(&self, bound: u64) -> Result<(), QueueError> {
-        match self.0.store.apply(&self.0.name, &QueueEffect::Create { bound }).await? {
-            Applied::Done => Ok(()),
-            Applied::Residue { keys } => Err(QueueError::Residue { keys }),
-            _ => Err(QueueError::AlreadyExists),
-        }
+        created(self.0.store.apply(&self.0.name, &QueueEffect::Create { bound }).await?)
+    }
+
+    /// Creates the queue with this bound, also over what is left of one that lost its
+    /// `:bound`: see [`Store::adopt`].
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::AlreadyExists`]; [`QueueError::Store`]: the server can't be reached,
+    /// does not answer in time, or rejects the request.
+    pub async fn adopt(&self, bound: u64) -> Result<(), QueueError> {
+        created(self.0.store.adopt(&self.0.name, bound).await?)
     }
 
     /// Changes the bound. 0 means no bound. Elements beyond a lower bound stay, and no
@@ -285,8 +292,8 @@ impl Queue {
     }
 
     /// Prepares a script call with the queue's keys.
-    pub(super) fn call<'a>(&self, script: &'a Script) -> ScriptInvocation<'a> {
-        let mut call = script.prepare_invoke();
+    pub(super) fn call(&self, script: &'static Script) -> Call {
+        let mut call = script.prepare();
         call.key(&self.0.keys[..]);
         call
     }
@@ -342,5 +349,13 @@ impl Queue {
             }
         }
         error.into()
+    }
+}
+
+fn created(applied: Applied) -> Result<(), QueueError> {
+    match applied {
+        Applied::Done => Ok(()),
+        Applied::Residue { keys } => Err(QueueError::Residue { keys }),
+        _ => Err(QueueError::AlreadyExists),
     }
 }

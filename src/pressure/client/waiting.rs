@@ -205,6 +205,9 @@ impl Lane {
                 Ok(_) => (Ok(()), Some(connection)),
                 // The next attempt finds the queue's new location.
                 Err(error) if is_elsewhere(&error) => (Ok(()), None),
+                Err(error) if error.code() == Some("WRONGTYPE") => {
+                    (Err(StoreError::WrongType { key }), None)
+                }
                 Err(error) => (Err(error.into()), None),
             }
         }

@@ -5,13 +5,13 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redis::ScriptInvocation;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::super::connection::Connection;
 use super::super::doctor_state::{Listing, WATCHING};
 use super::super::reply::Verdict;
+use super::super::scripts::Call;
 use super::super::store::first_refusal;
 use super::super::{Store, StoreError, scripts};
 use super::{CONSUMER, CONSUMER_FREE, PRODUCER, PRODUCER_FREE, REFUSAL_LASTS};
@@ -91,13 +91,10 @@ impl Guard {
 
     /// Runs a script unless a client has touched the watched keys. In that case nothing
     /// is run, and there is no verdict. Ends the watch in any case.
-    pub(super) async fn run(
-        mut self,
-        call: &ScriptInvocation<'_>,
-    ) -> Result<Option<Verdict>, StoreError> {
-        call.load_async(&mut self.connection).await?;
+    pub(super) async fn run(mut self, call: &Call) -> Result<Option<Verdict>, StoreError> {
+        let command = call.known(&mut self.connection).await?;
         let mut transaction = redis::pipe();
-        transaction.atomic().invoke_script(call);
+        transaction.atomic().add_command(command);
         let done = transaction.query_async(&mut self.connection).await;
         let done: Option<(Verdict,)> = done.map_err(first_refusal)?;
         Ok(done.map(|(verdict,)| verdict))

@@ -28,7 +28,7 @@ if ARGV[1] == 'lease' or in_flight() > 0 then
   for _, command in ipairs({
     {'HGET', IN_FLIGHT, 'x'}, {'HSET', IN_FLIGHT, 'x', 'x'}, {'HDEL', IN_FLIGHT, 'x'},
     {'ZADD', LEASES, '0', 'x'}, {'ZREM', LEASES, 'x'}, {'ZCARD', LEASES},
-    {'ZRANGEBYSCORE', LEASES, '0', '0'}, {'TIME'},
+    {'ZCOUNT', LEASES, '0', '0'}, {'ZRANGEBYSCORE', LEASES, '0', '0'}, {'TIME'},
   }) do
     table.insert(commands, command)
   end

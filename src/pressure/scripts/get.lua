@@ -6,6 +6,7 @@
 --   until they are acknowledged or the lease ends, see settle.lua.
 -- Reply: {'got', elements ever read or nil, elements left including those in flight,
 --   elements...}, oldest first; with a lease, each follows its delivery, 'ID COUNT'
+--   ('ID DELIVERIES-RETURNED' if some of the deliveries do not count as attempts)
 --   | {'absent'}
 --   | {'busy', holder or nil, elements of :closed}: a consumer holds its role |
 --   {'empty', elements in flight} | {'closed'}: and nothing left | {'wrong', numbers}:
@@ -17,7 +18,7 @@ local bound = redis.call('GET', BOUND)
 if not bound then
   return {'absent'}
 end
-bound = tonumber(bound)
+bound = bound_of(bound)
 if not bound then
   return {'wrong', 2}
 end
@@ -66,32 +67,61 @@ local function next_id()
   until not redis.call('HGET', IN_FLIGHT, id .. '/by')
   return id
 end
-local function deliver(id, number)
+local function deliver(id, number, returned)
+  local count = returned > 0 and number .. '-' .. returned or tostring(number)
   redis.call('ZADD', LEASES, now + lease, id)
-  redis.call('HSET', IN_FLIGHT, id .. '/by', number .. ' ' .. ARGV[1])
-  return id .. ' ' .. number
+  redis.call('HSET', IN_FLIGHT, id .. '/by', count .. ' ' .. ARGV[1])
+  return id .. ' ' .. count
 end
 
-if has_leases then
-  local ended = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now)
-  -- Ids sort as their elements were in the queue.
-  table.sort(ended)
+-- Marks leases that have ended since the last get, all of them as a rule. After the
+-- death of many clients there are too many for one script: then the first to end.
+-- Returns whether there were any.
+local function mark_ended()
+  local most = redis.call('ZCOUNT', LEASES, '(0', now) > 1000 and 25 or 1000
+  local ended = redis.call('ZRANGEBYSCORE', LEASES, '(0', now, 'LIMIT', 0, most)
   for _, id in ipairs(ended) do
+    redis.call('ZADD', LEASES, 0, id)
+  end
+  return #ended > 0
+end
+
+-- The oldest elements whose leases have ended, until there are enough.
+local function deliver_ended()
+  local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', 0, 'LIMIT', 0, math.min(most - count, 100))
+  for _, id in ipairs(ids) do
     if not wants_more() then
       break
     end
     local element = redis.call('HGET', IN_FLIGHT, id)
-    local before = tonumber(string.match(redis.call('HGET', IN_FLIGHT, id .. '/by') or '', '^%d+'))
     if not element then
       -- Not written by these scripts.
       redis.call('ZREM', LEASES, id)
     elseif lease then
-      add(element, deliver(id, (before or 0) + 1))
+      local deliveries, returned = counts(redis.call('HGET', IN_FLIGHT, id .. '/by') or '')
+      add(element, deliver(id, deliveries + 1, returned))
     else
       add(element)
       redis.call('ZREM', LEASES, id)
       redis.call('HDEL', IN_FLIGHT, id, id .. '/by')
     end
+  end
+  return #ids > 0
+end
+
+if has_leases and redis.call('EXISTS', LEASES) == 0 then
+  -- Redis has evicted the ends of the leases: all of these elements come again.
+  local fields = redis.pcall('HKEYS', IN_FLIGHT)
+  for _, field in ipairs(fields.err and {} or fields) do
+    if string.sub(field, -3) ~= '/by' then
+      redis.call('ZADD', LEASES, 0, field)
+    end
+  end
+end
+while has_leases and wants_more() do
+  local are_marked = mark_ended()
+  if not deliver_ended() and not are_marked then
+    break
   end
 end
 
@@ -104,7 +134,7 @@ while wants_more() do
   if lease then
     local id = next_id()
     redis.call('HSET', IN_FLIGHT, id, element)
-    add(element, deliver(id, 1))
+    add(element, deliver(id, 1, 0))
   else
     add(element)
   end

@@ -25,7 +25,7 @@ for number = #ARGV, 3, -1 do
 end
 redis.pcall('DECRBY', CONSUMED_MESSAGES, #ARGV - 2)
 redis.pcall('DECRBY', CONSUMED_BYTES, bytes)
-local bound = tonumber(redis.call('GET', BOUND)) or 0
+local bound = bound_of(redis.call('GET', BOUND)) or 0
 if bound > 0 and length >= bound then
   redis.call('DEL', NOT_FULL)
 end

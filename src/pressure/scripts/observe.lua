@@ -31,9 +31,12 @@ local function length(key)
 end
 
 local flying, ended = 0, 0
-if not is_wrong[LEASES] and redis.call('EXISTS', LEASES) == 1 then
-  flying = redis.call('ZCARD', LEASES)
-  ended = redis.call('ZCOUNT', LEASES, '-inf', (time()))
+if not is_wrong[LEASES] and not is_wrong[IN_FLIGHT] then
+  flying = in_flight()
+  ended = flying
+  if flying > 0 and redis.call('EXISTS', LEASES) == 1 then
+    ended = redis.call('ZCOUNT', LEASES, '-inf', (time()))
+  end
 end
 
 return {

@@ -24,7 +24,7 @@ local function put()
   if not bound then
     return {'absent'}
   end
-  bound = tonumber(bound)
+  bound = bound_of(bound)
   if not bound then
     return {'wrong', 2}
   end

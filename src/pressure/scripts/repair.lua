@@ -73,7 +73,7 @@ local function trim(number)
 end
 -- One token if there is room, none if not.
 local function settle()
-  local bound = tonumber(redis.call('GET', BOUND)) or 0
+  local bound = bound_of(redis.call('GET', BOUND)) or 0
   if bound == 0 or redis.call('LLEN', DATA) < bound then
     push_where_none(11)
   elseif redis.call('DEL', NOT_FULL) > 0 then

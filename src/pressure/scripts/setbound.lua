@@ -17,7 +17,7 @@ local old = redis.call('GET', BOUND)
 if not old then
   return {'absent'}
 end
-if not tonumber(old) then
+if not bound_of(old) then
   return {'wrong', 2}
 end
 local refusal = forbidden({

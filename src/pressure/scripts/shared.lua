@@ -9,8 +9,11 @@ local PRODUCED_MESSAGES, PRODUCED_BYTES = KEYS[7], KEYS[8]
 local CONSUMED_MESSAGES, CONSUMED_BYTES = KEYS[9], KEYS[10]
 local NOT_FULL, CLOSED = KEYS[11], KEYS[12]
 -- The elements in flight: a hash with two fields for each, ID for the element and ID/by
--- for 'COUNT CLIENT', the number of its deliveries and the last client. And a sorted set
--- of the ids by the end of the lease, in milliseconds since 1970 by the server's clock.
+-- for 'COUNT CLIENT', the number of its deliveries and the last client. If deliveries
+-- were given back that do not count as attempts, COUNT is 'DELIVERIES-GIVEN_BACK'. And a
+-- sorted set of the ids by the end of the lease, in milliseconds since 1970 by the
+-- server's clock; 0 for leases that are known to have ended. Redis sorts those by id, and
+-- ids sort as their elements were in the queue.
 local IN_FLIGHT, LEASES = KEYS[13], KEYS[14]
 
 local LISTS = {[DATA] = true, [PRODUCER_FREE] = true, [CONSUMER_FREE] = true,
@@ -74,8 +77,28 @@ local function time()
   return now[1] * 1000 + math.floor(now[2] / 1000), string.format('%d%06d', now[1], now[2])
 end
 
+-- Returns the bound that this text is, nil if it is none. Clients read it alike: Lua's
+-- tonumber also takes '0x10', ' 7 ' and 'inf'.
+local function bound_of(text)
+  return #text <= 19 and string.find(text, '^%d+$') and tonumber(text) or nil
+end
+
+-- Returns the number of deliveries in a COUNT, and how many of them do not count as
+-- attempts.
+local function counts(count)
+  local deliveries, returned = string.match(count, '^(%d+)%-?(%d*)')
+  return tonumber(deliveries) or 0, tonumber(returned) or 0
+end
+
 -- Returns the number of elements in flight. Asks with a command that every user of the
--- queue may run.
+-- queue may run. If Redis has evicted :leases, the elements are there all the same; at
+-- least one, if the user may not count them.
 local function in_flight()
-  return redis.call('EXISTS', LEASES) == 1 and redis.call('ZCARD', LEASES) or 0
+  if redis.call('EXISTS', LEASES) == 1 then
+    return redis.call('ZCARD', LEASES)
+  elseif redis.call('EXISTS', IN_FLIGHT) == 0 then
+    return 0
+  end
+  local fields = redis.pcall('HLEN', IN_FLIGHT)
+  return type(fields) == 'number' and math.ceil(fields / 2) or 1
 end

@@ -125,3 +125,13 @@ fn certificate_files_of_the_environment_are_read_and_want_an_encrypted_address()
     let err = from_variables(&missing).unwrap_err();
     assert!(err.to_string().contains("REDIS_TLS_CA_FILE"), "{err}");
 }
+
+#[test]
+fn a_password_that_must_be_percent_encoded_is_named_as_such() {
+    for wrong in ["redis://:a/b@h:1/0", "redis://u:a#b@h:1/0", "redis://u:a?b@h"] {
+        let err = RedisSettings::from_url(wrong).unwrap_err().to_string();
+        assert!(err.contains("percent-encode") && !err.contains("a/b"), "{err}");
+    }
+    let encoded = RedisSettings::from_url("redis://u:a%2Fb%23c@h:1/2").unwrap();
+    assert_eq!(encoded.password.unwrap().expose_secret(), "a/b#c");
+}
