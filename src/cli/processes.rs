@@ -153,10 +153,14 @@ impl Descendants {
                 break;
             }
             // A stopped process starts no other.
-            new.iter().for_each(|process| send(process, Signal::SIGSTOP));
+            for process in &new {
+                send(process, Signal::SIGSTOP);
+            }
             processes.extend(new);
         }
-        processes.iter().for_each(|process| send(process, Signal::SIGKILL));
+        for process in &processes {
+            send(process, Signal::SIGKILL);
+        }
     }
 
     fn signal_group(&self, signal: Signal) {

@@ -78,9 +78,7 @@ impl Case {
             Self::StdoutWithoutReader if row.writes => vec![NO_READER],
             Self::StdinClosed if row.reads => vec![CANT_READ],
             // The limit also applies to the file in memory with the element of a command.
-            Self::ChildrenIgnored | Self::FileSizeLimit if row.starts_command => {
-                vec![row.code, UNAVAILABLE]
-            }
+            Self::FileSizeLimit if row.starts_command => vec![row.code, UNAVAILABLE],
             // A verb may need more descriptors than these, and then says so.
             Self::TwelveDescriptors => {
                 vec![row.code, 64, UNAVAILABLE, CANT_CREATE, CANT_READ, NOT_ACQUIRED]

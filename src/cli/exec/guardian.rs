@@ -218,7 +218,7 @@ impl Guard {
                         return Ok(self.exit(status).await);
                     }
                 }
-                Event::Order(order) => self.obey(order),
+                Event::Order(order) => self.obey(order.as_ref()),
                 Event::Clock if self.act_at().left().is_zero() => {
                     self.check_whether_late().await;
                 }
@@ -312,9 +312,9 @@ impl Guard {
         }
     }
 
-    fn obey(&mut self, order: Option<Order>) {
+    fn obey(&mut self, order: Option<&Order>) {
         match order {
-            Some(Order::Valid(until)) => self.valid_until = until,
+            Some(Order::Valid(until)) => self.valid_until = *until,
             Some(Order::Ending) => match self.on_lost {
                 OnLost::Terminate | OnLost::Kill => self.exec_ends = true,
                 OnLost::Signal(_) | OnLost::Warn => self.done = true,
@@ -331,7 +331,7 @@ impl Guard {
     async fn check_whether_late(&mut self) {
         tokio::time::sleep(A_LOOK).await;
         match self.orders.next().now_or_never() {
-            Some(order) => self.obey(order),
+            Some(order) => self.obey(order.as_ref()),
             None => self.end("lockkeeper exec does not answer"),
         }
     }

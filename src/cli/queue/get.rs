@@ -347,12 +347,12 @@ impl Getting<'_> {
         match end {
             End::Empty if self.arguments.delete => {
                 let deleted = tokio::select! {
-                    deleted = self.queue.delete(self.arguments.patience.wait()) => deleted,
+                    deleted = self.queue.remove(self.arguments.patience.wait(), false) => deleted,
                     signal = signals.next_to_end() => return Err(stopped_by(signal, "the queue is being deleted")),
                 };
                 match deleted {
                     // Another client deleted it first.
-                    Ok(()) | Err(QueueError::DoesNotExist) => Ok(()),
+                    Ok(_) | Err(QueueError::DoesNotExist) => Ok(()),
                     Err(error) => Err(failed(&self.queue, &error)),
                 }
             }
