@@ -25,16 +25,23 @@ pub fn behind(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// Returns an error unless the threads of a connection can be started. lapin's thread panics
-/// if it cannot start the others, and its connection then never answers.
-pub fn check_threads() -> io::Result<()> {
+/// Returns an error unless the threads and descriptors of an AMQP connection can be had.
+/// lapin's threads panic if not, and their connection then never answers.
+pub fn check_connection() -> io::Result<()> {
+    open_files(FILES_OF_A_CONNECTION)?;
+    check_threads(THREADS_OF_A_CONNECTION)
+}
+
+/// Starts this number of threads at the same time, and ends them. Returns an error if there
+/// is no room for one.
+pub fn check_threads(number: usize) -> io::Result<()> {
     let gate = Arc::new(Mutex::new(()));
     let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
     let start = |_| {
         let gate = Arc::clone(&gate);
         Builder::new().stack_size(STACK).spawn(move || drop(gate.lock()))
     };
-    let started: Vec<io::Result<JoinHandle<()>>> = (0..OF_A_CONNECTION).map(start).collect();
+    let started: Vec<io::Result<JoinHandle<()>>> = (0..number).map(start).collect();
     drop(closed);
     started.into_iter().try_for_each(|thread| {
         // It cannot panic.
@@ -45,7 +52,11 @@ pub fn check_threads() -> io::Result<()> {
 
 /// Number of threads of a connection: lapin's, one for the lookup of the host name, and one
 /// that the first connection of the process starts.
-const OF_A_CONNECTION: u32 = 3;
+const THREADS_OF_A_CONNECTION: usize = 3;
+
+/// Number of descriptors of the first connection of the process: of its socket, which is
+/// duplicated, and of the runtime below lapin.
+const FILES_OF_A_CONNECTION: usize = 8;
 
 /// Stack size of a thread that does nothing, in bytes.
 const STACK: usize = 64 * 1024;
@@ -57,9 +68,14 @@ const FILES_OF_THE_MACHINE: &str =
 const THREADS: &str = "no thread can be started; raise the limit of processes, for example with ulimit -u, or pids.max of the cgroup";
 
 fn at_limit_of_files() -> Option<&'static str> {
-    let opened: Result<Vec<File>, io::Error> =
-        (0..FOR_A_LOOKUP).map(|_| File::open("/dev/null")).collect();
-    opened.err().filter(|error| error.raw_os_error().is_some()).and_then(|error| behind(&error))
+    let error = open_files(FOR_A_LOOKUP).err()?;
+    error.raw_os_error().and_then(|_| behind(&error))
+}
+
+/// Opens this number of files at the same time, and closes them.
+fn open_files(number: usize) -> io::Result<()> {
+    let opened: io::Result<Vec<File>> = (0..number).map(|_| File::open("/dev/null")).collect();
+    opened.map(drop)
 }
 
 #[cfg(test)]

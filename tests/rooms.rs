@@ -26,7 +26,7 @@ const ROOMS: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "cli",
-        &["operator", "api", "clock", "plan", "semaphore", "pressure"],
+        &["operator", "api", "clock", "plan", "process_limit", "semaphore", "pressure"],
         &["lapin", "redis", "axum"],
     ),
 ];

@@ -1,15 +1,14 @@
 //! What several commands share: the runtime, the parsing of durations, and messages.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use tokio::runtime::Runtime;
 
 use super::failure::Failure;
 use super::telemetry;
+use crate::process_limit;
 
 /// Threads besides the runtime's own: those of connections and of blocking calls, and room
 /// for the processes that `exec` and `queue run` start.
@@ -29,26 +28,12 @@ pub(super) fn in_runtime(verb: impl Future<Output = Result<(), Failure>>) -> Res
 /// threads as it needs: at a limit, tokio and lapin panic in a thread, and the process hangs.
 pub(super) fn runtime() -> Result<Runtime, Failure> {
     let needed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get) + OTHER_THREADS;
-    try_threads(needed).and_then(|()| Runtime::new()).map_err(|error| {
+    process_limit::check_threads(needed).and_then(|()| Runtime::new()).map_err(|error| {
         let message = format!(
             "threads can't be started: {error}. Raise the limit on processes (ulimit -u, or pids.max of the cgroup)"
         );
         Failure::new(Failure::UNAVAILABLE, message)
     })
-}
-
-/// Starts this number of threads at the same time, and ends them.
-fn try_threads(number: usize) -> io::Result<()> {
-    let gate = Arc::new(Mutex::new(()));
-    let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
-    let started: Vec<io::Result<JoinHandle<()>>> = (0..number)
-        .map(|_| {
-            let gate = Arc::clone(&gate);
-            std::thread::Builder::new().spawn(move || drop(gate.lock()))
-        })
-        .collect();
-    drop(closed);
-    started.into_iter().try_for_each(|thread| thread.map(|thread| drop(thread.join())))
 }
 
 /// Parses a duration such as `250ms`, `10s`, `5m` or `1h`.

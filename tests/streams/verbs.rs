@@ -142,5 +142,4 @@ pub const TABLE: &[Row] = &[
     ),
     row("completion", 0, "lockkeeper completion bash").writing(),
     row("man", 0, "lockkeeper man").writing(),
-    row("guardian", 64, "lockkeeper guardian"),
 ];

@@ -135,10 +135,12 @@ impl Queue {
 
     /// Gives these deliveries back, in one request: see [`Delivery::give_back`]. Returns
     /// the number of those whose lease had ended.
-    pub(crate) async fn give_back_all(
-        &self,
-        deliveries: Vec<Delivery>,
-    ) -> Result<usize, QueueError> {
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::Store`]. The elements are then delivered again at the end of their
+    /// leases.
+    pub async fn give_back_all(&self, deliveries: Vec<Delivery>) -> Result<usize, QueueError> {
         self.settle_all(&back(Duration::ZERO), deliveries).await
     }
 

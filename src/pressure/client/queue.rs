@@ -129,13 +129,15 @@ impl Queue {
     }
 
     /// Returns the server and the database, with credentials.
-    pub(crate) fn settings(&self) -> &RedisSettings {
+    #[must_use]
+    pub fn settings(&self) -> &RedisSettings {
         self.0.store.settings()
     }
 
     /// Returns whether both are clients of one queue: the same keys in the same database of
     /// a server with the same address.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
         let place = |queue: &Self| (queue.settings().address(), queue.name().data());
         place(self) == place(other)
     }

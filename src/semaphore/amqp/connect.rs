@@ -104,7 +104,7 @@ impl Conn {
             let (user, vhost) = (&settings.username, &settings.vhost);
             BrokerError::connecting(&error, &endpoint.address(), user, vhost)
         };
-        process_limit::check_threads()
+        process_limit::check_connection()
             .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
         let runtime = lapin::runtime::default_runtime().map_err(failed)?;
         let attempt = Attempt { socket: Arc::default(), kept: false };
