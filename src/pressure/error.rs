@@ -33,7 +33,7 @@ pub enum StoreError {
     },
     /// The server rejected the user name or password, or requires them.
     #[error(
-        "Redis refused the user or the password ({detail}): check username and password in the connection's Secret"
+        "Redis refused the user or the password ({detail}): check username and password in the connection's Secret, or in REDIS_URL"
     )]
     AuthenticationFailed {
         /// The server's message.
@@ -108,13 +108,13 @@ pub enum StoreError {
     OutOfMemory,
     /// The server is reachable, but refuses for a temporary reason or one that its
     /// administrator must resolve.
-    #[error("Redis refuses for now ({detail}): it is tried again; see the server's log")]
+    #[error("Redis refuses for now ({detail}): see the server's log")]
     Unavailable {
         /// The server's message.
         detail: String,
     },
     /// The server did not answer in time.
-    #[error("Redis did not answer in time: it is tried again; check the server's load")]
+    #[error("Redis did not answer in time: check the server's load")]
     Timeout,
     /// The server did not answer the TLS handshake in time.
     #[error(

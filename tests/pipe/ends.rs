@@ -130,7 +130,8 @@ async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_get_and_returns_the_elements_it_has_taken() {
     let place = Place::new().await;
-    for (name, code) in [("INT", 130), ("TERM", 143)] {
+    // The last two end a process that does not handle them.
+    for (name, code) in [("INT", 130), ("TERM", 143), ("USR1", 138), ("ALRM", 142)] {
         // While it waits for an element.
         succeed(&place, "create", &[]).await;
         let getting = queue(&place, "get", &[]).spawn().unwrap();

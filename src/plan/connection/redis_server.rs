@@ -241,6 +241,9 @@ impl RedisSettings {
             "rediss" => (true, false),
             "redis-sentinel" => (false, true),
             "rediss-sentinel" => (true, true),
+            "unix" | "redis+unix" | "redis+socket" | "rediss+socket" => {
+                return Err(bad("Unix sockets are not supported: expected redis://host:6379/0"));
+            }
             _ => return Err(bad(expected)),
         };
         // A URL has one host. Further ones are parsed separately.

@@ -135,3 +135,11 @@ fn a_password_that_must_be_percent_encoded_is_named_as_such() {
     let encoded = RedisSettings::from_url("redis://u:a%2Fb%23c@h:1/2").unwrap();
     assert_eq!(encoded.password.unwrap().expose_secret(), "a/b#c");
 }
+
+#[test]
+fn unix_sockets_are_named_as_not_supported() {
+    for wrong in ["unix:///run/redis.sock", "redis+socket:///run/redis.sock?virtual_host=1"] {
+        let err = RedisSettings::from_url(wrong).unwrap_err().to_string();
+        assert!(err.contains("Unix sockets are not supported"), "{err}");
+    }
+}
