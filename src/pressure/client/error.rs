@@ -88,7 +88,9 @@ pub enum QueueError {
     },
     /// Elements can't be given back, because another client has read some since. At the
     /// front of the queue they would be out of order.
-    #[error("another client has got elements since: these can't go back to their place")]
+    #[error(
+        "another client has got elements since, or the counter of elements is unusable: these can't go back to their place"
+    )]
     Overtaken,
     /// The lease of an element in flight has ended: it was settled already, or another get
     /// returned it. The element may be processed twice.
