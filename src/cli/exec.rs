@@ -102,7 +102,7 @@ async fn exec(arguments: &Arguments, signals: &mut Signals) -> Result<(), Failur
     Err(Failure::silent(code))
 }
 
-/// A process that `exec` starts for itself. Not among the subcommands: nobody else can use
+/// A process that `exec` starts for itself. Not among the subcommands: users have no use for
 /// them, and the whole command line need not be read.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper")]

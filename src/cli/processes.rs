@@ -100,7 +100,7 @@ impl Descendants {
         if waitid(Id::All, ENDED) == Err(Errno::ECHILD) {
             return true;
         }
-        // A list is not: it misses a process that starts meanwhile and whose parent ends.
+        // A list is not: it misses a process that starts while it is read and whose parent ends.
         let is_none_listed = || self.living().is_ok_and(|living| living.is_empty());
         !self.others.is_empty() && is_none_listed() && is_none_listed()
     }
@@ -138,7 +138,7 @@ impl Descendants {
         }
     }
 
-    /// Kills each process, also those that start meanwhile.
+    /// Kills each process, also those that start during the kill.
     pub fn kill(&self) {
         let mut found: BTreeSet<ProcessId> = BTreeSet::new();
         let mut processes = Vec::new();
@@ -199,7 +199,7 @@ fn send(process: &Process, signal: Signal) {
 }
 
 /// The children of this process for whose end some task waits. All others are orphans,
-/// which nobody else reaps.
+/// which only this process can reap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Awaited(Arc<Mutex<BTreeSet<i32>>>);
 
@@ -210,7 +210,7 @@ impl Awaited {
         start: impl FnOnce() -> io::Result<T>,
         pid: impl FnOnce(&T) -> Option<u32>,
     ) -> io::Result<T> {
-        // Locked meanwhile: it may end before its pid is known.
+        // Locked until then: it may end before its pid is known.
         let mut awaited = self.lock();
         let child = start()?;
         awaited.extend(pid(&child).and_then(|pid| i32::try_from(pid).ok()));

@@ -11,7 +11,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use super::failure::Failure;
 
 /// Signals that end a process unless it handles them, without those of a fault, and without
-/// SIGKILL. What such a signal ends gives back what it holds.
+/// SIGKILL. A process that such a signal ends first gives back its slot or elements.
 pub(super) const ENDING: [Signal; 11] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -26,7 +26,7 @@ pub(super) const ENDING: [Signal; 11] = [
     Signal::SIGXCPU,
 ];
 
-/// Signals that do not request to end a command: what they mean is the command's affair, also
+/// Signals that do not request to end a command: each command gives them a meaning, also
 /// if their default action is to end it.
 const OTHERS: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
 
@@ -127,7 +127,7 @@ impl Signals {
 }
 
 /// Makes a write beyond the limit of file sizes fail, instead of ending the process with
-/// SIGXFSZ and losing what it holds. Commands that it starts have the default again.
+/// SIGXFSZ and losing the elements that it holds. Commands that it starts have the default again.
 pub(super) fn survive_file_size_limit() {
     // Without a descriptor left for the handler, the command itself reports that.
     let _ = Signals::listen(&[Signal::SIGXFSZ]);

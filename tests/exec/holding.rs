@@ -42,7 +42,7 @@ async fn hold_keeps_its_slot_if_a_message_cannot_be_written() {
     assert!(others.next_line().await.unwrap().unwrap().starts_with("holding slot"));
     let set = run(&vhost, &["semaphore", "set", LOCK, "0", "--no-wait"]).await;
     assert_eq!(set.code, Some(0), "{set:?}");
-    // Both are told at the same time. This one says so on its standard output.
+    // Both are notified at the same time. This one says so on its standard output.
     assert!(others.next_line().await.unwrap().unwrap().starts_with("released slot"));
     assert_eq!(other.wait().await.unwrap().code(), Some(0));
     assert!(kept.try_wait().unwrap().is_none(), "it still holds its slot");

@@ -1,5 +1,5 @@
 //! Every shape that a command can have, under every way in which it must end: no process of
-//! it runs beside the next holder, whatever its process group, session, parent or name is.
+//! it runs at the same time as the next holder, whatever its group, session, parent or name is.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -178,7 +178,7 @@ async fn end(name: &str, shape: &Shape, way: Way) {
         Way::Term => {
             first.signal("TERM");
             if shape.ignores_term() {
-                // It keeps the lock until somebody ends it.
+                // It keeps the lock until it is killed.
                 let lines = case.scratch.read("register").lines().count();
                 let goes_on = async || case.scratch.read("register").lines().count() > lines + 5;
                 eventually("it goes on", goes_on).await;

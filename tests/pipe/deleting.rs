@@ -94,7 +94,7 @@ async fn a_queue_that_lost_its_bound_is_restored_with_its_elements() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_left_of_a_queue_without_a_bound_is_deleted_after_a_confirmation() {
+async fn the_rest_of_a_queue_without_a_bound_is_deleted_after_a_confirmation() {
     let place = Place::new().await;
     filled(&place, 3, 1).await;
     let () = place.run(&["DEL", &place.key(":bound")]).await;

@@ -80,7 +80,7 @@ impl Schedule {
         }
     }
 
-    /// Processes what is left, and checks the whereabouts of every element.
+    /// Processes the remaining elements, and checks the whereabouts of every element.
     async fn end(mut self) {
         let log = self.folder.file("log");
         succeed(&self.place, "close", &[]).await;

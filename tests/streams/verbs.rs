@@ -1,4 +1,4 @@
-//! The table of all verbs: how each is run, and what it does with the standard streams.
+//! The table of all verbs: how each is run, and its use of the standard streams.
 
 /// A verb. In its lines, NAME is a name of the case's own, and NAMESPACE the test's.
 #[allow(clippy::struct_excessive_bools, reason = "the columns of a table")]

@@ -189,7 +189,7 @@ struct Guard {
     exec_ends: bool,
     /// Whether a loss requires no more action.
     done: bool,
-    /// The last signal that asked the command to end. What it leaves behind then is not
+    /// The last signal that asked the command to end. Processes that it leaves behind then are not
     /// left behind on purpose.
     signalled: Option<Signal>,
     /// State of ending the processes, if the guardian ends them.
@@ -351,7 +351,7 @@ impl Guard {
         self.saying = Some(tokio::spawn(say(text)));
     }
 
-    /// Finishes what is being printed, and returns the exit code.
+    /// Finishes the pending message, and returns the exit code.
     async fn exit(&mut self, status: ExitStatus) -> u8 {
         if let Some(saying) = self.saying.take() {
             let _ = saying.await;

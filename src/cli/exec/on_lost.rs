@@ -55,7 +55,7 @@ impl fmt::Display for OnLost {
 }
 
 impl OnLost {
-    /// Describes what is done to the command.
+    /// Describes the effect on the command.
     pub fn in_words(self) -> String {
         match self {
             Self::Terminate => "stopping the command".to_owned(),

@@ -1,5 +1,5 @@
 //! Kills processes that do not end in time. See `processes` for which these are, and `exec`
-//! and `queue run` for what they are asked before.
+//! and `queue run` for the signals that they get before.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Ending {
         processes.kill();
     }
 
-    /// Kills the processes if it is due, again if some have started meanwhile.
+    /// Kills the processes if it is due, again if some have started since.
     pub fn advance(&mut self, processes: &Descendants) -> Progress {
         if processes.are_gone() {
             return Progress::Gone;

@@ -53,7 +53,7 @@ impl Process {
 pub(super) struct Table(BTreeMap<i32, Vec<Process>>);
 
 impl Table {
-    /// Lists the processes. One that ends meanwhile may be missing.
+    /// Lists the processes. One that ends during the read may be missing.
     pub fn read() -> io::Result<Self> {
         let mut table: BTreeMap<i32, Vec<Process>> = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {

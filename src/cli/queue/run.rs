@@ -227,8 +227,8 @@ impl Running<'_> {
         end
     }
 
-    /// Ends what is left of commands that a signal has ended. What commands leave behind at
-    /// their own end runs on.
+    /// Ends the rest of commands that a signal has ended. Processes that commands leave behind at
+    /// their own end run on.
     async fn end_the_rest(&self) {
         if self.commands.are_gone() {
             return;

@@ -39,7 +39,7 @@ impl Writes {
     }
 
     /// Returns how many of the written bytes are among `content`, oldest first. The unread
-    /// ones are the end of what was written, in order, so the latest place for each is right.
+    /// ones are the end of the written bytes, in order, so the latest place for each is right.
     /// Equal bytes of another writer may be counted as own ones, never the other way round.
     fn among(&self, mut content: &[u8]) -> u64 {
         let mut count = 0;

@@ -56,7 +56,7 @@ impl Queue {
         self.delete_from(Start::Ordinary, wait).await.map(drop)
     }
 
-    /// Like [`Self::delete`], and returns what was removed.
+    /// Like [`Self::delete`], and returns the numbers of removed elements.
     ///
     /// Does not start while a client holds a role and has nothing to wait for: it is about
     /// to release the role, or it has died and never will. A client that waits with its

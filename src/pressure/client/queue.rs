@@ -200,7 +200,7 @@ impl Queue {
         created(self.0.store.apply(&self.0.name, &QueueEffect::Create { bound }).await?)
     }
 
-    /// Creates the queue with this bound, also over what is left of one that lost its
+    /// Creates the queue with this bound, also over the rest of one that lost its
     /// `:bound`: see [`Store::adopt`].
     ///
     /// # Errors

@@ -172,7 +172,7 @@ impl Flow {
         }
     }
 
-    /// Records the end of what was read.
+    /// Records the end of the bytes that were read.
     fn heard(&self, bytes: &[u8]) {
         let end = &bytes[bytes.len().saturating_sub(LONGEST_LINE)..];
         let line =
@@ -216,7 +216,7 @@ impl Flow {
 struct Watched<S> {
     stream: S,
     flow: Arc<Flow>,
-    /// Whether a write has failed. The connection then ends with what is left to read.
+    /// Whether a write has failed. The connection then ends after the remaining bytes are read.
     is_broken: bool,
 }
 

@@ -91,7 +91,7 @@ local function counts(count)
 end
 
 -- Returns the number of elements in flight. Asks with a command that every user of the
--- queue may run. If Redis has evicted :leases, the elements are there all the same; at
+-- queue may run. If Redis has evicted :leases, the elements still exist; at
 -- least one, if the user may not count them.
 local function in_flight()
   if redis.call('EXISTS', LEASES) == 1 then

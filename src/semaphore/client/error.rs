@@ -10,7 +10,7 @@ use crate::semaphore::error::BrokerError;
 #[non_exhaustive]
 pub enum AcquireError {
     /// There is no slot 1: the semaphore does not exist, or has 0 slots. A client that
-    /// waits for a lock which is deleted meanwhile gets this error only when its limit has
+    /// waits for a lock which is deleted then gets this error only when its limit has
     /// passed.
     #[error("the lock {lock:?} has no slots: create it, or give it slots")]
     NoSlots {

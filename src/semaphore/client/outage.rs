@@ -144,7 +144,7 @@ impl Lock {
     }
 
     /// Closes the connections that nothing uses. Otherwise clients that each have one, and
-    /// need another one, would keep each other from it for ever.
+    /// need another one, would block each other indefinitely.
     async fn give_way(&self) {
         let shared = self.shared();
         shared.pool.close().await;

@@ -91,7 +91,7 @@ impl Model {
         if got.is_empty() { Err(self.nothing()) } else { Ok(got) }
     }
 
-    /// Only so many of these elements were written.
+    /// Only this number of these elements was written.
     pub fn wrote(&mut self, got: &[Element], written: usize) {
         self.done.extend(got[..written].iter().cloned());
         self.queue.splice(0..0, got[written..].iter().cloned());
