@@ -1,7 +1,7 @@
 //! What the program that starts `exec` passes on to it: limits on processes, and how the
 //! ends of children and other signals are handled. A limit is found before anything is held.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,6 +31,18 @@ impl Drop for Copy {
     }
 }
 
+/// A user that has no processes.
+const OTHER_USER: u32 = 64123;
+
+/// Number of processes of this user, ended ones that are not reaped included.
+fn processes_of(user: u32) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
+        .filter(|entry| entry.metadata().is_ok_and(|process| process.uid() == user))
+        .count()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn at_a_limit_on_processes_exec_ends_with_the_cause_and_holds_nothing() {
     let vhost = Vhost::create().await;
@@ -40,11 +52,9 @@ async fn at_a_limit_on_processes_exec_ends_with_the_cause_and_holds_nothing() {
     // The limit does not apply to root. Another user has no processes yet.
     let id = std::process::Command::new("id").arg("-u").output().unwrap().stdout;
     let is_root = id.trim_ascii() == b"0";
-    let user: &[&str] = if is_root {
-        &["setpriv", "--reuid=64123", "--regid=64123", "--clear-groups"]
-    } else {
-        &[]
-    };
+    let (user, group) = (format!("--reuid={OTHER_USER}"), format!("--regid={OTHER_USER}"));
+    let as_other = ["setpriv", &user, &group, "--clear-groups"];
+    let user: &[&str] = if is_root { &as_other } else { &[] };
     let mut codes = Vec::new();
     for limit in 1..24 {
         // The shell's own name is the program that `prefixed` adds.
@@ -59,6 +69,8 @@ async fn at_a_limit_on_processes_exec_ends_with_the_cause_and_holds_nothing() {
             .any(|cause| ended.stderr.contains(cause));
         assert!(ended.code == Some(0) || ended.code == Some(69) && says_why, "{limit}: {ended:?}");
         codes.push(ended.code);
+        // A process that is left for the init process to reap counts against the limit.
+        assert!(!is_root || processes_of(OTHER_USER) == 0, "{limit}: {ended:?}");
         // Nothing is held: the next client need not wait.
         let next = run(&vhost, &["exec", LOCK, "--no-wait", "--", "true"]).await;
         assert_eq!(next.code, Some(0), "after a limit of {limit}: {next:?}");

@@ -87,11 +87,14 @@ async fn guard(arguments: &Arguments) -> Result<u8, Failure> {
     let processes = Descendants::adopt().map_err(|error| unguarded(&error))?.with_group(getpgrp());
     let mut orders = Incoming::open(arguments.orders).map_err(|error| unguarded(&error))?;
     let mut reports = Outgoing::open(arguments.reports).map_err(|error| unguarded(&error))?;
-    let (command, starter) =
+    let (mut command, starter) =
         start(processes.awaited(), &arguments.command).map_err(|error| unguarded(&error))?;
     reports.tell(&Report::Ready);
-    // Without a proof, the end of its pipe ends the starter.
     let Some((launch, valid_until)) = first_proof(&mut orders).await else {
+        // The end of its pipe ends the starter. It is reaped here: until the init process
+        // did, it would count against the limit of processes.
+        drop(starter);
+        let _ = command.wait().await;
         return Ok(Failure::UNAVAILABLE);
     };
     launch_command(starter, &launch);
