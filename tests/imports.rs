@@ -13,7 +13,7 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
     (
         "semaphore",
         &[
-            &["error", "refusal"],
+            &["error", "refusal", "violation"],
             &["amqp"],
             &["management"],
             &["session"],

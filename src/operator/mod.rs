@@ -248,7 +248,7 @@ fn context(
                 may_act: may_act.clone(),
                 ..BrokerOptions::default()
             },
-            StoreOptions::new(FIELD_MANAGER),
+            StoreOptions::new(FIELD_MANAGER).with_longest_answer(LONGEST_ANSWER),
         ),
         rhythm: options.rhythm,
         metrics,
@@ -258,6 +258,10 @@ fn context(
         may_act,
     }
 }
+
+/// Maximum size of an answer of Redis, in bytes. The operator reads no elements. The list of
+/// 10,000 clients has about 3 MiB.
+const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
 
 /// Page size of the initial list. A page is in memory as text and as objects before the
 /// objects are reduced.

@@ -9,6 +9,7 @@
 //! gathers replies and refreshes topology, which a script on the keys of one slot does
 //! not need.
 
+mod answers;
 mod flow;
 mod nodes;
 mod opening;
@@ -50,6 +51,11 @@ pub struct StoreOptions {
     /// longer while bytes flow. Default 5 s (the redis crate's own limit, on the whole
     /// answer, is half a second).
     pub response_timeout: Duration,
+    /// Maximum size of an answer in memory, in bytes. The connection ends at a larger one: a
+    /// hostile server could otherwise fill this process's memory. Default 1 GiB: an answer
+    /// may have several elements, of up to 512 MiB each. A program that reads no elements
+    /// needs 8 MiB, for the list of 10,000 clients.
+    pub longest_answer: usize,
     /// During a deletion, how long a role must have been neither free nor ever taken
     /// before it counts as gone. Default 1 s. See
     /// [`Store::delete`](super::Store::delete).
@@ -64,6 +70,7 @@ impl StoreOptions {
             client_id: client_id.into(),
             connect_timeout: Duration::from_secs(3),
             response_timeout: Duration::from_secs(5),
+            longest_answer: 1024 * 1024 * 1024,
             nameless_role_grace: Duration::from_secs(1),
         }
     }

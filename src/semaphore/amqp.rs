@@ -5,9 +5,11 @@ pub mod connect;
 pub mod endpoint;
 pub mod features;
 pub mod identity;
+pub mod incoming;
 pub mod lane;
 pub mod link;
 pub mod probe;
+pub mod stream;
 pub mod unanswered;
 
 /// Returns a random id for an acquisition or a change.

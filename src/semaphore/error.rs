@@ -11,6 +11,7 @@ use lapin::{Error as LapinError, ErrorKind};
 use crate::plan::{ErrorClass, clean_text};
 use crate::process_limit;
 use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down, is_queue_limit};
+use crate::semaphore::violation::Violation;
 
 /// The reason of an operation that found its connection closed.
 const CLOSED_BEFORE: &str = "the connection was closed before";
@@ -292,6 +293,9 @@ impl BrokerError {
         if let Some(why) = process_limit::behind(error) {
             return Self::ProcessLimit { why: why.to_owned() };
         }
+        if let Some(violation) = Self::of_violation(error) {
+            return violation;
+        }
         let endpoint = endpoint.to_owned();
         match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             Some(error) => {
@@ -299,6 +303,16 @@ impl BrokerError {
             }
             None => Self::Unreachable { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) },
         }
+    }
+
+    /// Converts the end of a connection on which the broker sent what no broker sends.
+    fn of_violation(error: &io::Error) -> Option<Self> {
+        let violation = error.get_ref()?.downcast_ref::<Violation>()?;
+        let why = violation.to_string();
+        Some(match violation {
+            Violation::SmallFrameMax(_) => Self::QuotaExceeded { why },
+            _ => Self::Protocol { why },
+        })
     }
 
     /// Converts an error of an operation on `queue`.
@@ -311,6 +325,8 @@ impl BrokerError {
                 ErrorKind::InvalidConnectionState(_) => {
                     Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
                 }
+                ErrorKind::IOError(cause) => Self::of_violation(cause)
+                    .unwrap_or_else(|| Self::ConnectionLost { why: words(error) }),
                 _ => Self::ConnectionLost { why: words(error) },
             };
         };

@@ -19,6 +19,7 @@ mod management;
 mod protocol;
 mod refusal;
 mod session;
+mod violation;
 
 pub use self::admin::broker::Broker;
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};

@@ -8,6 +8,7 @@ pub mod commands;
 mod draining;
 mod guarding;
 mod holding;
+mod hostile;
 mod inherited;
 mod limits;
 mod losing;

@@ -13,6 +13,7 @@ mod encrypted;
 mod exec;
 mod guard;
 mod holders;
+mod hostile;
 mod idle;
 mod kinds;
 mod leader;

@@ -18,7 +18,7 @@ use crate::operator::world::{
 };
 
 /// Creates a second namespace that only has its own Secrets.
-async fn neighbour(world: &World) -> World {
+pub async fn neighbour(world: &World) -> World {
     let mut other = world.clone();
     other.namespace = format!("evil-{}", random());
     let metadata = ObjectMeta { name: Some(other.namespace.clone()), ..ObjectMeta::default() };
@@ -28,7 +28,7 @@ async fn neighbour(world: &World) -> World {
 }
 
 /// Deletes the neighbor's objects, then its namespace.
-async fn leave(evil: World) {
+pub async fn leave(evil: World) {
     evil.delete_all::<Semaphore>().await;
     evil.delete_all::<PressureQueue>().await;
     let namespaces: Api<Namespace> = Api::all(evil.client.clone());
@@ -37,7 +37,7 @@ async fn leave(evil: World) {
 
 /// Starts an operator of both namespaces with the victim's servers as the default
 /// connections.
-async fn operator_of_both(victim: &World, evil: &World, more: &[&str]) -> Operator {
+pub async fn operator_of_both(victim: &World, evil: &World, more: &[&str]) -> Operator {
     let (amqp, redis) = (victim.amqp_url(), victim.redis_url());
     let management = variable("RABBITMQ_MANAGEMENT_URL");
     let mut arguments = vec!["--watch-namespace", &evil.namespace];
@@ -56,18 +56,25 @@ fn as_nobody(url: &str) -> String {
     url.into()
 }
 
-fn lock_by(secret: &str, name: &str) -> String {
+pub fn lock_by(secret: &str, name: &str) -> String {
     let reference = format!("rabbitmqClusterReference: {{connectionSecret: {{name: {secret}}}}}");
     format!("{{{reference}, lockName: {name}, slots: 5}}")
 }
 
-fn queue_by(secret: &str, name: &str) -> String {
+pub fn queue_by(secret: &str, name: &str) -> String {
     let reference = format!("redisReference: {{connectionSecret: {{name: {secret}}}}}");
     format!("{{{reference}, queueName: {name}, bound: 5}}")
 }
 
 async fn until_reason<K: Kind>(world: &World, name: &str, reason: &str) -> K {
     world.until(name, reason, CORRECTED, |object: &K| has_reason(object, "Stalled", reason)).await
+}
+
+/// Returns the resident memory of a process, in bytes.
+pub fn memory_of(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }
 
 #[tokio::test]
@@ -256,12 +263,7 @@ async fn large_secrets_of_a_namespace_do_not_stay_in_memory() {
         let operator = operator_of_both(&victim, &evil, &[]).await;
         victim.apply::<Semaphore>("x", "{slots: 1}").await.unwrap();
         victim.semaphore_ready("x").await;
-        let memory = || {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", operator.pid()));
-            let status = status.unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
-        };
+        let memory = || memory_of(operator.pid());
         let (before, large) = (memory(), "x".repeat(900_000));
         for number in 0..SECRETS {
             let name = format!("large-{number}");

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod collector;
 pub mod environment;
 pub mod evaluator;
+pub mod hostile;
 pub mod management_proxy;
 pub mod narrow;
 pub mod own_server;

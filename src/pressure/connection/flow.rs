@@ -1,23 +1,25 @@
 //! One open connection: sends commands, and records when bytes last flowed. A command
 //! fails after the server has been silent for too long, however long its whole answer
-//! takes. See `opening.rs` for how it is opened.
+//! takes. See `opening` for how it is opened, and `answers` for how long an answer may be.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{
-    AsyncConnectionConfig, Cmd, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
     RedisResult, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+
+use super::answers::{Answers, BEFORE_LOGIN, Violation};
 
 /// The slowest supported network, 128 kbit/s. Written data may stay in buffers while the
 /// network carries it, without a visible flow.
@@ -50,7 +52,8 @@ impl Connection {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let flow = Arc::new(Flow::new());
-        let stream = Watched { stream, flow: Arc::clone(&flow), is_broken: false };
+        let (is_broken, answers) = (false, Answers::default());
+        let stream = Watched { stream, flow: Arc::clone(&flow), answers, is_broken };
         // Login and database are sent separately, to see the server's own refusals.
         // CLIENT SETINFO is unknown to Redis before 7.2.
         let info = RedisConnectionInfo::default().set_skip_set_lib_name();
@@ -65,6 +68,11 @@ impl Connection {
     /// connection ends.
     pub(in crate::pressure) fn patient(self) -> Self {
         Self { limit: None, ..self }
+    }
+
+    /// Allows answers of this size, in bytes, once the login is complete.
+    pub(super) fn allow(&self, most: usize) {
+        self.flow.longest_answer.store(most, Ordering::Relaxed);
     }
 
     /// Returns the number of bytes written since the connection was opened.
@@ -157,6 +165,10 @@ struct Flow {
     reader: AtomicWaker,
     /// The last line that was read, if it is an error after which the server closes.
     last_words: Mutex<Option<String>>,
+    /// Maximum size of an answer, in bytes.
+    longest_answer: AtomicUsize,
+    /// Why this process ended the connection, if it did.
+    violation: OnceLock<Violation>,
 }
 
 impl Flow {
@@ -169,6 +181,8 @@ impl Flow {
             has_written: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             last_words: Mutex::new(None),
+            longest_answer: AtomicUsize::new(BEFORE_LOGIN),
+            violation: OnceLock::new(),
         }
     }
 
@@ -183,8 +197,12 @@ impl Flow {
         *self.last_words.lock().unwrap_or_else(PoisonError::into_inner) = words;
     }
 
-    /// Returns why the server has closed the connection, if it has said so.
+    /// Returns why the connection was closed, if the server has said so, or this process has
+    /// closed it.
     fn last_words(&self) -> Option<RedisError> {
+        if let Some(violation) = self.violation.get() {
+            return Some((ErrorKind::Parse, "unexpected answer", violation.to_string()).into());
+        }
         let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let (code, detail) = words.split_once(' ')?;
         Some(redis::make_extension_error(code.to_owned(), Some(detail.to_owned())))
@@ -216,6 +234,7 @@ impl Flow {
 struct Watched<S> {
     stream: S,
     flow: Arc<Flow>,
+    answers: Answers,
     /// Whether a write has failed. The connection then ends after the remaining bytes are read.
     is_broken: bool,
 }
@@ -242,11 +261,19 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
             }
         }
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let Self { stream, flow, answers, .. } = &mut *self;
+        let read = Pin::new(stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.flow.note();
-            self.flow.unanswered.store(0, Ordering::Relaxed);
-            self.flow.heard(&buffer.filled()[before..]);
+            flow.note();
+            flow.unanswered.store(0, Ordering::Relaxed);
+            let heard = &buffer.filled()[before..];
+            flow.heard(heard);
+            let longest = flow.longest_answer.load(Ordering::Relaxed);
+            if let Err(violation) = answers.follow(heard, longest) {
+                let _ = flow.violation.set(violation);
+                buffer.set_filled(before);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
+            }
         }
         read
     }

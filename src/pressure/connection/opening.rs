@@ -99,6 +99,7 @@ impl Opener {
         self.log_in(&mut connection).await?;
         self.select(&mut connection).await?;
         self.name(&mut connection).await?;
+        connection.allow(self.options.longest_answer);
         Ok(connection)
     }
 

@@ -1,15 +1,14 @@
 //! Opens one connection to the broker, and closes it reliably. See `endpoint` for its
-//! address, `link` for retries and sharing, and `lane` and `probe` for operations.
+//! address, `stream` for its bytes, `link` for retries and sharing, and `lane` and `probe`
+//! for operations.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, TLSConfig};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
@@ -20,6 +19,7 @@ use super::features::Features;
 use super::identity::greet;
 use super::lane::IdleLanes;
 use super::new_id;
+use super::stream::{Dialer, Kit, for_lapin};
 use super::unanswered::Unanswered;
 use crate::process_limit;
 use crate::semaphore::error::BrokerError;
@@ -88,7 +88,7 @@ impl Conn {
     async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
         let settings = &endpoint.settings;
         let uri = endpoint.uri();
-        let connector = endpoint.tls()?.map(RustlsConnector::from);
+        let dialer = Dialer::new(endpoint)?;
         // Never use `enable_auto_recover`: it would declare exclusive queues again on a
         // new connection, an unnoticed gap in a lock.
         let properties = ConnectionProperties::default()
@@ -106,31 +106,19 @@ impl Conn {
         };
         process_limit::check_connection()
             .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
-        let runtime = lapin::runtime::default_runtime().map_err(failed)?;
         let attempt = Attempt { socket: Arc::default(), kept: false };
         let shared = Arc::clone(&attempt.socket);
         let patience = endpoint.connect_timeout;
         let connect = Connection::connector(
             uri,
-            runtime,
-            async move |uri, runtime| {
+            Kit::current(),
+            async move |_, _| {
                 // lapin runs this on its own thread. Nothing else would stop it while a
-                // packet filter drops the SYNs. (The runtime below lapin sets
-                // `TCP_NODELAY`.)
-                let connecting = async {
-                    let stream =
-                        uri.connect_with_config_async(TLSConfig::default(), &runtime).await?;
-                    if let AsyncTcpStream::Plain(plain) = &stream {
-                        let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
-                        *lock(&shared) = Some(TcpStream::from(handle));
-                    }
-                    match &connector {
-                        Some(connector) => stream.into_rustls(connector, &uri.authority.host).await,
-                        None => Ok(stream),
-                    }
-                };
-                let connected = tokio::time::timeout(patience, connecting).await;
-                Ok(connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??)
+                // packet filter drops the SYNs.
+                let dialing = dialer.dial(|socket| *lock(&shared) = Some(socket));
+                let result = tokio::time::timeout(patience, dialing).await;
+                let stream = result.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                Ok(AsyncTcpStream::Plain(for_lapin(stream)))
             },
             properties,
         );

@@ -16,7 +16,7 @@ use crate::tls::client_config;
 /// Maximum frame size, in bytes. lapin keeps two buffers of 32 frames for each
 /// connection. With the broker's 128 KiB that is 8 MiB, and Lockkeeper's largest frame
 /// has only a queue name and a few facts of a holder.
-const FRAME_MAX: u32 = 16 * 1024;
+pub(super) const FRAME_MAX: u32 = 16 * 1024;
 
 /// The address of a broker, and how to connect to it.
 pub struct Endpoint {

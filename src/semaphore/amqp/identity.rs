@@ -5,17 +5,12 @@ use std::io;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
 use lapin::types::AMQPValue;
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::endpoint::Endpoint;
+use super::stream::Dialer;
 use crate::plan::clean_text;
 use crate::semaphore::error::BrokerError;
-
-/// Maximum length of the first frame. RabbitMQ's has about 500 bytes.
-const MAX_FRAME: u32 = 65_536;
 
 /// A broker's description of itself. Any server can claim the same, so it does not prove
 /// that two addresses lead to one broker. See [`Broker::is_same_as`](crate::semaphore::Broker::is_same_as).
@@ -43,17 +38,15 @@ pub struct Greeting {
 /// Reads the greeting over AMQP. Cancel safe.
 pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
     let limit = endpoint.connect_timeout;
-    let tls = endpoint.tls()?.map(TlsConnector::from);
+    let dialer = Dialer::new(endpoint)?;
     let payload = tokio::time::timeout(limit, async {
-        let host = endpoint.settings.host.as_str();
-        let stream = TcpStream::connect((host, endpoint.settings.port)).await?;
-        match tls {
-            None => first_frame(stream).await,
-            Some(tls) => {
-                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-                first_frame(tls.connect(name, stream).await?).await
-            }
-        }
+        let mut stream = dialer.dial(drop).await?;
+        stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
+        // Frame: type, channel, size, payload, frame-end octet. The stream checks it.
+        let (_kind, _channel) = (stream.read_u8().await?, stream.read_u16().await?);
+        let mut payload = vec![0; stream.read_u32().await? as usize];
+        stream.read_exact(&mut payload).await?;
+        io::Result::Ok(payload)
     })
     .await
     .map_err(|_| BrokerError::Unreachable {
@@ -82,17 +75,4 @@ pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
         _ => false,
     };
     Ok(Greeting { identity, confirms })
-}
-
-async fn first_frame(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Vec<u8>> {
-    stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
-    // Frame: type, channel, size, payload, frame-end octet.
-    let (_kind, _channel) = (stream.read_u8().await?, stream.read_u16().await?);
-    let size = stream.read_u32().await?;
-    if size > MAX_FRAME {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an AMQP 0-9-1 broker"));
-    }
-    let mut payload = vec![0; size as usize];
-    stream.read_exact(&mut payload).await?;
-    Ok(payload)
 }

@@ -1,0 +1,119 @@
+//! Servers of one tenant that send what no server sends: the operator lives, its memory has
+//! a bound, each object names the cause, and another tenant's objects become Ready.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper::api::{PressureQueue, Semaphore};
+
+use crate::operator::support::hostile::Management;
+use crate::operator::support::hostile::amqp::{self, Sent, Step};
+use crate::operator::support::hostile::redis::{Answer, When};
+use crate::operator::tenancy::{leave, lock_by, memory_of, neighbour, operator_of_both, queue_by};
+use crate::operator::world::{Kind, PATIENCE, World, in_a_world};
+
+/// Maximum growth of the operator's memory, in bytes. The chart's limit is 256 MiB.
+const GROWTH: usize = 96 * 1024 * 1024;
+
+/// Time within which another tenant's object becomes Ready, at the median.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Returns the text by which a condition names what a broker sent. Empty where the network
+/// alone shows it.
+fn cause(step: Step, sent: Sent) -> &'static str {
+    match (step, sent) {
+        (_, Sent::Garbage | Sent::Http) => "not AMQP 0-9-1",
+        (Step::Start, Sent::Nested) => "nested too deeply",
+        (Step::Start, Sent::Wide) => "too many values",
+        (_, Sent::EndlessFrame) => "a frame of 2147483647 bytes",
+        (_, Sent::ForeignMethod) => "only clients send",
+        (_, Sent::TinyFrames) => "frame_max is 4096",
+        (Step::Operation, Sent::Blocked | Sent::Deliveries) => "not asked for",
+        _ => "",
+    }
+}
+
+/// Waits until the object is not Ready because of its server. Returns the condition's message.
+async fn refused<K: Kind>(world: &World, name: &str) -> String {
+    let is_refused = |object: &K| {
+        object.condition("Ready").is_some_and(|(status, reason, _)| {
+            let is_servers = ["Broker", "Store", "Quota"].iter().any(|of| reason.starts_with(of));
+            status == "False" && is_servers
+        })
+    };
+    let object = world.until(name, "refused because of its server", PATIENCE, is_refused).await;
+    object.condition("Ready").unwrap().2
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_servers_of_a_tenant_cost_the_operator_little_and_delay_no_other_tenant() {
+    in_a_world("hostile", async |victim| {
+        let evil = neighbour(&victim).await;
+        let operator = operator_of_both(&victim, &evil, &[]).await;
+        victim.apply::<Semaphore>("first", "{slots: 1}").await.unwrap();
+        victim.semaphore_ready("first").await;
+        let (before, peak) = (memory_of(operator.pid()), Arc::new(AtomicUsize::new(0)));
+        let (pid, sampled) = (operator.pid(), Arc::clone(&peak));
+        let sampling = tokio::spawn(async move {
+            loop {
+                sampled.fetch_max(memory_of(pid), Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let mut brokers = Vec::new();
+        for (number, (step, sent)) in amqp::behaviours().into_iter().enumerate() {
+            let (name, port) = (format!("broker-{number}"), amqp::start(step, sent).await);
+            let uri = format!("amqp://user:password@127.0.0.1:{port}/%2f");
+            evil.secret(&name, &[("amqpUri", uri)]).await;
+            evil.apply::<Semaphore>(&name, &lock_by(&name, &name)).await.unwrap();
+            brokers.push((name, step, sent));
+        }
+        let mut stores = Vec::new();
+        for when in [When::BeforeLogin, When::AfterLogin] {
+            for answer in Answer::ALL {
+                let (name, port) = (format!("store-{}", stores.len()), answer.start(when).await);
+                evil.secret(&name, &[("uri", format!("redis://user:password@127.0.0.1:{port}"))])
+                    .await;
+                evil.apply::<PressureQueue>(&name, &queue_by(&name, &name)).await.unwrap();
+                stores.push((name, when, answer));
+            }
+        }
+        for api in Management::ALL {
+            let (name, port) = (format!("api-{api:?}").to_lowercase(), api.start().await);
+            let management = format!("http://user:password@127.0.0.1:{port}");
+            let uris = [("amqpUri", victim.amqp_url()), ("managementUri", management)];
+            evil.secret(&name, &uris).await;
+            let lock = format!("{}.{name}", evil.namespace);
+            evil.apply::<Semaphore>(&name, &lock_by(&name, &lock)).await.unwrap();
+        }
+        let mut delays = Vec::new();
+        for number in 0..7 {
+            let (name, started) = (format!("later-{number}"), Instant::now());
+            victim.apply::<Semaphore>(&name, "{slots: 1}").await.unwrap();
+            victim.semaphore_ready(&name).await;
+            delays.push(started.elapsed());
+        }
+        for (name, step, sent) in brokers {
+            let message = refused::<Semaphore>(&evil, &name).await;
+            assert!(message.contains(cause(step, sent)), "{step:?} {sent:?}: {message}");
+        }
+        for (name, when, answer) in stores {
+            let message = refused::<PressureQueue>(&evil, &name).await;
+            let names_it = match answer {
+                Answer::Silence => true,
+                Answer::Garbage | Answer::Pushes => message.contains("no answer of a Redis server"),
+                Answer::Nested => message.contains("nested too deeply"),
+                _ => message.contains("an answer of more than"),
+            };
+            assert!(names_it, "{when:?} {answer:?}: {message}");
+        }
+        delays.sort();
+        assert!(delays[delays.len() / 2] < SOON, "{delays:?}");
+        sampling.abort();
+        let grown = peak.load(Ordering::Relaxed).saturating_sub(before);
+        assert!(grown < GROWTH, "it grew by {} MiB", grown / 1024 / 1024);
+        leave(evil).await;
+    })
+    .await;
+}
