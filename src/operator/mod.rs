@@ -219,7 +219,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         }
     }
     publishing.abort();
-    if let Ok(Err(error)) = serving.await {
+    if let Err(error) = serving.await {
         warn!(%error, "the HTTP server failed");
     }
     Ok(())
