@@ -18,7 +18,7 @@ use crate::operator::world::{
 };
 
 /// Creates a second namespace that only has its own Secrets.
-async fn neighbour(world: &World) -> World {
+pub(super) async fn neighbour(world: &World) -> World {
     let mut other = world.clone();
     other.namespace = format!("evil-{}", random());
     let metadata = ObjectMeta { name: Some(other.namespace.clone()), ..ObjectMeta::default() };
@@ -28,7 +28,7 @@ async fn neighbour(world: &World) -> World {
 }
 
 /// Deletes the neighbor's objects, then its namespace.
-async fn leave(evil: World) {
+pub(super) async fn leave(evil: World) {
     evil.delete_all::<Semaphore>().await;
     evil.delete_all::<PressureQueue>().await;
     let namespaces: Api<Namespace> = Api::all(evil.client.clone());
@@ -37,7 +37,7 @@ async fn leave(evil: World) {
 
 /// Starts an operator of both namespaces with the victim's servers as the default
 /// connections.
-async fn operator_of_both(victim: &World, evil: &World, more: &[&str]) -> Operator {
+pub(super) async fn operator_of_both(victim: &World, evil: &World, more: &[&str]) -> Operator {
     let (amqp, redis) = (victim.amqp_url(), victim.redis_url());
     let management = variable("RABBITMQ_MANAGEMENT_URL");
     let mut arguments = vec!["--watch-namespace", &evil.namespace];
