@@ -104,15 +104,13 @@ impl Outcome {
         let Self::Failed(error) = self else { return None };
         match error.cause() {
             // The server was not asked.
-            error @ (StepError::Broker(BrokerError::ConnectionDelayed { .. })
+            error @ (StepError::Fetch(_)
+            | StepError::Broker(BrokerError::ConnectionDelayed { .. })
             | StepError::Store(StoreError::ConnectionDelayed { .. })) => {
                 Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
             error @ (StepError::Broker(_) | StepError::Store(_)) => {
                 Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
-            }
-            error @ StepError::Fetch(_) => {
-                Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
             _ => None,
         }

@@ -60,8 +60,9 @@ impl fmt::Debug for MayAct {
 }
 
 /// Sanitizes foreign text (a client's name for itself, a server's error) for a status
-/// field, an event or a log line. Characters that [`changes_display`] become spaces. Text
-/// beyond `max_bytes` is truncated at a character boundary and marked with `…`.
+/// field, an event or a log line. Control characters, and invisible ones that reorder or
+/// break text, become spaces. Text beyond `max_bytes` is truncated at a character boundary
+/// and marked with `…`.
 ///
 /// An attacker controls such text (hazard K8), so all foreign text must be sanitized here
 /// before it leaves the process.
