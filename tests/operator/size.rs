@@ -1,15 +1,17 @@
 //! What a tenant or a client in the cluster can make the operator's process cost: its
-//! memory by unfinished HTTP requests, its threads by silent servers.
+//! memory by large objects and unfinished HTTP requests, its threads by silent servers.
 //! See `tenancy` for what they can disclose or take away.
 
 use std::time::Instant;
 
 use futures::future::join_all;
+use kube::api::PostParams;
 use lockkeeper::api::{PressureQueue, Semaphore};
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::operator::environment::memory;
+use crate::operator::environment::{memory, peak};
 use crate::operator::tenancy::{leave, neighbour, operator_of_both};
 use crate::operator::world::{PATIENCE, has_reason, in_a_world};
 
@@ -38,6 +40,40 @@ async fn unfinished_http_requests_cost_little_memory_and_do_not_delay_the_end() 
         let start = Instant::now();
         assert!(operator.stop().await.success());
         assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_metadata_costs_little_memory_also_at_a_start() {
+    const OBJECTS: usize = 16;
+    in_a_world("large-objects", async |world| {
+        let mut operator = world.operator().await;
+        let before = peak(operator.pid());
+        // The API server accepts a name of any length there.
+        let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x".repeat(1_300_000), "uid": "u"});
+        for number in 0..OBJECTS {
+            let object = serde_json::from_value(json!({
+                "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
+                "metadata": {"name": format!("large-{number}"), "ownerReferences": [owner]},
+                "spec": {"slots": 0, "rabbitmqClusterReference": {"connectionSecret": {"name": "rabbit"}}},
+            }))
+            .unwrap();
+            world.api::<Semaphore>().create(&PostParams::default(), &object).await.unwrap();
+        }
+        let all_ready = async || {
+            for number in 0..OBJECTS {
+                world.semaphore_ready(&format!("large-{number}")).await;
+            }
+        };
+        all_ready().await;
+        let grown = peak(operator.pid()).saturating_sub(before);
+        assert!(grown < 32, "it grew by {grown} MiB");
+        assert!(operator.stop().await.success());
+        let operator = world.operator().await;
+        all_ready().await;
+        let grown = peak(operator.pid()).saturating_sub(before);
+        assert!(grown < 32, "it starts with {grown} MiB more");
     })
     .await;
 }
