@@ -68,6 +68,10 @@ pub mod api;
 pub mod cli;
 #[cfg(feature = "client")]
 mod clock;
+// Only the operator sets limits.
+#[cfg(feature = "client")]
+#[cfg_attr(not(feature = "operator"), allow(dead_code))]
+mod opening;
 #[cfg(feature = "operator")]
 pub mod operator;
 pub mod plan;

@@ -11,9 +11,18 @@ const ROOMS: &[(&str, &[&str], &[&str])] = &[
     ("plan", &[], &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"]),
     ("tls", &["plan"], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
     ("clock", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
+    ("opening", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
     ("process_limit", &[], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
-    ("semaphore", &["clock", "plan", "process_limit", "tls"], &["redis", "axum", "clap"]),
-    ("pressure", &["plan", "process_limit", "tls"], &["lapin", "reqwest", "axum", "clap"]),
+    (
+        "semaphore",
+        &["clock", "opening", "plan", "process_limit", "tls"],
+        &["redis", "axum", "clap"],
+    ),
+    (
+        "pressure",
+        &["opening", "plan", "process_limit", "tls"],
+        &["lapin", "reqwest", "axum", "clap"],
+    ),
     (
         "api",
         &["plan"],
@@ -21,7 +30,7 @@ const ROOMS: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "operator",
-        &["api", "clock", "plan", "semaphore", "pressure"],
+        &["api", "clock", "opening", "plan", "semaphore", "pressure"],
         &["lapin", "redis", "reqwest", "clap"],
     ),
     (

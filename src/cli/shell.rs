@@ -5,8 +5,10 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-/// Quotes a word for a shell, if it needs that. Control characters and bytes that are not
-/// UTF-8 become escapes of bash, so that the message stays text.
+use crate::plan::changes_display;
+
+/// Quotes a word for a shell, if it needs that. Control and invisible characters, and bytes
+/// that are not UTF-8, become escapes of bash, so that the message stays text.
 pub(super) fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,@%+=".contains(c);
@@ -15,7 +17,7 @@ pub(super) fn quoted(word: impl AsRef<OsStr>) -> String {
         Some(text) if !text.is_empty() && !text.starts_with('=') && text.chars().all(is_plain) => {
             text.to_owned()
         }
-        Some(text) if !text.contains(char::is_control) => {
+        Some(text) if !text.contains(changes_display) => {
             format!("'{}'", text.replace('\'', r"'\''"))
         }
         _ => escaped(word.as_bytes()),

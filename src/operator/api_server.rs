@@ -1,13 +1,17 @@
-//! The client of the Kubernetes API server: limits and counts requests, and rejects
-//! changes by a replica that is no longer the leader. See the callers for the requests.
+//! The client of the Kubernetes API server: limits and counts requests, bounds the memory
+//! of their answers, and rejects changes by a replica that is no longer the leader. See the
+//! callers for the requests.
+
+use std::sync::Arc;
 
 use axum::http::{Method, Request};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
-use tower::BoxError;
 use tower::filter::FilterLayer;
 use tower::limit::ConcurrencyLimitLayer;
+use tower::{BoxError, service_fn};
 
+use super::answers::Answers;
 use super::metrics::Metrics;
 use crate::plan::MayAct;
 
@@ -31,5 +35,13 @@ pub(super) async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client
     // A watch counts only until its response begins.
     let limit = ConcurrencyLimitLayer::new(REQUESTS_AT_ONCE);
     let builder = ClientBuilder::try_from(config)?;
-    Ok(builder.with_layer(&metrics.requests).with_layer(&limit).with_layer(&guard).build())
+    let client =
+        builder.with_layer(&metrics.requests).with_layer(&limit).with_layer(&guard).build();
+    let (namespace, answers) =
+        (client.default_namespace().to_owned(), Arc::new(Answers::default()));
+    let answer = service_fn(move |request| {
+        let (client, answers) = (client.clone(), Arc::clone(&answers));
+        async move { answers.to(&client, request).await }
+    });
+    Ok(Client::new(answer, namespace))
 }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::events::Events;
 use super::fetch::Connections;
 use super::metrics::Metrics;
+use super::reduced::Reduced;
 use crate::api::validate::DefaultRules;
 use crate::plan::MayAct;
 
@@ -63,9 +64,10 @@ impl Context {
         !self.stop.is_cancelled() && self.may_act.now()
     }
 
-    /// Returns the API for an object's kind and namespace.
+    /// Returns the API for an object's kind and namespace. Its answers are reduced,
+    /// because they contain the whole object.
     #[must_use]
-    pub fn api_of<K>(&self, object: &K) -> Api<K>
+    pub fn api_of<K>(&self, object: &K) -> Api<Reduced<K>>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
     {

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 
-use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::reflector::{ObjectRef, Store as Cache};
 use kube::runtime::watcher::Event;
@@ -12,6 +11,7 @@ use kube::runtime::watcher::Event;
 use super::kind::Kind;
 use super::memory::{Place, place};
 use super::metrics::Metrics;
+use super::reduced::Reduced;
 
 /// Turns the events of one watch into events about readable objects.
 pub struct Decoder<K: Kind> {
@@ -33,10 +33,7 @@ impl<K: Kind> Decoder<K> {
     ///
     /// An object that has become unreadable leaves the cache: acting on its last
     /// readable state would undo what its owner has changed since.
-    pub fn read(
-        &mut self,
-        event: Event<DeserializeGuard<K>>,
-    ) -> (Option<Event<K>>, Option<InvalidObject>) {
+    pub fn read(&mut self, event: Event<Reduced<K>>) -> (Option<Event<K>>, Option<InvalidObject>) {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeSet::new());
@@ -50,16 +47,14 @@ impl<K: Kind> Decoder<K> {
                 }
                 (Some(Event::InitDone), None)
             }
-            Event::InitApply(DeserializeGuard(Ok(object))) => {
+            Event::InitApply(Reduced(Ok(object))) => {
                 (Some(Event::InitApply(self.readable(object))), None)
             }
-            Event::Apply(DeserializeGuard(Ok(object))) => {
-                (Some(Event::Apply(self.readable(object))), None)
-            }
-            Event::Delete(DeserializeGuard(Ok(object))) => {
+            Event::Apply(Reduced(Ok(object))) => (Some(Event::Apply(self.readable(object))), None),
+            Event::Delete(Reduced(Ok(object))) => {
                 (Some(Event::Delete(self.readable(object))), None)
             }
-            Event::InitApply(DeserializeGuard(Err(object))) => {
+            Event::InitApply(Reduced(Err(object))) => {
                 let place = place_of(&object);
                 self.unreadable.insert(place.clone());
                 self.count(&place.0);
@@ -67,13 +62,13 @@ impl<K: Kind> Decoder<K> {
                 // The list replaces the cache's contents.
                 (None, Some(object))
             }
-            Event::Apply(DeserializeGuard(Err(object))) => {
+            Event::Apply(Reduced(Err(object))) => {
                 let place = place_of(&object);
                 self.unreadable.insert(place.clone());
                 self.count(&place.0);
                 (self.gone(&place), Some(object))
             }
-            Event::Delete(DeserializeGuard(Err(object))) => {
+            Event::Delete(Reduced(Err(object))) => {
                 let place = place_of(&object);
                 self.unreadable.remove(&place);
                 self.count(&place.0);
@@ -116,7 +111,7 @@ mod tests {
     use super::*;
     use crate::api::Semaphore;
 
-    fn object(name: &str, protocol: &str) -> DeserializeGuard<Semaphore> {
+    fn object(name: &str, protocol: &str) -> Reduced<Semaphore> {
         serde_json::from_value(serde_json::json!({
             "apiVersion": "lockkeeper.dev/v1alpha1", "kind": "Semaphore",
             "metadata": {"name": name, "namespace": "ci", "uid": name},
@@ -130,7 +125,7 @@ mod tests {
         let (cache, mut writer) = reflector::store::<Semaphore>();
         let metrics = Metrics::new(true);
         let mut decoder = Decoder::new(cache.clone(), metrics.clone());
-        let mut see = |event: Event<DeserializeGuard<Semaphore>>| {
+        let mut see = |event: Event<Reduced<Semaphore>>| {
             let (event, unreadable) = decoder.read(event);
             if let Some(event) = event {
                 writer.apply_watcher_event(&event);

@@ -3,6 +3,7 @@
 //! Decides nothing.
 
 mod error;
+mod openings;
 mod reading;
 
 use std::collections::HashMap;
@@ -14,6 +15,7 @@ use kube::Client;
 use secrecy::ExposeSecret;
 
 pub use self::error::FetchError;
+use self::openings::Openings;
 pub use self::reading::Reader;
 use super::defaults::Defaults;
 use crate::plan::connection::{
@@ -31,6 +33,7 @@ pub struct Connections {
     defaults: Defaults,
     broker_options: BrokerOptions,
     store_options: StoreOptions,
+    openings: Openings,
     brokers: Handles<Broker>,
     stores: Handles<Store>,
 }
@@ -61,6 +64,7 @@ impl Connections {
             defaults,
             broker_options,
             store_options,
+            openings: Openings::default(),
             brokers: Handles::default(),
             stores: Handles::default(),
         }
@@ -79,6 +83,7 @@ impl Connections {
         reference: Option<&BrokerReference>,
         vhost: Option<&str>,
     ) -> Result<Connected<Broker>, FetchError> {
+        let gate = reference.map(|_| self.openings.of(namespace)).unwrap_or_default();
         let settings = match reference {
             Some(reference) => self.reader.broker(namespace, reference, vhost).await?,
             None => {
@@ -95,7 +100,7 @@ impl Connections {
         };
         let backend = settings.place();
         let (number, handle) = self.brokers.get(identity_of_broker(&settings), || {
-            Broker::new(settings, self.broker_options.clone())
+            Broker::new(settings, BrokerOptions { gate, ..self.broker_options.clone() })
         });
         Ok(Connected { backend, number, handle })
     }
@@ -113,6 +118,7 @@ impl Connections {
         secret: Option<&str>,
         database: Option<i64>,
     ) -> Result<Connected<Store>, FetchError> {
+        let gate = secret.map(|_| self.openings.of(namespace)).unwrap_or_default();
         let settings = match secret {
             Some(name) => {
                 let data = self.reader.secret(namespace, name).await?;
@@ -130,9 +136,9 @@ impl Connections {
             }
         };
         let backend = settings.address();
-        let (number, handle) = self
-            .stores
-            .get(identity_of_store(&settings), || Store::new(settings, self.store_options.clone()));
+        let (number, handle) = self.stores.get(identity_of_store(&settings), || {
+            Store::new(settings, StoreOptions { gate, ..self.store_options.clone() })
+        });
         Ok(Connected { backend, number, handle })
     }
 }

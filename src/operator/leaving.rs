@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
@@ -18,6 +17,7 @@ use super::kind::Kind;
 use super::kind_context::KindContext;
 use super::memory::{Place, place};
 use super::outcome::Note;
+use super::reduced::Reduced;
 use super::report::publish;
 use crate::api::FINALIZER;
 use crate::plan::ErrorClass;
@@ -100,12 +100,11 @@ impl<K: Kind> Leaving<K> {
     }
 
     async fn try_release(&self, (namespace, name): &Place) -> kube::Result<()> {
-        let api: Api<DeserializeGuard<K>> =
-            Api::namespaced(self.kind.shared.client.clone(), namespace);
+        let api: Api<Reduced<K>> = Api::namespaced(self.kind.shared.client.clone(), namespace);
         // Uses a list request, because the operator has no permission to `get`.
         let mut this = ListParams::default().fields(&format!("metadata.name={name}"));
         // An unreadable object may still match the selector, so it is left unchanged.
-        let Some(DeserializeGuard(Ok(object))) = api.list(&this).await?.items.pop() else {
+        let Some(Reduced(Ok(object))) = api.list(&this).await?.items.pop() else {
             return Ok(());
         };
         let mut finalizers = object.finalizers().to_vec();
@@ -114,7 +113,7 @@ impl<K: Kind> Leaving<K> {
             return Ok(());
         }
         this.label_selector.clone_from(&self.labels);
-        let is_watched = !api.list_metadata(&this).await?.items.is_empty();
+        let is_watched = !api.list(&this).await?.items.is_empty();
         if is_watched || self.kind.cache.get(&ObjectRef::new(name).within(namespace)).is_some() {
             return Ok(());
         }
@@ -123,7 +122,7 @@ impl<K: Kind> Leaving<K> {
             "resourceVersion": object.resource_version(),
             "finalizers": finalizers,
         }}));
-        api.patch_metadata(name, &PatchParams::default(), &patch).await?;
+        api.patch(name, &PatchParams::default(), &patch).await?;
         info!(namespace, name, kind = %K::kind(&()), "no longer watched: its finalizer is removed");
         let message = "Its labels do not match the operator's label selector any more. Its finalizer is removed, and the server is left as it is";
         publish(&self.kind.shared, &object, &Note::new(false, "NoLongerWatched", message)).await;

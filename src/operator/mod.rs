@@ -1,6 +1,7 @@
 //! The operator. This file starts and stops the controllers. Each kind has a folder of its
 //! own. See [`plan`](crate::plan) for the decisions.
 
+mod answers;
 mod api_server;
 mod cleanup;
 pub mod context;
@@ -22,6 +23,7 @@ mod owners;
 mod pressure_queue;
 mod proofs;
 mod reconcile;
+mod reduced;
 mod report;
 mod runner;
 mod semaphore;
@@ -37,7 +39,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
@@ -45,6 +46,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::answers::PAGE;
 use self::api_server::connect;
 use self::context::{Context, Rhythm};
 use self::defaults::{DefaultSources, Defaults};
@@ -56,6 +58,7 @@ use self::leader::{Candidate, LeaderElection};
 use self::leaving::Leaving;
 use self::memory::place;
 use self::metrics::Metrics;
+use self::reduced::Reduced;
 use self::server::Readiness;
 use crate::api::validate::DefaultRules;
 use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
@@ -219,7 +222,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         }
     }
     publishing.abort();
-    if let Ok(Err(error)) = serving.await {
+    if let Err(error) = serving.await {
         warn!(%error, "the HTTP server failed");
     }
     Ok(())
@@ -263,29 +266,15 @@ fn context(
 /// 10,000 clients has about 3 MiB.
 const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
 
-/// Page size of the initial list. A page is in memory as text and as objects before the
-/// objects are reduced.
-const PAGE: u32 = 100;
-
 /// Returns the readiness condition for the watch of a kind.
 fn what<K: Kind>() -> String {
     format!("the resource {}", K::plural(&()))
 }
 
-/// Drops unused fields, which are most of an object's size: the managed fields, and the copy of the
-/// manifest that `kubectl apply` adds.
-fn reduce<K: Kind>(object: &mut K) {
-    let meta = object.meta_mut();
-    meta.managed_fields = None;
-    if let Some(annotations) = &mut meta.annotations {
-        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
-    }
-}
-
 /// Watches one kind until the operator stops.
 async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readiness: &Readiness) {
     let namespaces = options.watch_namespaces.iter();
-    let mut apis: Vec<Api<DeserializeGuard<K>>> =
+    let mut apis: Vec<Api<Reduced<K>>> =
         namespaces.map(|namespace| Api::namespaced(ctx.client.clone(), namespace)).collect();
     if apis.is_empty() {
         apis.push(Api::all(ctx.client.clone()));
@@ -303,7 +292,6 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
     let kind = Arc::new(KindContext::new(Arc::clone(&ctx), cache.clone(), options.limits));
     let leaving = Leaving::new(Arc::clone(&kind), labels);
     let objects = watches::of(apis, &config, &cache, &ctx)
-        .modify(reduce)
         .inspect_ok({
             let kind = Arc::clone(&kind);
             move |event| kind.names.see(event)
@@ -327,26 +315,4 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
         }
     };
     runner::run(objects, kind, ready, stop).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_unused_fields_are_dropped_from_an_object() {
-        let object = |more: &str| -> Semaphore {
-            let of = "lockkeeper.dev/revoke: a";
-            let text =
-                format!("{{metadata: {{name: a, annotations: {{{of}{more}}}}}, spec: {{}}}}");
-            serde_yaml::from_str(&text).unwrap()
-        };
-        let mut applied = object(", kubectl.kubernetes.io/last-applied-configuration: '{}'");
-        applied.metadata.managed_fields = Some(Vec::new());
-        reduce(&mut applied);
-        assert_eq!(applied.metadata, object("").metadata);
-        let mut bare = object("");
-        reduce(&mut bare);
-        assert_eq!(bare.metadata, object("").metadata);
-    }
 }

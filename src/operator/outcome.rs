@@ -6,6 +6,8 @@ use std::time::Duration;
 use super::error::StepError;
 use crate::api::conditions::{BACKEND_REACHABLE, READY, RECONCILING, STALLED, Say, reason};
 use crate::plan::ErrorClass;
+use crate::pressure::StoreError;
+use crate::semaphore::BrokerError;
 
 /// A change that is published as an event in addition to the outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,11 +103,14 @@ impl Outcome {
         }
         let Self::Failed(error) = self else { return None };
         match error.cause() {
+            // The server was not asked.
+            error @ (StepError::Fetch(_)
+            | StepError::Broker(BrokerError::ConnectionDelayed { .. })
+            | StepError::Store(StoreError::ConnectionDelayed { .. })) => {
+                Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
+            }
             error @ (StepError::Broker(_) | StepError::Store(_)) => {
                 Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
-            }
-            error @ StepError::Fetch(_) => {
-                Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
             _ => None,
         }

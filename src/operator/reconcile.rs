@@ -13,6 +13,7 @@ use super::kind_context::KindContext;
 use super::outcome::{Applied, Outcome, Report};
 use super::owners;
 use super::report::report;
+use crate::plan::ErrorClass;
 use crate::semaphore::BrokerError;
 
 /// Reconciles the server with the spec and reports the result. Returns the pause until the
@@ -46,7 +47,10 @@ pub async fn reconcile<K: Kind>(
             return Err(ReconcileError::Outdated);
         }
         Outcome::Failed(error) => {
-            state.failures += 1;
+            // A wait for something else is no failure of the server, and needs no backoff.
+            if !matches!(error.class(), ErrorClass::Waiting(_)) {
+                state.failures += 1;
+            }
             K::after_failure(&mut state.detail);
             pause(error.class(), state.failures)
         }

@@ -11,7 +11,6 @@ use futures::future::ready;
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamFuture};
 use futures::{Stream, StreamExt, TryStreamExt};
 use kube::api::ListParams;
-use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::events::{Event as ObjectEvent, EventType};
@@ -24,18 +23,19 @@ use super::context::Context;
 use super::decoding::Decoder;
 use super::error::jitter;
 use super::kind::Kind;
+use super::reduced::Reduced;
 use super::report::MAX_NOTE_BYTES;
 use crate::plan::clean_text;
 
 /// Waits until a kind is installed, because the operator may be installed before its
 /// resource definitions. One namespace that can be listed is enough. Namespaces that
 /// cannot be listed are retried by their own watches.
-pub async fn until_installed<K: Kind>(apis: &[Api<DeserializeGuard<K>>], config: &watcher::Config) {
+pub async fn until_installed<K: Kind>(apis: &[Api<Reduced<K>>], config: &watcher::Config) {
     let mut one = ListParams::default().limit(1);
     one.label_selector.clone_from(&config.label_selector);
     loop {
         for api in apis {
-            let Err(error) = api.list_metadata(&one).await else { return };
+            let Err(error) = api.list(&one).await else { return };
             let advice = match &error {
                 kube::Error::Api(answer) if answer.is_not_found() => {
                     "the API server does not know this kind: apply crds/"
@@ -56,7 +56,7 @@ pub async fn until_installed<K: Kind>(apis: &[Api<DeserializeGuard<K>>], config:
 /// that no decision is based on a partial cache. `cache` is the destination of the
 /// events.
 pub fn of<K: Kind>(
-    mut apis: Vec<Api<DeserializeGuard<K>>>,
+    mut apis: Vec<Api<Reduced<K>>>,
     config: &watcher::Config,
     cache: &Cache<K>,
     ctx: &Arc<Context>,
@@ -82,7 +82,7 @@ pub fn of<K: Kind>(
 
 /// Returns the events about readable objects. Reports the others.
 fn readable<K: Kind>(
-    events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
+    events: impl Stream<Item = watcher::Result<Event<Reduced<K>>>> + Send + 'static,
     namespace: String,
     cache: Cache<K>,
     ctx: &Arc<Context>,
@@ -112,7 +112,7 @@ async fn report_unreadable<K: Kind>(ctx: Arc<Context>, object: InvalidObject) {
     let message = format!(
         "This version of the operator cannot read the object, and leaves it and its server alone: {why}. Install the version that wrote the object, or correct it"
     );
-    let object = DeserializeGuard::<K>(Err(object));
+    let object = Reduced::<K>(Err(object));
     warn!(namespace = object.namespace(), name = object.name_any(), kind = %K::kind(&()), "{message}");
     let event = ObjectEvent {
         type_: EventType::Warning,

@@ -16,6 +16,7 @@ use super::kind::Kind;
 use super::kind_context::KindContext;
 use super::memory::Place;
 use super::reconcile::reconcile;
+use super::reduced::Reduced;
 use super::runner::Reconciler;
 use super::turns::Connection;
 use crate::api::FINALIZER;
@@ -65,10 +66,11 @@ async fn one<K: Kind>(
         }
         let api = kind.shared.api_of(&*object);
         let (mut pause, mut removed) = (None, None);
-        let done = finalizer(&api, FINALIZER, object, async |event| {
+        let of = Arc::new(Reduced(Ok((*object).clone())));
+        let done = finalizer(&api, FINALIZER, of, async |event| {
             match event {
-                Event::Apply(object) => pause = reconcile(object, Arc::clone(&kind)).await?,
-                Event::Cleanup(object) => {
+                Event::Apply(_) => pause = reconcile(object, Arc::clone(&kind)).await?,
+                Event::Cleanup(_) => {
                     removed = object.uid();
                     cleanup(object, Arc::clone(&kind)).await?;
                 }

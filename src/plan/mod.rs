@@ -60,15 +60,17 @@ impl fmt::Debug for MayAct {
 }
 
 /// Sanitizes foreign text (a client's name for itself, a server's error) for a status
-/// field, an event or a log line. Control characters become spaces. Text beyond
-/// `max_bytes` is truncated at a character boundary and marked with `…`.
+/// field, an event or a log line. Control characters, and invisible ones that reorder or
+/// break text, become spaces. Text beyond `max_bytes` is truncated at a character boundary
+/// and marked with `…`.
 ///
 /// An attacker controls such text (hazard K8), so all foreign text must be sanitized here
 /// before it leaves the process.
 #[must_use]
 pub fn clean_text(text: &str, max_bytes: usize) -> String {
     const MARK: &str = "…";
-    let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut clean: String =
+        text.chars().map(|c| if changes_display(c) { ' ' } else { c }).collect();
     if clean.len() > max_bytes {
         let mut end = max_bytes.saturating_sub(MARK.len());
         while !clean.is_char_boundary(end) {
@@ -80,6 +82,25 @@ pub fn clean_text(text: &str, max_bytes: usize) -> String {
     clean
 }
 
+/// Whether a character changes how the text around it is displayed: controls, and invisible
+/// characters that reorder, break or mark text. Joiners are not among them, because words
+/// and emoji need them.
+pub(crate) fn changes_display(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'
+                | '\u{200e}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +108,9 @@ mod tests {
     #[test]
     fn foreign_text_loses_control_characters_and_its_excess() {
         assert_eq!(clean_text("a\nb\u{1b}[31mc", 100), "a b [31mc");
+        let format = "\u{61c}\u{200b}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2060}\u{2066}\u{2069}\u{206f}\u{feff}\u{fff9}\u{e0041}";
+        assert_eq!(clean_text(&format!("a{format}b"), 100), format!("a{}b", " ".repeat(15)));
+        assert_eq!(clean_text("נעל قفل 👩‍🔧", 100), "נעל قفل 👩‍🔧", "letters of any direction");
         assert_eq!(clean_text("ééééé", 8), "éé…");
         assert_eq!(clean_text("short", 5), "short");
     }

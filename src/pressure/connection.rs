@@ -22,6 +22,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::StoreError;
+use crate::opening::Gate;
 use crate::plan::connection::RedisSettings;
 use crate::plan::naming::QueueName;
 pub(super) use flow::Connection;
@@ -60,6 +61,9 @@ pub struct StoreOptions {
     /// before it counts as gone. Default 1 s. See
     /// [`Store::delete`](super::Store::delete).
     pub nameless_role_grace: Duration,
+    /// Limits of the connections that are being opened.
+    #[setters(skip)]
+    pub(crate) gate: Gate,
 }
 
 impl StoreOptions {
@@ -72,6 +76,7 @@ impl StoreOptions {
             response_timeout: Duration::from_secs(5),
             longest_answer: 1024 * 1024 * 1024,
             nameless_role_grace: Duration::from_secs(1),
+            gate: Gate::default(),
         }
     }
 }
@@ -278,6 +283,8 @@ impl Link {
 
     async fn reach_node(&self, node: &Arc<Node>, purpose: Purpose) -> Result<Lease, StoreError> {
         let open = || async {
+            let delayed = |why: &str| StoreError::ConnectionDelayed { detail: why.to_owned() };
+            let _place = self.options().gate.enter().await.map_err(delayed)?;
             // Boxed, because it is large and rare, and would otherwise be a part of every
             // operation's future.
             let opening = Box::pin(self.opener.open(node.address(), purpose));

@@ -5,6 +5,7 @@ use std::io;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use crate::opening::PATIENCE;
 use crate::plan::{ErrorClass, clean_text};
 use crate::process_limit;
 
@@ -29,6 +30,12 @@ pub enum StoreError {
     #[error("no connection to Redis can be opened: {detail}")]
     ProcessLimit {
         /// The limit, and how to raise it.
+        detail: String,
+    },
+    /// Too many other connections are being opened. It says nothing about the server.
+    #[error("the connection to Redis is not opened yet ({detail}): trying again")]
+    ConnectionDelayed {
+        /// Which connections, and what to do.
         detail: String,
     },
     /// The server rejected the user name or password, or requires them.
@@ -153,6 +160,7 @@ impl StoreError {
             | Self::DatabaseOutOfRange { .. }
             | Self::WrongType { .. }
             | Self::ClusterUnsafe { .. } => ErrorClass::Invalid,
+            Self::ConnectionDelayed { .. } => ErrorClass::Waiting(PATIENCE),
             Self::Unreachable { .. }
             | Self::ProcessLimit { .. }
             | Self::Loading
@@ -172,6 +180,7 @@ impl StoreError {
         match self {
             Self::Unreachable { .. } => "StoreUnreachable",
             Self::ProcessLimit { .. } => "ProcessLimitReached",
+            Self::ConnectionDelayed { .. } => "ConnectionDelayed",
             Self::AuthenticationFailed { .. } => "StoreAuthenticationFailed",
             Self::CertificateRefused { .. } => "StoreCertificateRefused",
             Self::PermissionDenied { .. } => "StorePermissionDenied",

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
 
+use crate::opening::PATIENCE;
 use crate::plan::{ErrorClass, clean_text};
 use crate::process_limit;
 use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down, is_queue_limit};
@@ -39,6 +40,12 @@ pub enum BrokerError {
     #[error("no connection to the broker can be opened: {why}")]
     ProcessLimit {
         /// The limit, and how to raise it.
+        why: String,
+    },
+    /// Too many other connections are being opened. It says nothing about the broker.
+    #[error("the connection to the broker is not opened yet ({why}): trying again")]
+    ConnectionDelayed {
+        /// Which connections, and what to do.
         why: String,
     },
     /// The broker rejected the user name or password.
@@ -215,6 +222,7 @@ impl BrokerError {
             | Self::Unsupported { .. }
             | Self::QuotaExceeded { .. } => ErrorClass::Invalid,
             Self::MutexBusy { .. } => ErrorClass::Waiting(Duration::from_secs(2)),
+            Self::ConnectionDelayed { .. } => ErrorClass::Waiting(PATIENCE),
             Self::Blocked | Self::CountUnknown { .. } => {
                 ErrorClass::Waiting(Duration::from_secs(10))
             }
@@ -236,6 +244,7 @@ impl BrokerError {
         match self {
             Self::Unreachable { .. } => "BrokerUnreachable",
             Self::ProcessLimit { .. } => "ProcessLimitReached",
+            Self::ConnectionDelayed { .. } => "ConnectionDelayed",
             Self::AuthenticationFailed { .. } => "AuthenticationFailed",
             Self::CertificateRefused { .. } => "CertificateRefused",
             Self::AccessRefused { .. } => "AccessRefused",

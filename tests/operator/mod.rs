@@ -32,6 +32,7 @@ mod revoking;
 mod rights;
 mod risks;
 mod settings;
+mod size;
 mod slots;
 mod tenancy;
 mod traces;

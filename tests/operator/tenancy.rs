@@ -70,13 +70,6 @@ async fn until_reason<K: Kind>(world: &World, name: &str, reason: &str) -> K {
     world.until(name, reason, CORRECTED, |object: &K| has_reason(object, "Stalled", reason)).await
 }
 
-/// Returns the resident memory of a process, in bytes.
-pub fn memory_of(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
-}
-
 #[tokio::test]
 async fn an_older_object_that_cannot_log_in_owns_nothing() {
     in_a_world("squatted", async |victim| {
@@ -263,7 +256,12 @@ async fn large_secrets_of_a_namespace_do_not_stay_in_memory() {
         let operator = operator_of_both(&victim, &evil, &[]).await;
         victim.apply::<Semaphore>("x", "{slots: 1}").await.unwrap();
         victim.semaphore_ready("x").await;
-        let memory = || memory_of(operator.pid());
+        let memory = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", operator.pid()));
+            let status = status.unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        };
         let (before, large) = (memory(), "x".repeat(900_000));
         for number in 0..SECRETS {
             let name = format!("large-{number}");

@@ -1,6 +1,6 @@
 //! What all names have in common, and why a name is rejected.
 
-use crate::plan::clean_text;
+use crate::plan::{changes_display, clean_text};
 
 /// Maximum length of a lock or queue name, in bytes. AMQP's own limit is 255, and
 /// suffixes are added. `<namespace>.<name>` alone can reach 317, so defaulted names are
@@ -41,8 +41,8 @@ pub(super) fn check_common(name: &str) -> Result<(), NameError> {
             ),
         ));
     }
-    if name.chars().any(char::is_control) {
-        return Err(NameError::new(name, "it contains a control character"));
+    if name.chars().any(changes_display) {
+        return Err(NameError::new(name, "it contains a control character or an invisible one"));
     }
     Ok(())
 }

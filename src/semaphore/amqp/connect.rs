@@ -63,6 +63,8 @@ impl Conn {
     /// Cancel safe: a dropped attempt closes its socket.
     pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
         let limit = endpoint.connect_timeout;
+        let delayed = |why: &str| BrokerError::ConnectionDelayed { why: why.to_owned() };
+        let _place = endpoint.gate.enter().await.map_err(delayed)?;
         tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
             let why = format!("no answer within {limit:?}");
             Err(BrokerError::Unreachable { endpoint: endpoint.address(), why })

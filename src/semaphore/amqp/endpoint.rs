@@ -9,6 +9,7 @@ use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
 use super::features::Features;
+use crate::opening::Gate;
 use crate::plan::connection::RabbitmqSettings;
 use crate::semaphore::error::BrokerError;
 use crate::tls::client_config;
@@ -29,6 +30,8 @@ pub struct Endpoint {
     pub operation_timeout: Duration,
     /// In seconds. `None`: the broker's proposal.
     pub heartbeat: Option<u16>,
+    /// Limits of the connections that are being opened.
+    pub gate: Gate,
     /// The TLS configuration, created with the first connection.
     pub connector: Connector,
     /// Whether a connection to it has ever succeeded.

@@ -8,6 +8,7 @@ use super::memory::Memory;
 use super::options::ClientOptions;
 use super::pool::Pool;
 use super::records::Publisher;
+use crate::opening::Gate;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::LockName;
 use crate::semaphore::amqp::endpoint::{Connector, Endpoint};
@@ -42,6 +43,7 @@ impl Shared {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: Some(heartbeat),
+            gate: Gate::default(),
             connector: Connector::default(),
             connected: AtomicBool::new(false),
             features: OnceLock::new(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use derive_setters::Setters;
 
 use super::mutex::LocalLocks;
+use crate::opening::Gate;
 use crate::plan::MayAct;
 use crate::plan::connection::RabbitmqSettings;
 use crate::plan::naming::{LockName, Profile};
@@ -59,6 +60,9 @@ pub struct BrokerOptions {
     pub heartbeat: Option<u16>,
     /// Checked before each effect.
     pub may_act: MayAct,
+    /// Limits of the connections that are being opened.
+    #[setters(skip)]
+    pub(crate) gate: Gate,
 }
 
 impl Default for BrokerOptions {
@@ -72,6 +76,7 @@ impl Default for BrokerOptions {
             list_interval: Duration::from_secs(20),
             heartbeat: None,
             may_act: MayAct::default(),
+            gate: Gate::default(),
         }
     }
 }
@@ -112,6 +117,7 @@ impl Access {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: options.heartbeat,
+            gate: options.gate.clone(),
             connector: Connector::default(),
             connected: AtomicBool::new(false),
             features: OnceLock::new(),
