@@ -193,6 +193,11 @@ enum Reach {
     Signalled,
 }
 
+/// Whether this process is the current one or descends from it.
+pub(super) fn is_of_this_process(pid: i32) -> bool {
+    table::descends_from(pid, std::process::id().cast_signed())
+}
+
 fn send(process: &Process, signal: Signal) {
     // It may have ended, or belong to another user.
     let _ = kill(Pid::from_raw(process.pid), signal);

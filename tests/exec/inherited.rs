@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use crate::exec::commands::{Running, Scratch, child_of};
@@ -77,6 +78,40 @@ async fn at_a_limit_on_processes_exec_ends_with_the_cause_and_holds_nothing() {
     }
     assert_eq!(codes[0], Some(69));
     assert!(!is_root || codes.last() == Some(&Some(0)), "{codes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_user_gets_no_answer_about_the_lock_unless_its_process_is_the_commands() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let (copy, scratch) = (Copy::make(), Scratch::new());
+    let program = copy.0.join("lockkeeper");
+    let program = program.to_str().unwrap();
+    let other = if std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n" {
+        "setpriv --reuid=64124 --regid=64124 --clear-groups"
+    } else {
+        ""
+    };
+    // Its own process may ask as another user.
+    let script = format!("{other} {program} verify; echo $? $LOCK_SOCKET >\"$0\"; read end");
+    let file = scratch.file("asked");
+    let mut exec = lockkeeper(&vhost, &["exec", LOCK, "--", "sh", "-c", &script, &file]);
+    let mut exec = exec.stdin(Stdio::piped()).spawn().unwrap();
+    eventually("it has asked", async || scratch.read("asked").ends_with('\n')).await;
+    let said = scratch.read("asked");
+    let (code, socket) = said.trim().split_once(' ').unwrap();
+    assert_eq!(code, "0");
+    // A stranger may not.
+    let ask = |prefix: &str| {
+        let line = format!("{prefix} {program} verify");
+        std::process::Command::new("sh").args(["-c", &line]).env("LOCK_SOCKET", socket).output()
+    };
+    assert_eq!(ask("").unwrap().status.code(), Some(0));
+    if !other.is_empty() {
+        assert_eq!(ask(other).unwrap().status.code(), Some(69));
+    }
+    drop(exec.stdin.take());
+    let _ = exec.wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,15 +1,17 @@
 //! Answers the command's question whether its lock is still held: `exec` listens on an
 //! abstract Unix socket, and asks the broker for each question. The socket's name is
 //! random and passed to the command only, so that no other user can listen in its place.
-//! See `verify` in `cli` for the question.
+//! The kernel shows the name to every user, so only processes of the command, of the same
+//! user and of root are answered. See `verify` in `cli` for the question.
 
 use std::convert::Infallible;
 use std::io::{self, Read};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
+use crate::cli::processes::is_of_this_process;
 use crate::semaphore::{Permit, Verdict};
 
 /// Maximum time for the answer. Longer than a verification takes.
@@ -81,6 +83,9 @@ impl Questions {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
+            if !may_ask(&asking) {
+                continue;
+            }
             let answer = match permit.verify().await {
                 Ok(Verdict::Held) => HELD.to_owned(),
                 Ok(Verdict::Draining) => DRAINING.to_owned(),
@@ -90,6 +95,13 @@ impl Questions {
             let _ = tokio::time::timeout(WRITING, asking.write_all(answer.as_bytes())).await;
         }
     }
+}
+
+/// Whether the peer is answered. Others could keep the answers from the command.
+fn may_ask(asking: &UnixStream) -> bool {
+    let Ok(peer) = asking.peer_cred() else { return false };
+    let own = nix::unistd::geteuid();
+    peer.uid() == own.as_raw() || peer.uid() == 0 || peer.pid().is_some_and(is_of_this_process)
 }
 
 /// Asks the `exec` that listens on this socket.

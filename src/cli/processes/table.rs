@@ -115,6 +115,16 @@ pub(super) fn is_alive(pid: i32) -> bool {
     fs::read(format!("/proc/{pid}/stat")).is_ok_and(|stat| Process::parse(&stat).is_some())
 }
 
+/// Maximum number of generations between a process and its descendant.
+const GENERATIONS: usize = 256;
+
+/// Returns whether one process is, or descends from, the other.
+pub(super) fn descends_from(pid: i32, ancestor: i32) -> bool {
+    let parent =
+        |pid: &i32| Some(Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.parent);
+    std::iter::successors(Some(pid), parent).take(GENERATIONS).any(|pid| pid == ancestor)
+}
+
 /// Returns whether this process is the guardian of an `exec`.
 pub(super) fn is_guardian(pid: i32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -172,6 +182,15 @@ mod tests {
         assert_eq!(pids(1, &[(20, 1)], 11), [10, 13]);
         assert_eq!(pids(1, &[(20, 2)], 11), [10, 20, 13, 21], "another process of that pid");
         assert_eq!(pids(99, &[], 0), [0; 0]);
+    }
+
+    #[test]
+    fn a_process_descends_from_its_ancestors_and_from_no_other() {
+        let own = std::process::id().cast_signed();
+        assert!(descends_from(own, own));
+        assert!(descends_from(own, std::os::unix::process::parent_id().cast_signed()));
+        assert!(!descends_from(std::os::unix::process::parent_id().cast_signed(), own));
+        assert!(!descends_from(0, own), "a process of another namespace");
     }
 
     #[test]
