@@ -33,7 +33,7 @@ pub async fn reconcile<K: Kind>(
         Err(error) => {
             // An object without a connection owns nothing, and may be replaced.
             let is_spec_or_secret = matches!(error, StepError::Spec(_) | StepError::Fetch(_));
-            if is_spec_or_secret && error.class() == ErrorClass::Invalid {
+            if is_spec_or_secret && error.class() != ErrorClass::Transient {
                 kind.states.decide(&*object, false);
             }
             (None, Applied::failed(error))
