@@ -242,24 +242,24 @@ mod tests {
 
         fn receive(&mut self) {
             if let Some(event) = self.sent.pop_front() {
-                self.see(event);
+                self.see(&event);
             }
         }
 
-        fn see(&mut self, event: Event<Semaphore>) {
-            self.kind.names.see(&event);
-            self.cache.apply_watcher_event(&event);
+        fn see(&mut self, event: &Event<Semaphore>) {
+            self.kind.names.see(event);
+            self.cache.apply_watcher_event(event);
         }
 
         /// Starts another operator, which lists the objects first.
         fn restart(&mut self) {
             (self.kind, self.cache) = start(&self.ctx);
             self.sent.clear();
-            self.see(Event::Init);
+            self.see(&Event::Init);
             for object in self.stored.values().cloned().collect::<Vec<_>>() {
-                self.see(Event::InitApply(object));
+                self.see(&Event::InitApply(object));
             }
-            self.see(Event::InitDone);
+            self.see(&Event::InitDone);
         }
 
         /// Reconciles an object as the drivers do, up to its first effect.
