@@ -30,6 +30,7 @@ mod restarts;
 mod revoking;
 mod rights;
 mod risks;
+mod secrecy;
 mod settings;
 mod slots;
 mod tenancy;
