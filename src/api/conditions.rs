@@ -33,6 +33,8 @@ pub mod reason {
     pub const IN_SYNC: &str = "InSync";
     /// The change is in progress.
     pub const RESIZING: &str = "Resizing";
+    /// The object becomes the owner of its lock or queue.
+    pub const CLAIMING: &str = "Claiming";
     /// `suspend: true`, and the server differs from the spec.
     pub const SUSPENDED: &str = "Suspended";
     /// The name in the spec is invalid.

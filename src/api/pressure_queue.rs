@@ -153,8 +153,9 @@ pub struct PressureQueueSpec {
 #[serde(rename_all = "camelCase")]
 pub struct RedisReference {
     /// Secret in the namespace of this resource with the address of the server and the
-    /// credentials of a user. Keys: `uri` (redis://user:password@host:6379/0), or `host`,
-    /// `port`, `username`, `password` and `db`. Unset: the operator's default connection
+    /// credentials of a user. Keys: `redisUri` or `uri` (redis://user:password@host:6379/0), or
+    /// `host`, `port`, `username`, `password` and `db`. With rediss:// or `tls: "true"`, the keys
+    /// `ca.crt`, `tls.crt` and `tls.key` configure TLS. Unset: the operator's default connection
     /// is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,

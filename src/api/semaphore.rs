@@ -249,9 +249,10 @@ pub struct RabbitmqClusterReference {
     /// Secret with the address of the broker and the credentials of a user. Keys: `host`, `port`,
     /// `username` and `password`, as in the default-user Secret of a RabbitmqCluster, or `amqpUri`
     /// (amqp://user:password@host:5672/vhost). `managementUri` (http://host:15672) or `uri` may
-    /// set the management API, which provides the identities of holders. With amqps://, https://
-    /// or `tls: "true"`, the keys `ca.crt`, `tls.crt` and `tls.key` configure TLS. No label is
-    /// required. Mutually exclusive with `name`. Unset: `name` is required. Example:
+    /// set the management API, which provides the identities of holders. `adminUri`, or
+    /// `adminSecretName` for another Secret with that key, sets the administrator that revokes
+    /// slots. With amqps://, https:// or `tls: "true"`, the keys `ca.crt`, `tls.crt` and `tls.key`
+    /// configure TLS. `probe` sets how to find out whether a queue exists. No label is required. Mutually exclusive with `name`. Unset: `name` is required. Example:
     /// `{name: rabbit}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_secret: Option<SecretReference>,

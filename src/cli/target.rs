@@ -37,6 +37,38 @@ fn on_default_connection(resource: &str, server: &str, variable: &str) -> Failur
     ))
 }
 
+/// Allows a client that may not read a resource's Secret to log in with a URL of its own,
+/// if that leads to the resource's server. `refused` is the failure to read the Secret.
+/// `own` is the server of the URL, and `backend` the one in the status.
+fn may_log_in(
+    refused: &Failure,
+    resource: &str,
+    variable: &str,
+    own: Option<String>,
+    backend: Option<&str>,
+) -> Result<(), Failure> {
+    let instead = match (own, backend) {
+        (Some(own), Some(backend)) if own == backend => return Ok(()),
+        (Some(own), Some(backend)) => {
+            format!(
+                "{variable} is not used instead: it leads to {own}, and {resource} is on {backend}"
+            )
+        }
+        (Some(_), None) => {
+            format!(
+                "{variable} is not used instead: the status does not say which server {resource} is on"
+            )
+        }
+        (None, _) => {
+            format!(
+                "ask for the permission, or set {variable} to the same server with a user of your own"
+            )
+        }
+    };
+    let message = refused.message.as_deref().unwrap_or_default();
+    Err(Failure::new(refused.code, format!("{message}; {instead}")))
+}
+
 fn usage(error: &(impl Display + ?Sized)) -> Failure {
     Failure::new(Failure::USAGE, error.to_string())
 }

@@ -71,7 +71,7 @@ async fn remove<K: Kind>(
             None => return without_connection(ctx, object, error, was_connected).await,
         },
     };
-    if let Some(owner) = owners::of(kind, object, &valid, &connected).await {
+    if let Some(owner) = owners::claim(kind, object, &valid, &connected).await {
         return Ok(Removal::NotOurs(format!("the {} belongs to {owner}", K::THING)));
     }
     let old = object.status().cloned().unwrap_or_default();

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::plan::connection::{RabbitmqSettings, RedisSettings, SettingsError};
+use crate::plan::connection::{
+    ADMIN, AMQP, MANAGEMENT, REDIS, RabbitmqSettings, RedisSettings, SettingsError,
+};
 
 /// Time for which file contents are cached. All objects share one read.
 const FRESH: Duration = Duration::from_secs(1);
@@ -17,14 +19,14 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Sources of the default connections. A URL takes precedence over its file.
 #[derive(Clone, Debug, Default)]
 pub struct DefaultSources {
-    /// URL `amqp://user:password@host:5672/vhost`. Defaults to the file `amqpUrl`.
+    /// URL `amqp://user:password@host:5672/vhost`. Defaults to the file `amqpUri` or `amqpUrl`.
     pub amqp_url: Option<SecretString>,
-    /// URL of the management API. Defaults to the file `managementUrl`.
+    /// URL of the management API. Defaults to the file `managementUri` or `managementUrl`.
     pub management_url: Option<SecretString>,
     /// URL of the management API with an administrator's credentials. Defaults to the
-    /// file `adminUrl`.
+    /// file `adminUri` or `adminUrl`.
     pub admin_url: Option<SecretString>,
-    /// URL `redis://user:password@host:6379/0`. Defaults to the file `redisUrl`.
+    /// URL `redis://user:password@host:6379/0`. Defaults to the file `redisUri` or `redisUrl`.
     pub redis_url: Option<SecretString>,
     /// Directory of these files. Each of them is optional.
     pub directory: Option<PathBuf>,
@@ -38,8 +40,8 @@ impl DefaultSources {
     /// Fails if a URL or a certificate file is invalid, or if only a management URL is
     /// given.
     pub fn rabbitmq(&self) -> Result<Option<RabbitmqSettings>, SettingsError> {
-        let management = self.url(self.management_url.as_ref(), "managementUrl");
-        let Some(amqp) = self.url(self.amqp_url.as_ref(), "amqpUrl") else {
+        let management = self.url(self.management_url.as_ref(), MANAGEMENT);
+        let Some(amqp) = self.url(self.amqp_url.as_ref(), AMQP) else {
             let instead =
                 "or --amqp-url: slots are kept over AMQP, and there is only a management URL";
             let alone = SettingsError::MissingKey { key: "amqpUrl", instead };
@@ -48,7 +50,7 @@ impl DefaultSources {
         let management = management.as_ref().map(ExposeSecret::expose_secret);
         let settings = RabbitmqSettings::from_urls(amqp.expose_secret(), management)?
             .with_tls_of_environment(variable, read)?;
-        match self.url(self.admin_url.as_ref(), "adminUrl") {
+        match self.url(self.admin_url.as_ref(), ADMIN) {
             Some(url) => settings.with_administrator(url.expose_secret(), "adminUrl").map(Some),
             None => Ok(Some(settings)),
         }
@@ -61,7 +63,7 @@ impl DefaultSources {
     ///
     /// Fails if the URL or a certificate file is invalid.
     pub fn redis(&self) -> Result<Option<RedisSettings>, SettingsError> {
-        let Some(url) = self.url(self.redis_url.as_ref(), "redisUrl") else { return Ok(None) };
+        let Some(url) = self.url(self.redis_url.as_ref(), REDIS) else { return Ok(None) };
         let lookup = |name: &str| match name {
             "REDIS_URL" => Some(url.expose_secret().to_owned()),
             _ => variable(name),
@@ -69,15 +71,16 @@ impl DefaultSources {
         RedisSettings::from_environment(lookup, read).map(Some)
     }
 
-    /// Returns the given URL, otherwise the file's. An empty URL counts as unset, because
-    /// charts leave options out that way.
-    fn url(&self, given: Option<&SecretString>, file: &str) -> Option<SecretString> {
+    /// Returns the given URL, otherwise that of a file with one of these names. An empty URL
+    /// counts as unset, because charts leave options out that way.
+    fn url(&self, given: Option<&SecretString>, files: [&str; 2]) -> Option<SecretString> {
         let some = |url: &str| (!url.is_empty()).then(|| SecretString::from(url));
-        let given = given.and_then(|url| some(url.expose_secret()));
-        given.or_else(|| {
+        let read = |file: &str| {
             let text = std::fs::read_to_string(self.directory.as_ref()?.join(file)).ok()?;
             some(text.trim())
-        })
+        };
+        let given = given.and_then(|url| some(url.expose_secret()));
+        given.or_else(|| files.into_iter().find_map(read))
     }
 }
 

@@ -79,7 +79,7 @@ pub enum StepError {
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
     /// The status could not be written although a step depends on it.
-    #[error("the status must be written before slots are added, and could not be: {0}")]
+    #[error("the status must be written before the server is changed, and could not be: {0}")]
     Announce(#[source] Box<ReconcileError>),
     /// The broker rejected a request or did not respond.
     #[error(transparent)]

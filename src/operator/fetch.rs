@@ -60,7 +60,7 @@ impl Connections {
         store_options: StoreOptions,
     ) -> Self {
         Self {
-            reader: Reader::new(client),
+            reader: Reader::new(client).with_administrators(),
             defaults,
             broker_options,
             store_options,

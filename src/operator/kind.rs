@@ -21,7 +21,8 @@ use super::memory::Memory;
 use super::outcome::{Applied, Removal};
 use super::turns::Connection;
 use crate::api::DeletionPolicy;
-use crate::api::conditions::Say;
+use crate::api::conditions::reason::CONFLICT;
+use crate::api::conditions::{STALLED, Say, find};
 use crate::api::validate::{DefaultRules, SpecError};
 use crate::plan::ErrorClass;
 use crate::plan::quota::Demand;
@@ -169,6 +170,13 @@ pub trait ReportedStatus: Clone + PartialEq + Serialize + Default + Send + Sync 
     fn backend(&self) -> Option<&str>;
     /// Returns the server of the object's last successful login.
     fn reached_backend(&self) -> Option<&str>;
+    /// Returns whether the object stood for its lock or queue when the status was written:
+    /// it has logged in, which only the owner does, and no other object has replaced it
+    /// since.
+    fn stands(&self) -> bool {
+        let is_replaced = find(self.conditions(), STALLED).is_some_and(|c| c.reason == CONFLICT);
+        self.reached_backend().is_some() && !is_replaced
+    }
 }
 
 /// Sort key by age. The oldest object is the least.

@@ -1,6 +1,6 @@
 //! What all objects of a kind share, besides the context of all kinds.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kube::runtime::reflector::Store as Cache;
 
@@ -26,6 +26,8 @@ pub struct KindContext<K: Kind> {
     pub states: Memories<K::Status, K::State>,
     /// Connections that lead to the same server.
     pub proofs: Proofs,
+    /// Locked while an object claims its name, so that two never do so at the same time.
+    pub claiming: Mutex<()>,
 }
 
 impl<K: Kind> KindContext<K> {
@@ -38,6 +40,7 @@ impl<K: Kind> KindContext<K> {
             demands: Demands::new(limits),
             states: Memories::default(),
             proofs: Proofs::default(),
+            claiming: Mutex::default(),
         }
     }
 }

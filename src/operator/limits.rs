@@ -67,9 +67,13 @@ impl<K: Kind> Demands<K> {
         }
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
         let beside = all.get(&object.namespace().unwrap_or_default());
-        let older = beside.into_iter().flat_map(|demands| demands.range(..age(object)));
-        let older: Vec<Demand> = older.map(|(_, demand)| *demand).collect();
-        fits(self.limits, &older, object.demand())
+        let ((created, uid), own) = (age(object), object.demand());
+        let is_older = |((other, its_uid), demand): &(&Age, &Demand)| {
+            *other < created || (!demand.stands, its_uid) < (!own.stands, &uid)
+        };
+        let not_younger = beside.into_iter().flatten().take_while(|((at, _), _)| *at <= created);
+        let older: Vec<Demand> = not_younger.filter(is_older).map(|(_, demand)| *demand).collect();
+        fits(self.limits, &older, own)
     }
 }
 
@@ -124,6 +128,13 @@ mod tests {
         assert!(fits(&elsewhere));
         see(Event::Delete(old.clone()));
         assert!(fits(&young));
+        // Of the same second, the one that has slots keeps them.
+        let mut has_slots = semaphore("y", 2, 3);
+        let status = serde_json::json!({"reachedBackend": "b:5672/", "highestSlot": 3});
+        has_slots.status = Some(serde_json::from_value(status).unwrap());
+        see(Event::Apply(has_slots.clone()));
+        assert!(fits(&has_slots) && !fits(&young));
+        see(Event::Delete(has_slots));
         // An object that is deleted while the watch is down no longer counts after the
         // next list.
         see(Event::Apply(old));

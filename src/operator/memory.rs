@@ -140,6 +140,8 @@ pub struct Memories<S, D>(Mutex<HashMap<String, Entry<S, D>>>);
 
 struct Entry<S, D> {
     place: Place,
+    /// Whether the object stands for its lock or queue, once this process has decided.
+    stands: Option<bool>,
     memory: Shared<S, D>,
 }
 
@@ -165,12 +167,27 @@ impl<S: Clone, D: Default> Memories<S, D> {
     pub fn of<K: Resource>(&self, object: &K) -> Arc<tokio::sync::Mutex<Memory<S, D>>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let uid = object.uid().unwrap_or_default();
-        let new = || Entry { place: place(object), memory: Shared::default() };
+        let new = || Entry { place: place(object), stands: None, memory: Shared::default() };
         all.entry(uid).or_insert_with(new).memory.clone()
     }
 }
 
 impl<S, D> Memories<S, D> {
+    /// Returns whether an object stands for its lock or queue, if this process has decided.
+    pub fn stands<K: Resource>(&self, object: &K) -> Option<bool> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(object.meta().uid.as_deref()?)?.stands
+    }
+
+    /// Records whether an object stands for its lock or queue.
+    pub fn decide<K: Resource>(&self, object: &K, stands: bool) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        if let Some(entry) = all.get_mut(uid) {
+            entry.stands = Some(stands);
+        }
+    }
+
     /// Drops the state of this uid. Returns whether it existed.
     pub fn forget(&self, uid: &str) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid).is_some()

@@ -13,7 +13,7 @@ use super::memory::{Place, place};
 /// Objects of one kind, by the names of their locks or queues. Few have the same one, so a list of
 /// exactly their number takes the least memory.
 #[derive(Default)]
-pub struct Names(RwLock<HashMap<String, Vec<Place>>>);
+pub struct Names(RwLock<HashMap<String, Vec<(Place, u64)>>>);
 
 impl Names {
     /// Handles a watch event. An object whose deletion was missed stays, so callers must
@@ -27,24 +27,31 @@ impl Names {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let alike = all.entry(object.server_name()).or_default();
         if !matches!(event, Event::Delete(_)) {
-            if !alike.contains(&place) {
+            if !alike.iter().any(|(other, _)| *other == place) {
                 alike.reserve_exact(1);
-                alike.push(place);
+                alike.push((place, version(object)));
             }
             return;
         }
-        alike.retain(|other| *other != place);
+        alike.retain(|(other, _)| *other != place);
         if alike.is_empty() {
             all.remove(&object.server_name());
         }
     }
 
-    /// Returns the current and possibly former objects with this name.
-    pub fn of<K: Kind>(&self, name: &str) -> Vec<ObjectRef<K>> {
+    /// Returns the current and possibly former objects with this name, each with the
+    /// `resourceVersion` that it was first seen with. Of two objects that this process saw
+    /// created, the first one has the lower version.
+    pub fn of<K: Kind>(&self, name: &str) -> Vec<(ObjectRef<K>, u64)> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let alike = all.get(name).into_iter().flatten();
-        alike.map(|(namespace, name)| ObjectRef::new(name).within(namespace)).collect()
+        alike.map(|((namespace, name), at)| (ObjectRef::new(name).within(namespace), *at)).collect()
     }
+}
+
+/// Returns the `resourceVersion` as a number, which it is on all known API servers.
+fn version<K: Kind>(object: &K) -> u64 {
+    object.meta().resource_version.as_deref().and_then(|at| at.parse().ok()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -60,7 +67,7 @@ mod tests {
     #[test]
     fn objects_are_found_by_the_name_that_the_server_knows() {
         let names = Names::default();
-        let found = |name: &str| names.of::<Semaphore>(name).into_iter().map(|at| at.name);
+        let found = |name: &str| names.of::<Semaphore>(name).into_iter().map(|(at, _)| at.name);
         let (a, b) = (semaphore("a", ""), semaphore("b", "lockName: ns.a"));
         names.see(&Event::InitApply(a.clone()));
         names.see(&Event::Apply(b.clone()));

@@ -18,7 +18,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use self::state::{Observation, QueueState, SOON, State};
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
-use super::kind::{Ending, Kind, Session};
+use super::kind::{Ending, Kind, ReportedStatus, Session};
 use super::outcome::{Applied, Removal};
 use super::turns::Connection;
 use crate::api::conditions::Say;
@@ -61,7 +61,8 @@ impl Kind for PressureQueue {
     }
 
     fn demand(&self) -> Demand {
-        Demand::default()
+        let stands = self.status.as_ref().is_some_and(ReportedStatus::stands);
+        Demand { stands, ..Demand::default() }
     }
 
     fn ending(&self) -> Ending {

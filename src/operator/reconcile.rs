@@ -30,7 +30,14 @@ pub async fn reconcile<K: Kind>(
     }
     let old = state.newest_status(&*object, object.status()).unwrap_or_default();
     let (backend, applied) = match fetch(&kind, &*object, &old).await {
-        Err(error) => (None, Applied::failed(error)),
+        Err(error) => {
+            // An object without a connection owns nothing, and may be replaced.
+            let is_spec_or_secret = matches!(error, StepError::Spec(_) | StepError::Fetch(_));
+            if is_spec_or_secret && error.class() != ErrorClass::Transient {
+                kind.states.decide(&*object, false);
+            }
+            (None, Applied::failed(error))
+        }
         Ok(session) => {
             let backend = session.connected.backend.clone();
             (Some(backend), apply(&kind, session, &mut state).await)
@@ -93,7 +100,7 @@ async fn apply<K: Kind>(
     state: &mut StateOf<K>,
 ) -> Applied<K::Observation> {
     let Session { object, valid, connected, .. } = &session;
-    if let Some(owner) = owners::of(kind, *object, valid, connected).await {
+    if let Some(owner) = owners::claim(kind, *object, valid, connected).await {
         let what = format!("the {} {} on {}", K::THING, K::name_of(valid), connected.backend);
         return Applied::failed(StepError::Conflict { owner, what });
     }

@@ -2,6 +2,7 @@
 //! outcome into conditions, writes a changed status when it is due, and publishes an
 //! event when the outcome changed.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -12,13 +13,14 @@ use kube::runtime::events::{Event, EventType};
 use tracing::{debug, info, warn};
 
 use super::context::Context;
-use super::error::ReconcileError;
+use super::error::{ReconcileError, StepError};
 use super::kind::{Kind, ReportedStatus, StateOf};
 use super::metrics::controller::failed;
 use super::outcome::{Note, Outcome, Report};
 use crate::api::FIELD_MANAGER;
+use crate::api::conditions::reason::CLAIMING;
 use crate::api::conditions::{
-    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, find, merge,
+    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge,
 };
 use crate::plan::clean_text;
 
@@ -136,6 +138,35 @@ pub async fn write<K: Kind>(
     }
 }
 
+/// Writes, before the first effect of an object that did not stand for its lock or queue
+/// until now, that it does. After a restart it then remains the owner, even if another
+/// object was created in the same second. `status` may contain more that must be stored
+/// before an effect.
+pub async fn announce<K: Kind>(
+    session: (&Context, &K, &str),
+    memory: &mut StateOf<K>,
+    mut status: K::Status,
+    observed_generation: Option<i64>,
+    said: Say,
+) -> Result<(), StepError> {
+    let (ctx, object, backend) = session;
+    status.set_backends(status.backend().map(str::to_owned), Some(backend.to_owned()));
+    let mut conditions = status.conditions().clone();
+    let said = merge(&conditions, vec![said], observed_generation, &now());
+    // The reason for Stalled no longer applies.
+    conditions.retain(|c| ![RECONCILING, STALLED].contains(&c.type_.as_str()));
+    conditions.extend(said);
+    status.complete(observed_generation, conditions);
+    let written = write(ctx, object, memory, status).await;
+    written.map_err(|source| StepError::Announce(Box::new(source)))
+}
+
+/// Returns the condition of an object that is about to stand for its lock or queue.
+pub fn claiming<K: Kind>(name: &impl Display) -> Say {
+    let message = format!("Becoming the owner of the {} {name}", K::THING);
+    Say::new(RECONCILING, true, CLAIMING, message)
+}
+
 /// Publishes one event for each note, and one if the outcome has changed.
 async fn tell<K: Kind>(
     ctx: &Context,
@@ -188,7 +219,7 @@ pub async fn publish<K: Kind>(ctx: &Context, object: &K, note: &Note) {
 mod tests {
     use super::*;
     use crate::api::SemaphoreStatus;
-    use crate::api::conditions::{Say, reason};
+    use crate::api::conditions::reason;
 
     fn status(held: i32, ready: bool) -> SemaphoreStatus {
         let said = vec![Say::new(READY, ready, reason::IN_SYNC, "")];

@@ -57,7 +57,8 @@ impl Kind for Semaphore {
     fn demand(&self) -> Demand {
         let count = |number: i32| u32::try_from(number).unwrap_or(0);
         let made = self.status.as_ref().and_then(|status| status.highest_slot);
-        Demand { slots: count(self.spec.slots), made: made.map_or(0, count) }
+        let stands = self.status.as_ref().is_some_and(ReportedStatus::stands);
+        Demand { slots: count(self.spec.slots), made: made.map_or(0, count), stands }
     }
 
     fn ending(&self) -> Ending {

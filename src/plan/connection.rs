@@ -1,6 +1,7 @@
 //! Addresses and credentials of servers: the typed form of a connection Secret, of a URL
 //! and of the operator's default connection. Parsing only. Nothing here connects.
 
+mod address;
 mod cluster;
 mod probe;
 mod rabbitmq_broker;
@@ -39,11 +40,25 @@ pub enum SettingsError {
     },
 }
 
+impl SettingsError {
+    /// Names a value as its user does, for example by an option instead of a key.
+    #[must_use]
+    pub fn named(self, key: &str, name: &'static str) -> Self {
+        match self {
+            Self::MissingKey { key: old, instead } if old == key => {
+                Self::MissingKey { key: name, instead }
+            }
+            Self::BadValue { key: old, why } if old == key => Self::BadValue { key: name, why },
+            other => other,
+        }
+    }
+}
+
 /// The supported keys of a Secret as text. See [`secret_data`].
 pub type SecretData = BTreeMap<String, SecretString>;
 
 /// The keys of a connection Secret, for RabbitMQ and for Redis.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 21] = [
     "host",
     "port",
     "username",
@@ -51,8 +66,14 @@ const KEYS: [&str; 15] = [
     "db",
     "uri",
     "amqpUri",
+    "amqpUrl",
     "managementUri",
+    "managementUrl",
     "adminUri",
+    "adminUrl",
+    "adminSecretName",
+    "redisUri",
+    "redisUrl",
     "connection_string",
     "probe",
     "tls",
@@ -91,6 +112,43 @@ fn value(data: &SecretData, key: &str) -> Option<String> {
     (!value.is_empty()).then(|| value.to_owned())
 }
 
+/// Returns the first of these keys that has a value, and the value.
+fn first(data: &SecretData, keys: &[&'static str]) -> Option<(&'static str, String)> {
+    keys.iter().find_map(|key| Some((*key, value(data, key)?)))
+}
+
+/// Both spellings of each key of a URL: this one in connection Secrets, and the other one
+/// in the Secret of the default connections. Each is valid in both.
+pub(crate) const AMQP: [&str; 2] = ["amqpUri", "amqpUrl"];
+pub(crate) const MANAGEMENT: [&str; 2] = ["managementUri", "managementUrl"];
+pub(crate) const ADMIN: [&str; 2] = ["adminUri", "adminUrl"];
+pub(crate) const REDIS: [&str; 2] = ["redisUri", "redisUrl"];
+
+/// Returns the name of the Secret with the administrator's URL, in the namespace of the
+/// connection's Secret, unless that contains the URL itself.
+#[must_use]
+pub fn admin_secret(data: &SecretData) -> Option<String> {
+    if first(data, &ADMIN).is_some() { None } else { value(data, ADMIN_SECRET) }
+}
+
+const ADMIN_SECRET: &str = "adminSecretName";
+
+/// Adds the administrator's URL from the Secret that [`admin_secret`] names.
+///
+/// # Errors
+///
+/// [`SettingsError::MissingKey`]: the Secret has no such URL.
+pub fn with_admin_secret(
+    mut data: SecretData,
+    admin: &SecretData,
+) -> Result<SecretData, SettingsError> {
+    let instead = "a Secret that is named by adminSecretName needs only this key";
+    let missing = SettingsError::MissingKey { key: ADMIN[0], instead };
+    let (key, url) = first(admin, &ADMIN).ok_or(missing)?;
+    data.insert(key.to_owned(), url.into());
+    Ok(data)
+}
+
 /// Returns a user name or a password. Drops only the line ending that `echo` and editors
 /// add, because spaces may be intended.
 fn credential(data: &SecretData, key: &str) -> Option<String> {
@@ -108,13 +166,7 @@ fn port(text: &str, key: &'static str) -> Result<u16, SettingsError> {
     port.ok_or(SettingsError::BadValue { key, why: NO_PORT })
 }
 
-/// Returns the port of a URL, or the default of its scheme.
-fn port_of_url(url: &url::Url, default: u16, key: &'static str) -> Result<u16, SettingsError> {
-    match url.port() {
-        Some(0) => Err(SettingsError::BadValue { key, why: NO_PORT }),
-        port => Ok(port.unwrap_or(default)),
-    }
-}
+const NO_LOGIN: &str = "expected only a host name or an address: set the port by the key port, and the login by the keys username and password";
 
 /// Formats host and port for display. An IPv6 address is put in brackets to separate the
 /// port.
@@ -122,9 +174,25 @@ fn host_and_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
+/// Returns user and password of a URL. An empty user counts as none.
+fn login(
+    address: &address::Address<'_>,
+    key: &'static str,
+) -> Result<(Option<String>, Option<String>), SettingsError> {
+    let bad = |why| SettingsError::BadValue { key, why };
+    let username = decode(address.username).ok_or_else(|| bad("the user is not valid text"))?;
+    let password = address
+        .password
+        .map(|password| decode(password).ok_or_else(|| bad("the password is not valid text")));
+    Ok(((!username.is_empty()).then_some(username), password.transpose()?))
+}
+
 fn decode(text: &str) -> Option<String> {
     percent_encoding::percent_decode_str(text).decode_utf8().ok().map(Into::into)
 }
+
+#[cfg(test)]
+mod canaries;
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,9 @@ pub struct Demand {
     pub slots: u32,
     /// The slots that it may already have.
     pub made: u32,
+    /// Whether it stands for a lock or queue. Of objects that were created in the same
+    /// second, those that do count as older.
+    pub stands: bool,
 }
 
 /// The limit that an object exceeds.
@@ -63,7 +66,7 @@ pub fn fits(limits: Limits, older: &[Demand], own: Demand) -> Result<(), OverLim
     }
     let Some(limit) = limits.slots else { return Ok(()) };
     let mut used = 0_u32;
-    for Demand { slots, made } in older {
+    for Demand { slots, made, .. } in older {
         let all = used.saturating_add(*slots);
         used = if all <= limit { all } else { used.saturating_add((*made).min(*slots)) };
     }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     fn asks(slots: u32) -> Demand {
-        Demand { slots, made: 0 }
+        Demand { slots, ..Demand::default() }
     }
 
     #[test]
@@ -114,12 +117,12 @@ mod tests {
     #[test]
     fn an_object_over_the_quota_counts_with_the_slots_it_keeps() {
         let limits = Limits { slots: Some(10), objects: None };
-        let grown = Demand { slots: 20, made: 3 };
+        let grown = Demand { slots: 20, made: 3, stands: true };
         assert_eq!(fits(limits, &[grown], asks(7)), Ok(()));
         let refused = fits(limits, &[grown], asks(8));
         assert_eq!(refused, Err(OverLimit::Slots { limit: 10, used: 3, requested: 8 }));
         // Slots above the desired count are removed anyway.
-        let shrinks = Demand { slots: 2, made: 9 };
+        let shrinks = Demand { slots: 2, made: 9, stands: true };
         assert_eq!(fits(limits, &[shrinks], asks(8)), Ok(()));
     }
 }

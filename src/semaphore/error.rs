@@ -156,7 +156,7 @@ pub enum BrokerError {
     )]
     Blocked,
     /// A limit of the broker, the virtual host or the user was reached.
-    #[error("a limit of the broker is reached ({why}): raise the limit, or ask for fewer slots")]
+    #[error("a limit of the broker is reached ({why}): {}", limit_advice(.why))]
     QuotaExceeded {
         /// The broker's message: the limit.
         why: String,
@@ -412,6 +412,15 @@ fn broker_text(refusal: &AMQPError) -> String {
 
 fn words(error: &LapinError) -> String {
     clean_text(&error.to_string(), MAX_TEXT)
+}
+
+/// What to do about a limit. Every change of a lock first declares the admin mutex.
+fn limit_advice(why: &str) -> &'static str {
+    if is_queue_limit(why) {
+        "raise the limit, or delete a queue that is not needed; every change of a lock, even to fewer slots, needs one more queue for a moment"
+    } else {
+        "raise the limit, or end clients that are not needed"
+    }
 }
 
 #[cfg(test)]

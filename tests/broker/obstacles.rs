@@ -173,8 +173,14 @@ async fn a_queue_limit_is_distinguished_from_other_refusals_and_ends_the_attempt
     vhost.management.put(&limit, json!({"value": 4})).await;
     let error = resize(&broker(&vhost), 200, 0).await.unwrap_err();
     assert_eq!(error.reason(), "QuotaExceeded", "{error}");
-    assert!(error.to_string().contains("raise the limit"), "{error}");
+    assert!(error.to_string().contains("raise the limit, or delete a queue"), "{error}");
     // The broker counts before it creates, so concurrent declares can exceed the limit.
     let there = existing(&vhost).await.len();
     assert!(there < 40, "went on after the refusal: {there}");
+    // A change needs a queue for the admin mutex. One that is deleted makes room for it.
+    let error = resize(&broker(&vhost), 1, 0).await.unwrap_err().to_string();
+    assert!(error.contains("even to fewer slots"), "{error}");
+    let all = vhost.queues().await.len();
+    vhost.management.put(&limit, json!({"value": all + 1})).await;
+    resize(&broker(&vhost), 1, 0).await.unwrap();
 }

@@ -31,6 +31,7 @@ mod restarts;
 mod revoking;
 mod rights;
 mod risks;
+mod secrecy;
 mod settings;
 mod size;
 mod slots;

@@ -162,6 +162,54 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
     .await;
 }
 
+#[tokio::test]
+async fn of_two_objects_created_in_the_same_second_the_first_keeps_the_name() {
+    in_a_world("tie", async |world| {
+        let _operator = world.operator().await;
+        // With uids alone, the second one would precede in half of the pairs.
+        let pairs = 0..6;
+        let name = |which: &str, pair: u32| format!("{which}-{pair}");
+        for pair in pairs.clone() {
+            for (which, count) in [("first", 2), ("second", 5)] {
+                let lock = format!("lockName: tie-{pair}, slots: {count}");
+                world.semaphore(&name(which, pair), &lock).await;
+                let queue =
+                    format!("queueName: tie-{pair}, bound: {count}, deletionPolicy: Delete");
+                world.queue(&name(which, pair), &queue).await;
+            }
+        }
+        let slots: BTreeSet<String> = pairs
+            .clone()
+            .flat_map(|pair| [1, 2].map(|slot| format!("tie-{pair}-{slot}-A")))
+            .chain(pairs.clone().map(|pair| format!("tie-{pair}-W")))
+            .collect();
+        for pair in pairs.clone() {
+            world.semaphore_ready(&name("first", pair)).await;
+            world.queue_ready(&name("first", pair)).await;
+            let second = name("second", pair);
+            let is_refused = |s: &Semaphore| has_reason(s, "Stalled", "Conflict");
+            let lock = world.until(&second, "Conflict", PATIENCE, is_refused).await;
+            assert_eq!(lock.status.unwrap().reached_backend, None, "it never stood for the lock");
+            let is_refused = |q: &PressureQueue| has_reason(q, "Stalled", "Conflict");
+            let queue = world.until(&second, "Conflict", PATIENCE, is_refused).await;
+            assert_eq!(queue.status.unwrap().reached_backend, None, "nor for the queue");
+        }
+        assert_eq!(world.queues().await, slots);
+        for pair in pairs.clone() {
+            gone::<Semaphore>(&world, &name("second", pair)).await;
+            gone::<PressureQueue>(&world, &name("second", pair)).await;
+        }
+        assert_eq!(world.queues().await, slots, "also not when it is deleted");
+        for pair in pairs {
+            let queue = world.queue_ready(&name("first", pair)).await;
+            assert_eq!(queue.status.unwrap().bound, Some(2));
+            let bound = format!("__pressure__:tie-{pair}:bound");
+            assert!(keys(&world).await.contains(&bound), "{bound}");
+        }
+    })
+    .await;
+}
+
 /// Returns the same URL with another name of this machine.
 fn by_name(url: &str) -> String {
     assert!(url.contains("@127.0.0.1:"), "the servers listen there");

@@ -15,13 +15,14 @@ use crate::operator::environment::variable;
 use crate::operator::holders::client::Client as Foreign;
 use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
-/// Adds the broker's administrator to the connection.
+/// Adds the broker's administrator to the connection, in a Secret of its own.
 async fn with_administrator(world: &World) {
     let management = variable("RABBITMQ_MANAGEMENT_URL");
+    world.secret("administrator", &[("adminUri", management.clone())]).await;
     let keys = [
         ("amqpUri", world.amqp_url()),
-        ("managementUri", management.clone()),
-        ("adminUri", management),
+        ("managementUri", management),
+        ("adminSecretName", "administrator".to_owned()),
     ];
     world.secret("rabbit", &keys).await;
 }

@@ -6,6 +6,7 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
+use crate::operator::environment::variable;
 use crate::operator::world::{PATIENCE, World, eventually};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -44,6 +45,17 @@ pub async fn give(world: &World, name: &str, rules: Value, subjects: Vec<Value>)
             .await;
         }
     }
+}
+
+/// Writes a kubeconfig for this user, and returns its path. Programs that have no argument
+/// for impersonation need one.
+pub fn kubeconfig_of(world: &World, user: &str) -> String {
+    let kubeconfig = std::fs::read_to_string(variable("KUBECONFIG")).unwrap();
+    let mut kubeconfig: Value = serde_yaml::from_str(&kubeconfig).unwrap();
+    kubeconfig["users"][0]["user"]["as"] = json!(user);
+    let file = format!("{}/{}-{user}.kubeconfig", env!("CARGO_TARGET_TMPDIR"), world.namespace);
+    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    file
 }
 
 /// Returns the user name of a subject.

@@ -83,6 +83,9 @@ impl BrokerLocation {
         RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
             .and_then(|settings| settings.with_tls_of_environment(variable, read))
             .map(|settings| Some(settings.with_probe(self.probe.map(Probe::from))))
-            .map_err(|error| usage(&error))
+            .map_err(|error| {
+                let error = error.named("amqpUri", "--url (AMQP_URL)");
+                usage(&error.named("managementUri", "--management-url (RABBITMQ_MANAGEMENT_URL)"))
+            })
     }
 }

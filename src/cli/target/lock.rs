@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use super::broker::BrokerLocation;
-use super::{on_default_connection, resource, usage};
+use super::{may_log_in, on_default_connection, resource, usage};
 use crate::api::Semaphore;
 use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
@@ -238,6 +238,24 @@ impl LockLocation {
         self.of_resource(&self.kubernetes.find::<Semaphore>(name).await?).await
     }
 
+    /// Returns the broker of the arguments for a resource whose Secret must not be read.
+    fn own_login(
+        &self,
+        refused: &Failure,
+        semaphore: &Semaphore,
+        vhost: Option<String>,
+    ) -> Result<RabbitmqSettings, Failure> {
+        let mut own = self.settings()?;
+        if let (Some(settings), Some(vhost)) = (&mut own, vhost) {
+            settings.vhost = vhost;
+        }
+        let resource = format!("sem/{}", semaphore.name_any());
+        let backend = semaphore.status.as_ref().and_then(|status| status.backend.as_deref());
+        let place = own.as_ref().map(RabbitmqSettings::place);
+        may_log_in(refused, &resource, "AMQP_URL", place, backend)?;
+        own.ok_or_else(|| on_default_connection(&resource, "broker", "AMQP_URL"))
+    }
+
     /// Returns the Kubernetes options of the arguments.
     pub fn kubernetes(&self) -> &Kubernetes {
         &self.kubernetes
@@ -251,7 +269,12 @@ impl LockLocation {
         let valid =
             validate::semaphore(&found.object, DefaultRules::ANYTHING).map_err(|e| usage(&e))?;
         let settings = match &valid.broker {
-            Some(broker) => found.broker(broker, valid.vhost.as_deref()).await?,
+            Some(broker) => match found.broker(broker, valid.vhost.as_deref()).await {
+                Err(refused) if refused.code == Failure::NOT_PERMITTED => {
+                    self.own_login(&refused, &found.object, valid.vhost)?
+                }
+                settings => settings?,
+            },
             None => {
                 let settings = self.settings()?;
                 let mut settings = settings.ok_or_else(|| {

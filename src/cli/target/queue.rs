@@ -4,7 +4,7 @@
 
 use kube::ResourceExt;
 
-use super::{on_default_connection, resource, usage, variable};
+use super::{may_log_in, on_default_connection, resource, usage, variable};
 use crate::api::PressureQueue;
 use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
@@ -197,6 +197,22 @@ impl QueueLocation {
         self.of_resource(&self.kubernetes.find::<PressureQueue>(name).await?).await
     }
 
+    /// Returns the server of the arguments for a resource whose Secret must not be read.
+    fn own_login(
+        &self,
+        refused: &Failure,
+        queue: &PressureQueue,
+        database: Option<i64>,
+    ) -> Result<RedisSettings, Failure> {
+        let mut own = self.settings()?;
+        own.database = database.unwrap_or(own.database);
+        let resource = format!("pq/{}", queue.name_any());
+        let backend = queue.status.as_ref().and_then(|status| status.backend.as_deref());
+        let place = self.url().map(|_| own.address());
+        may_log_in(refused, &resource, "REDIS_URL", place, backend)?;
+        Ok(own)
+    }
+
     /// Returns the queue of a resource.
     pub async fn of_resource(
         &self,
@@ -208,11 +224,13 @@ impl QueueLocation {
         let valid = validate::pressure_queue(&found.object, DefaultRules::ANYTHING)
             .map_err(|error| usage(&error))?;
         let settings = match &valid.secret {
-            Some(secret) => {
-                let data = found.secret(secret).await?;
-                RedisSettings::from_secret(&data, valid.database)
-                    .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?
-            }
+            Some(secret) => match found.secret(secret).await {
+                Err(refused) if refused.code == Failure::NOT_PERMITTED => {
+                    self.own_login(&refused, &found.object, valid.database)?
+                }
+                data => RedisSettings::from_secret(&data?, valid.database)
+                    .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?,
+            },
             None => {
                 if self.url().is_none() {
                     let reference = format!("pq/{name}");

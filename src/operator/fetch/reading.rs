@@ -15,7 +15,7 @@ use kube::{Api, Client, ResourceExt};
 use super::FetchError;
 use crate::plan::connection::{
     ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, RabbitmqSettings,
-    SecretData, is_allowed, secret_data,
+    SecretData, admin_secret, is_allowed, secret_data, with_admin_secret,
 };
 
 /// Time for which a read object is cached. Objects with the same Secret share its reads.
@@ -36,6 +36,8 @@ pub struct Reader {
     /// The annotations that permit the use of Secrets from other namespaces.
     allowances: Cache<Option<String>>,
     clusters: Cache<ClusterFacts>,
+    /// Whether Secrets of administrators are read, too.
+    reads_administrators: bool,
 }
 
 /// Cached reads, by namespace and name. An entry is removed when it expires.
@@ -115,7 +117,15 @@ impl Reader {
             secrets: Cache::default(),
             allowances: Cache::default(),
             clusters: Cache::default(),
+            reads_administrators: false,
         }
+    }
+
+    /// Also reads the Secret of a broker's administrator, if the connection's Secret names
+    /// one. Without, a user needs no permission to read that.
+    #[must_use]
+    pub fn with_administrators(self) -> Self {
+        Self { reads_administrators: true, ..self }
     }
 
     /// Reads the data of a Secret in the namespace of the resource that refers to it.
@@ -173,6 +183,7 @@ impl Reader {
                 may_use(allowed.map_err(hidden)?.as_deref())?;
             }
             let secret = self.read_secret(owner, name).await.map_err(hidden)?;
+            let secret = self.with_administrator(owner, secret).await?;
             return RabbitmqSettings::from_secret(&secret, vhost)
                 .map_err(|source| FetchError::Settings { name: name.to_owned(), source });
         }
@@ -197,6 +208,21 @@ impl Reader {
         }
         RabbitmqSettings::from_cluster(&cluster, &user, authorities, vhost)
             .map_err(|source| FetchError::Settings { name: binding.clone(), source })
+    }
+
+    /// Adds the address of the broker's administrator to the data of a connection's Secret,
+    /// if that is in another Secret.
+    async fn with_administrator(
+        &self,
+        namespace: &str,
+        data: Arc<SecretData>,
+    ) -> Result<Arc<SecretData>, FetchError> {
+        let name = admin_secret(&data).filter(|_| self.reads_administrators);
+        let Some(name) = name else { return Ok(data) };
+        let admin = self.read_secret(namespace, &name).await?;
+        with_admin_secret((*data).clone(), &admin)
+            .map(Arc::new)
+            .map_err(|source| FetchError::Settings { name, source })
     }
 
     async fn read_secret(

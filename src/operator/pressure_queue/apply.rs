@@ -9,9 +9,10 @@ use super::step::Step;
 use crate::api::PressureQueue;
 use crate::api::conditions::{READY, find, reason};
 use crate::operator::error::StepError;
-use crate::operator::kind::Session;
+use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Applied, Note, Outcome};
+use crate::operator::report::{announce, claiming};
 use crate::plan::pressure_queue::doctor::needs_second_look;
 use crate::plan::pressure_queue::{
     DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
@@ -24,7 +25,8 @@ pub(super) async fn converge(
     memory: &mut QueueState,
 ) -> Applied<Observation> {
     let Session { ctx, object: queue, old, valid, connected } = session;
-    let step = Step { ctx, queue, old, valid, store: connected.handle.clone() };
+    let (store, backend) = (connected.handle.clone(), connected.backend.clone());
+    let step = Step { ctx, queue, old, valid, store, backend };
     if memory.detail.store.as_ref().is_none_or(|last| last.backend != connected.backend) {
         memory.detail.doctor = None;
     }
@@ -50,7 +52,7 @@ impl Step<'_> {
         observation: &mut Observation,
         notes: &mut Vec<Note>,
     ) -> Result<Outcome, StepError> {
-        let Self { old, valid, .. } = self;
+        let Self { ctx, queue, old, valid, .. } = self;
         // plan: pure.
         let past = PreviousStatus {
             existed: old.bound.is_some() || old.closed.is_some(),
@@ -65,6 +67,11 @@ impl Step<'_> {
                 reason: reason::SUSPENDED,
                 message: format!("Suspended: {}, once suspend is false", list(&planned.effects)),
             });
+        }
+        if !valid.suspend && !old.stands() {
+            let session = (*ctx, *queue, self.backend.as_str());
+            let said = claiming::<PressureQueue>(&valid.queue);
+            announce(session, memory, (*old).clone(), old.observed_generation, said).await?;
         }
         let changes = !planned.effects.is_empty();
         let remarks = self.apply(planned, notes).await?;
@@ -95,7 +102,7 @@ impl Step<'_> {
         planned: QueuePlan,
         notes: &mut Vec<Note>,
     ) -> Result<Vec<Remark>, StepError> {
-        let Self { ctx, queue, old, valid, store } = self;
+        let Self { ctx, queue, old, valid, store, .. } = self;
         let drift = old.observed_generation == queue.metadata.generation
             && find(&old.conditions, READY).is_some_and(|c| c.status == "True");
         let QueuePlan { effects, mut remarks } = planned;

@@ -15,6 +15,7 @@ pub(super) struct Step<'a> {
     pub old: &'a PressureQueueStatus,
     pub valid: ValidQueue,
     pub store: Store,
+    pub backend: String,
 }
 
 impl Step<'_> {

@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use super::state::{Observation, SemaphoreState};
 use super::status::{in_sync_message, to_i32};
-use crate::api::conditions::{READY, RECONCILING, STALLED, Say, find, merge, reason};
+use crate::api::conditions::{READY, RECONCILING, Say, find, reason};
 use crate::api::semaphore::MAX_LISTED_HOLDERS;
 use crate::api::validate::ValidSemaphore;
 use crate::api::{Semaphore, SemaphoreStatus};
 use crate::operator::context::Context;
 use crate::operator::error::StepError;
-use crate::operator::kind::Session;
+use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Applied, Note, Outcome};
-use crate::operator::report::{now, write};
+use crate::operator::report::{announce, claiming};
 use crate::plan::semaphore::{Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to};
 use crate::semaphore::{Broker, BrokerError, Converged};
 
@@ -269,32 +269,33 @@ impl Step<'_> {
         Note::new(drift, reason, message).action(format!("{what}To{slots}{more}"))
     }
 
-    /// Writes a higher mark before slots beyond the last one are created. A successor then
-    /// finds all of them, even if this process fails.
+    /// Writes a higher mark before slots beyond the last one are created, and before the
+    /// first effect that the object is the owner. A successor then finds all slots and
+    /// keeps the owner, even if this process fails.
     async fn raise_mark(
         &self,
         memory: &mut SemaphoreState,
         mark: Option<u32>,
         raise_to: Option<u32>,
     ) -> Result<Option<u32>, StepError> {
-        let Some(higher) = raise_to else { return Ok(mark) };
+        if raise_to.is_none() && self.old.stands() {
+            return Ok(mark);
+        }
+        let ValidSemaphore { lock, desired, .. } = &self.valid;
+        let mut status = self.old.clone();
+        let mut said = claiming::<Semaphore>(lock);
         // Never lower: slots above the mark are only removed now, and possibly not all of
         // them.
-        let mark = mark.map_or(higher, |mark| mark.max(higher));
-        let mut status = self.old.clone();
-        status.highest_slot = Some(to_i32(mark));
-        status.reached_backend = Some(self.backend.clone());
-        let count = self.valid.lock.unit().count(self.valid.desired.slots);
+        let raised = mark.max(raise_to);
+        if raise_to.is_some() {
+            status.highest_slot = raised.map(to_i32);
+            let message = format!("Resizing to {}", lock.unit().count(desired.slots));
+            said = Say::new(RECONCILING, true, reason::RESIZING, message);
+        }
         let generation = self.old.observed_generation;
-        let said =
-            vec![Say::new(RECONCILING, true, reason::RESIZING, format!("Resizing to {count}"))];
-        // The reason for Stalled no longer applies.
-        status.conditions.retain(|c| ![RECONCILING, STALLED].contains(&c.type_.as_str()));
-        status.conditions.extend(merge(&self.old.conditions, said, generation, &now()));
-        write(self.ctx, self.semaphore, memory, status)
-            .await
-            .map_err(|source| StepError::Announce(Box::new(source)))?;
-        Ok(Some(mark))
+        let session = (self.ctx, self.semaphore, self.backend.as_str());
+        announce(session, memory, status, generation, said).await?;
+        Ok(raised)
     }
 
     /// Observes waiters and holders, and revokes holders as requested or due. Comes last,

@@ -6,14 +6,34 @@ use std::fmt;
 use secrecy::SecretString;
 use url::Url;
 
+use super::address::{Address, host, scheme};
 use super::tls::Names;
 use super::{
-    Probe, SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port,
-    port_of_url, value,
+    ADMIN, AMQP, MANAGEMENT, NO_LOGIN, Probe, SecretData, SettingsError, TlsSettings, admin_secret,
+    credential, decode, first, host_and_port, login, port, value,
 };
 
 const PLAIN_PORT: u16 = 5672;
 const TLS_PORT: u16 = 5671;
+
+/// Query parameters of other AMQP clients, which have no effect here.
+const IGNORED: [&str; 15] = [
+    "auth_mechanism",
+    "blocked_connection_timeout",
+    "cacertfile",
+    "certfile",
+    "channel_max",
+    "connection_attempts",
+    "connection_timeout",
+    "frame_max",
+    "heartbeat",
+    "keyfile",
+    "locale",
+    "retry_delay",
+    "server_name_indication",
+    "socket_timeout",
+    "verify",
+];
 
 /// Environment variables with the names of certificate files.
 const FILES: Names = Names {
@@ -81,7 +101,8 @@ impl RabbitmqSettings {
     ///   default-user Secret.
     /// * `uri`: the management address with `http`, `https` or no scheme, and the broker
     ///   with `amqp`.
-    /// * `amqpUri` and `managementUri`, which name one of them explicitly.
+    /// * `amqpUri` and `managementUri`, which name one of them explicitly, and `adminUri`,
+    ///   the management address with an administrator's user. Each may also end in `Url`.
     /// * `ca.crt`, `tls.crt` and `tls.key` as PEM, for encrypted connections. These are
     ///   `amqps`, `https`, and `host` with `tls` (`true`).
     /// * `probe`: `auto`, `confirm`, `tx` or `declare` ([`Probe`]).
@@ -93,24 +114,19 @@ impl RabbitmqSettings {
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_secret(data: &SecretData, vhost: Option<&str>) -> Result<Self, SettingsError> {
         let get = |key: &str| value(data, key);
-        let login = |key: &str| credential(data, key);
+        let credential = |key: &str| credential(data, key);
         let uri = get("uri");
-        let uri_is_amqp = uri.as_deref().is_some_and(|u| u.starts_with("amqp"));
-        let (amqp_key, amqp) = match (get("amqpUri"), uri.clone().filter(|_| uri_is_amqp)) {
-            (Some(named), _) => ("amqpUri", Some(named)),
-            (None, general) => ("uri", general),
-        };
-        let (management_key, management) =
-            match (get("managementUri"), uri.filter(|_| !uri_is_amqp)) {
-                (Some(named), _) => ("managementUri", Some(named)),
-                (None, general) => ("uri", general),
-            };
-        let mut settings = if let Some(amqp) = amqp {
-            let mut from_uri = Self::parse_amqp(&amqp, amqp_key)?;
-            if let Some(username) = login("username") {
+        let uri_is_amqp = uri.as_deref().is_some_and(|u| u.to_lowercase().starts_with("amqp"));
+        let (amqp, management) = if uri_is_amqp { (uri, None) } else { (None, uri) };
+        let general = |uri: Option<String>| uri.map(|uri| ("uri", uri));
+        let amqp = first(data, &AMQP).or(general(amqp));
+        let management = first(data, &MANAGEMENT).or(general(management));
+        let mut settings = if let Some((key, amqp)) = amqp {
+            let mut from_uri = Self::parse_amqp(&amqp, key)?;
+            if let Some(username) = credential("username") {
                 from_uri.username = username;
             }
-            if let Some(password) = login("password") {
+            if let Some(password) = credential("password") {
                 from_uri.password = password.into();
             }
             from_uri
@@ -136,10 +152,10 @@ impl RabbitmqSettings {
                 None => PLAIN_PORT,
             };
             Self {
-                host: get("host").ok_or_else(|| missing("host"))?,
+                host: host(&get("host").ok_or_else(|| missing("host"))?, "host", NO_LOGIN)?,
                 port,
-                username: login("username").ok_or_else(|| missing("username"))?,
-                password: login("password").ok_or_else(|| missing("password"))?.into(),
+                username: credential("username").ok_or_else(|| missing("username"))?,
+                password: credential("password").ok_or_else(|| missing("password"))?.into(),
                 vhost: "/".to_owned(),
                 tls: is_tls.then(TlsSettings::default),
                 management: None,
@@ -151,18 +167,24 @@ impl RabbitmqSettings {
         if let Some(vhost) = vhost {
             vhost.clone_into(&mut settings.vhost);
         }
-        if let Some(management) = management {
-            settings.management = Some(settings.parse_management(&management, management_key)?);
+        if let Some((key, management)) = management {
+            settings.management = Some(settings.parse_management(&management, key)?);
         }
-        if let Some(administrator) = get("adminUri") {
-            settings = settings.with_administrator(&administrator, "adminUri")?;
+        if let Some((key, administrator)) = first(data, &ADMIN) {
+            settings = settings.with_administrator(&administrator, key)?;
         }
-        settings.add_tls(
+        let encrypted = settings.add_tls(
             &Names::OF_A_SECRET,
             "or amqpUri: amqps://…, managementUri: https://…: there are certificates, and no connection is encrypted",
             [get("ca.crt"), get("tls.crt"), get("tls.key")],
-        )?;
-        Ok(settings)
+        );
+        match encrypted {
+            // They may be for the administrator, whose Secret is not read here.
+            Err(SettingsError::MissingKey { key: "tls", .. }) if admin_secret(data).is_some() => {
+                Ok(settings)
+            }
+            encrypted => encrypted.map(|()| settings),
+        }
     }
 
     /// Adds the management API with administrator credentials,
@@ -280,32 +302,25 @@ impl RabbitmqSettings {
 
     fn parse_amqp(text: &str, key: &'static str) -> Result<Self, SettingsError> {
         let bad = |why| SettingsError::BadValue { key, why };
-        let url =
-            Url::parse(text).map_err(|_| bad("expected amqp://user:password@host:5672/vhost"))?;
-        let is_tls = match url.scheme() {
-            "amqp" => false,
-            "amqps" => true,
-            _ => return Err(bad("expected amqp://user:password@host:5672/vhost")),
+        let expected = "expected amqp://user:password@host:5672/vhost";
+        let (is_tls, rest) = match scheme(text) {
+            Some((scheme, rest)) if scheme == "amqp" => (false, rest),
+            Some((scheme, rest)) if scheme == "amqps" => (true, rest),
+            _ => return Err(bad(expected)),
         };
-        let vhost = match url.path().strip_prefix('/') {
+        let address = Address::split(rest, key, &IGNORED)?.without_fragment()?;
+        let vhost = match address.path.strip_prefix('/') {
             None | Some("") => "/".to_owned(),
             Some(path) => decode(path).ok_or_else(|| bad("the virtual host is not valid text"))?,
         };
-        let username = decode(url.username()).ok_or_else(|| bad("the user is not valid text"))?;
-        let password = decode(url.password().unwrap_or_default())
-            .ok_or_else(|| bad("the password is not valid text"))?;
+        let (username, password) = login(&address, key)?;
+        let (host, port) = address.host_and_port(if is_tls { TLS_PORT } else { PLAIN_PORT })?;
         Ok(Self {
-            // An IPv6 address is in brackets only in URLs.
-            host: url
-                .host_str()
-                .map(|host| host.trim_start_matches('[').trim_end_matches(']'))
-                .filter(|host| !host.is_empty())
-                .ok_or_else(|| bad("it names no host"))?
-                .to_owned(),
-            port: port_of_url(&url, if is_tls { TLS_PORT } else { PLAIN_PORT }, key)?,
+            host,
+            port,
             // The broker's defaults, as in every AMQP client.
-            username: if username.is_empty() { "guest".to_owned() } else { username },
-            password: if url.password().is_none() { "guest".to_owned() } else { password }.into(),
+            username: username.unwrap_or_else(|| "guest".to_owned()),
+            password: password.unwrap_or_else(|| "guest".to_owned()).into(),
             vhost,
             tls: is_tls.then(TlsSettings::default),
             management: None,
@@ -319,29 +334,21 @@ impl RabbitmqSettings {
         text: &str,
         key: &'static str,
     ) -> Result<ManagementSettings, SettingsError> {
-        let bad = |why| SettingsError::BadValue { key, why };
-        let with_scheme =
-            if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-        let mut url = Url::parse(&with_scheme).map_err(|_| bad("expected http://host:15672"))?;
-        let is_tls = match url.scheme() {
+        let bad = || SettingsError::BadValue { key, why: "expected http://host:15672" };
+        let (scheme, rest) = scheme(text).unwrap_or_else(|| ("http".to_owned(), text.trim()));
+        let is_tls = match scheme.as_str() {
             "http" => false,
             "https" => true,
-            _ => return Err(bad("expected http://host:15672")),
+            _ => return Err(bad()),
         };
-        port_of_url(&url, 0, key)?;
-        let username = decode(url.username()).ok_or_else(|| bad("the user is not valid text"))?;
-        let password = match url.password() {
-            Some(password) => {
-                Some(decode(password).ok_or_else(|| bad("the password is not valid text"))?)
-            }
-            None => None,
-        };
-        // Can fail only for URLs without a host, which have no credentials.
-        let _ = url.set_username("");
-        let _ = url.set_password(None);
+        let address = Address::split(rest, key, &[])?.without_fragment()?;
+        address.host_and_port(0)?;
+        let (username, password) = login(&address, key)?;
+        let Address { hosts, path, .. } = address;
+        let url = Url::parse(&format!("{scheme}://{hosts}{path}")).map_err(|_| bad())?;
         Ok(ManagementSettings {
             url: url.as_str().trim_end_matches('/').to_owned(),
-            username: if username.is_empty() { self.username.clone() } else { username },
+            username: username.unwrap_or_else(|| self.username.clone()),
             password: password.map_or_else(|| self.password.clone(), Into::into),
             tls: is_tls.then(TlsSettings::default),
         })

@@ -4,16 +4,31 @@
 use std::fmt;
 
 use secrecy::SecretString;
-use url::Url;
 
+use super::address::{Address, host, scheme};
 use super::tls::Names;
 use super::{
-    SecretData, SettingsError, TlsSettings, credential, decode, host_and_port, port, port_of_url,
-    value,
+    NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
+    host_and_port, login, port, value,
 };
 
 const PLAIN_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
+
+/// Query parameters of other Redis clients, which have no effect here.
+const IGNORED: [&str; 9] = [
+    "client_name",
+    "decode_responses",
+    "health_check_interval",
+    "max_connections",
+    "protocol",
+    "socket_connect_timeout",
+    "socket_timeout",
+    "ssl_cert_reqs",
+    "timeout",
+];
+
+const ALONE: &str = "expected only a host name or an address: set the port by REDIS_PORT, or the whole address by REDIS_URL";
 
 /// Address and credentials of one database of a Redis server.
 #[derive(Clone)]
@@ -58,7 +73,7 @@ impl fmt::Debug for RedisSettings {
 }
 
 impl RedisSettings {
-    /// Reads a Secret's data: `uri`, or `host port username password db`. `tls` (`true`
+    /// Reads a Secret's data: `redisUri` (also `redisUrl` or `uri`), or `host port username password db`. `tls` (`true`
     /// or `false`) enables TLS, with `ca.crt`, `tls.crt` and `tls.key` as PEM. `database`
     /// is the resource's and overrides the Secret's.
     ///
@@ -67,27 +82,29 @@ impl RedisSettings {
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_secret(data: &SecretData, database: Option<i64>) -> Result<Self, SettingsError> {
         let get = |key: &str| value(data, key);
-        let login = |key: &str| credential(data, key);
-        let mut settings = if let Some(uri) = get("uri") {
-            let mut from_uri = Self::from_url(&uri)?;
-            if let Some(username) = login("username") {
+        let credential = |key: &str| credential(data, key);
+        let uri = first(data, &REDIS).or_else(|| first(data, &["uri"]));
+        let mut settings = if let Some((key, uri)) = uri {
+            let mut from_uri = Self::parse(&uri, key)?;
+            if let Some(username) = credential("username") {
                 from_uri.username = Some(username);
             }
-            if let Some(password) = login("password") {
+            if let Some(password) = credential("password") {
                 from_uri.password = Some(password.into());
             }
             from_uri
         } else {
             let database = get("db").map_or(Some(0), |text| text.parse().ok());
+            let missing = SettingsError::MissingKey {
+                key: "host",
+                instead: "or give the whole address as redisUri, redis://user:password@host:6379/0",
+            };
             let mut from_keys = Self::at(
-                get("host").ok_or(SettingsError::MissingKey {
-                    key: "host",
-                    instead: "or give the whole address as uri, redis://user:password@host:6379/0",
-                })?,
+                host(&get("host").ok_or(missing)?, "host", NO_LOGIN)?,
                 get("port").map_or(Ok(PLAIN_PORT), |text| port(&text, "port"))?,
             );
-            from_keys.username = login("username");
-            from_keys.password = login("password").map(Into::into);
+            from_keys.username = credential("username");
+            from_keys.password = credential("password").map(Into::into);
             from_keys.database = database.ok_or(SettingsError::BadValue {
                 key: "db",
                 why: "a database is a number from 0",
@@ -148,9 +165,10 @@ impl RedisSettings {
             Self::parse(&url, "REDIS_URL")?
         } else {
             let bad = |key, why| SettingsError::BadValue { key, why };
+            let server = get("REDIS_SERVER");
             let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
-                get("REDIS_SERVER").unwrap_or_else(|| "127.0.0.1".to_owned()),
+                host(server.as_deref().unwrap_or("127.0.0.1"), "REDIS_SERVER", ALONE)?,
                 get("REDIS_PORT").map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
             );
             settings.database = database
@@ -235,8 +253,8 @@ impl RedisSettings {
     fn parse(text: &str, key: &'static str) -> Result<Self, SettingsError> {
         let bad = |why| SettingsError::BadValue { key, why };
         let expected = "expected redis://user:password@host:6379/0";
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad(expected))?;
-        let (is_tls, is_sentinel) = match scheme.to_ascii_lowercase().as_str() {
+        let (scheme, rest) = scheme(text).ok_or_else(|| bad(expected))?;
+        let (is_tls, is_sentinel) = match scheme.as_str() {
             "redis" => (false, false),
             "rediss" => (true, false),
             "redis-sentinel" => (false, true),
@@ -246,47 +264,31 @@ impl RedisSettings {
             }
             _ => return Err(bad(expected)),
         };
-        // A URL has one host. Further ones are parsed separately.
-        let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        if path.contains('@') {
-            return Err(bad("percent-encode the characters / ? # of the user and the password"));
+        let address = Address::split(rest, key, &IGNORED)?;
+        let address = if is_sentinel { address } else { address.without_fragment()? };
+        if !is_sentinel && address.hosts.contains(',') {
+            return Err(bad("it names several hosts: only redis-sentinel:// has more than one"));
         }
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-        let first = hosts.split(',').next().unwrap_or_default();
-        let login = authority.strip_suffix(hosts).unwrap_or_default();
-        let default_port = if is_sentinel { SENTINEL_PORT } else { PLAIN_PORT };
-        let host_and_port = |text: &str| {
-            let url = Url::parse(&format!("redis://{text}")).map_err(|_| bad(expected))?;
-            let host = url.host_str().filter(|host| !host.is_empty());
-            let host = host.ok_or_else(|| bad("it names no host"))?;
-            // An IPv6 address is in brackets only in URLs.
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            Ok((host.to_owned(), port_of_url(&url, default_port, key)?))
+        let addresses =
+            address.hosts_and_ports(if is_sentinel { SENTINEL_PORT } else { PLAIN_PORT })?;
+        let Some((host, port)) = addresses.first().cloned() else {
+            return Err(bad("it names no host"));
         };
-        let url =
-            Url::parse(&format!("redis://{login}{first}{path}")).map_err(|_| bad(expected))?;
-        let (host, port) = host_and_port(first)?;
-        let username = decode(url.username()).ok_or_else(|| bad("the user is not valid text"))?;
-        let password = url
-            .password()
-            .map(|password| decode(password).ok_or_else(|| bad("the password is not valid text")));
-        let database = match url.path().trim_start_matches('/') {
+        let (username, password) = login(&address, key)?;
+        let database = match address.path.trim_start_matches('/') {
             "" => 0,
             path => path.parse().map_err(|_| bad("a database is a number from 0"))?,
         };
         let sentinel = if is_sentinel {
             let missing = || bad("it names no master: redis-sentinel://host:26379/0#master");
-            let master = url.fragment().filter(|name| !name.is_empty()).and_then(decode);
-            let addresses = hosts.split(',').map(host_and_port).collect::<Result<_, _>>()?;
+            let master = address.fragment.filter(|name| !name.is_empty()).and_then(decode);
             Some(SentinelSettings { master: master.ok_or_else(missing)?, addresses })
-        } else if hosts.contains(',') {
-            return Err(bad("it names several hosts: only redis-sentinel:// has more than one"));
         } else {
             None
         };
         let mut settings = Self::at(host, port);
-        settings.username = (!username.is_empty()).then_some(username);
-        settings.password = password.transpose()?.filter(|p| !p.is_empty()).map(Into::into);
+        settings.username = username;
+        settings.password = password.filter(|p| !p.is_empty()).map(Into::into);
         settings.database = database;
         settings.tls = is_tls.then(TlsSettings::default);
         settings.sentinel = sentinel;

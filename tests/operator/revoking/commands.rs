@@ -8,7 +8,6 @@ use serde_json::json;
 use tokio::process::Command;
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
-use crate::operator::environment::variable;
 use crate::operator::pressure_text::TextClient;
 use crate::operator::queues::text;
 use crate::operator::rights;
@@ -38,12 +37,7 @@ async fn as_user(world: &World, user: &str, arguments: &[&str]) -> Result<String
 
 /// Returns exit code and messages of `lockkeeper revoke` as this user.
 async fn revoke(world: &World, user: &str, arguments: &[&str]) -> (Option<i32>, String) {
-    // The program has no argument for impersonation.
-    let kubeconfig = std::fs::read_to_string(variable("KUBECONFIG")).unwrap();
-    let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&kubeconfig).unwrap();
-    kubeconfig["users"][0]["user"]["as"] = json!(user);
-    let file = format!("{}/{}-{user}.kubeconfig", env!("CARGO_TARGET_TMPDIR"), world.namespace);
-    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    let file = rights::kubeconfig_of(world, user);
     let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
         .args(["revoke", "sem/deploy", "-n", &world.namespace])
         .args(arguments)

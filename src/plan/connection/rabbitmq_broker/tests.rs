@@ -3,6 +3,7 @@
 use secrecy::ExposeSecret;
 
 use super::super::tests::data;
+use super::super::{RedisSettings, with_admin_secret};
 use super::*;
 
 #[test]
@@ -38,6 +39,47 @@ fn the_administrator_has_separate_credentials() {
     let administrator = settings.administrator.unwrap();
     assert_eq!(format!("{administrator:?}"), "http://m:15672 as root");
     assert!(of("http://m:15672").unwrap_err().to_string().contains("administrator"));
+}
+
+#[test]
+fn the_administrator_may_be_in_another_secret_which_clients_need_not_read() {
+    let keys = [("amqpUri", "amqp://u:p@h"), ("adminSecretName", "other\n"), ("ca.crt", CA)];
+    let connection = data(&keys);
+    assert_eq!(admin_secret(&connection).as_deref(), Some("other"));
+    let of_a_client = RabbitmqSettings::from_secret(&connection, None).unwrap();
+    assert!(of_a_client.administrator.is_none());
+    for key in ["adminUri", "adminUrl"] {
+        let admin = data(&[(key, "https://root:secret@m:15671")]);
+        let both = with_admin_secret(connection.clone(), &admin).unwrap();
+        let administrator = RabbitmqSettings::from_secret(&both, None).unwrap().administrator;
+        let administrator = administrator.unwrap();
+        assert_eq!(format!("{administrator:?}"), "https://m:15671 as root");
+        assert!(administrator.tls.unwrap().authorities.is_some());
+    }
+    let error = with_admin_secret(connection, &data(&[("uri", "x")])).unwrap_err().to_string();
+    assert!(error.contains("adminUri") && error.contains("adminSecretName"), "{error}");
+    // One in the Secret itself takes precedence.
+    let own = data(&[("adminUri", "http://a:b@m"), ("adminSecretName", "other")]);
+    assert_eq!(admin_secret(&own), None);
+}
+
+#[test]
+fn the_keys_of_urls_may_be_spelled_as_in_any_other_secret() {
+    let keys = [
+        ("amqpUrl", "amqp://u:p@h/v"),
+        ("managementUrl", "http://m:1"),
+        ("adminUrl", "http://a:b@m:2"),
+        ("redisUrl", "redis://r:3/4"),
+    ];
+    let settings = RabbitmqSettings::from_secret(&data(&keys), None).unwrap();
+    assert_eq!(settings.place(), "h:5672/v");
+    assert_eq!(settings.management.unwrap().url, "http://m:1");
+    assert_eq!(settings.administrator.unwrap().url, "http://m:2");
+    let redis = RedisSettings::from_secret(&data(&keys), None).unwrap();
+    assert_eq!(redis.address(), "r:3/4");
+    let wrong = data(&[("amqpUrl", "http://h")]);
+    let error = RabbitmqSettings::from_secret(&wrong, None).unwrap_err().to_string();
+    assert!(error.contains("amqpUrl is not valid"), "{error}");
 }
 
 #[test]
