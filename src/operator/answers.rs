@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(ask(&answers, &small, LIST).await, 100_000);
         assert_eq!(asked.lock().unwrap().len(), 1);
         let (large, asked) = client(1_500_000);
-        for _ in 0..PAGE / SMALL_PAGE + 1 {
+        for _ in 0..=PAGE / SMALL_PAGE {
             assert_eq!(ask(&answers, &large, LIST).await, 7_500_000);
         }
         let asked = asked.lock().unwrap();

@@ -250,10 +250,10 @@ mod tests {
         })
     }
 
-    fn read(text: &Value) -> Result<Semaphore, InvalidObject> {
+    fn read(text: &Value) -> Reduced<Semaphore> {
         let list = json!({"apiVersion": "x/v1", "kind": "SemaphoreList", "items": [text]});
         let list: ObjectList<Reduced<Semaphore>> = serde_json::from_str(&list.to_string()).unwrap();
-        list.items.into_iter().next().unwrap().0
+        list.items.into_iter().next().unwrap()
     }
 
     /// Metadata that tenants can write, of 100 kB each.
@@ -275,27 +275,27 @@ mod tests {
     fn only_fields_that_are_read_are_kept_of_an_object() {
         let small = object(&json!({}));
         let expected: Semaphore = serde_json::from_value(small.clone()).unwrap();
-        assert_eq!(serde_json::to_value(read(&small).unwrap()).unwrap(), json!(expected));
+        assert_eq!(serde_json::to_value(read(&small).0.unwrap()).unwrap(), json!(expected));
         for more in large() {
-            assert_eq!(json!(read(&object(&more)).unwrap()), json!(expected), "{more}");
+            assert_eq!(json!(read(&object(&more)).0.unwrap()), json!(expected), "{more}");
         }
         let bare = json!({"metadata": {"name": "a", "annotations": null}, "spec": {}});
-        assert_eq!(read(&bare).unwrap().metadata.annotations, None);
+        assert_eq!(read(&bare).0.unwrap().metadata.annotations, None);
     }
 
     #[test]
     fn the_annotations_and_finalizers_that_are_kept_have_a_limit() {
-        let long = read(&object(&json!({"annotations": {REVOKE: "é".repeat(100_000)}}))).unwrap();
+        let long = read(&object(&json!({"annotations": {REVOKE: "é".repeat(100_000)}}))).0.unwrap();
         assert!(long.metadata.annotations.unwrap()[REVOKE].len() <= MAX_VALUE_BYTES);
         let named = |count: usize| {
             let names: Vec<_> = (0..count).map(|n| format!("example.com/{n}")).collect();
             read(&object(&json!({"finalizers": names})))
         };
         assert_eq!(
-            named(MAX_FINALIZERS).unwrap().metadata.finalizers.unwrap().len(),
+            named(MAX_FINALIZERS).0.unwrap().metadata.finalizers.unwrap().len(),
             MAX_FINALIZERS
         );
-        let refused = named(1000).unwrap_err();
+        let refused = named(1000).0.unwrap_err();
         assert!(refused.error.contains("has 1000 entries, of at most 16"), "{}", refused.error);
         assert_eq!(refused.metadata.name.as_deref(), Some("a"));
     }

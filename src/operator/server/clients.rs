@@ -110,7 +110,9 @@ mod tests {
         all.asked(&clients[0], false);
         clients.push(all.admit());
         assert_eq!(ended(&clients), [1]);
-        clients.iter().for_each(|client| all.asked(client, false));
+        for client in &clients {
+            all.asked(client, false);
+        }
         clients.push(all.admit());
         assert_eq!(ended(&clients), [0, 1]);
         clients.drain(..2);
