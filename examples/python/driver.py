@@ -11,6 +11,8 @@ import importlib, json, os, select, sys
 
 from pika.exceptions import AMQPError
 
+from under_lock import LockError
+
 CLIENTS = {"ExclusiveQueue": ("guideline_client", "GuidelineSlot"),
            "ExclusiveConsumer": ("exclusive_consumer_client", "ConsumerSlot"),
            "Token": ("token_client", "Token")}
@@ -20,7 +22,12 @@ held = None  # what this process holds
 def acquire(request):
     global held
     it = Lock(os.environ["AMQP_URL"], request["lock"])
-    if not it.acquire(request.get("wait_ms", 0) / 1000):
+    try:
+        acquired = it.acquire(request.get("wait_ms", 0) / 1000)
+    except LockError as error:
+        it.hold.close()
+        return {"fail": "full" if error.code == 81 else str(error)}
+    if not acquired:
         it.hold.close()
         return {"fail": "full"}
     held = it

@@ -6,7 +6,8 @@
 To read, to copy from and to import (with slots.py and under_lock.py beside it): what
 docs/protocols/exclusive-consumer.md requires, with nothing but pika. The command finds
 LOCK_NAME, LOCK_SLOT and LOCK_TOKEN, the fencing token, in its environment. Exits as the
-command does, or 69: no broker, 75: no slot, 80: lost.
+command does, or 64: a lock of another protocol, 69: no broker, 75: no slot, 80: lost, 81: no
+such lock.
 """
 import sys
 
@@ -16,7 +17,7 @@ from slots import Slot
 from under_lock import main, now
 
 class ConsumerSlot(Slot):
-    client = "consumer"
+    client, protocol = "consumer", "ExclusiveConsumer"
 
     def __init__(self, url, name, reason=""):
         super().__init__(url, name, reason)

@@ -6,7 +6,8 @@
 To read, to copy from and to import (with slots.py and under_lock.py beside it): what
 docs/protocols/persistent-semaphore.md requires, with nothing but pika. The command finds
 LOCK_NAME, LOCK_SLOT and LOCK_TOKEN, the fencing token, in its environment. Exits as the
-command does, or 69: no broker, 75: no slot, 80: lost.
+command does, or 64: a lock of another protocol, 69: no broker, 75: no slot, 80: lost, 81: no
+such lock.
 """
 import pika
 from pika.exceptions import (
@@ -19,7 +20,7 @@ class GuidelineSlot(Slot):
     """A second declare of a holder queue succeeds on the connection that has it, so a
     connection must hold only one slot."""
 
-    client = "guideline"
+    client, protocol = "guideline", "ExclusiveQueue"
 
     def __init__(self, url, name, reason=""):
         super().__init__(url, name, reason)

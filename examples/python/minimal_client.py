@@ -7,7 +7,8 @@ It is written for a driver without heartbeats, consumers and threads: queue.decl
 queue.delete, and basic.publish with confirms (docs/protocols/persistent-semaphore.md, "What a
 driver must support"). To read, to copy from and to import (with under_lock.py beside it). The
 command finds LOCK_NAME and LOCK_SLOT in its environment. Exits as the command does, or 69: no
-broker, or a lock with records, 75: no slot, 80: lost.
+broker, or a lock with records, 64: a lock of another protocol, 75: no slot, 80: lost, 81: no such
+lock.
 """
 import argparse, contextlib, os, random, signal, subprocess, sys, time
 
@@ -15,7 +16,7 @@ import pika
 from pika.exceptions import (
     AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError)
 
-from under_lock import KILL_AFTER, facts, now, stop
+from under_lock import KILL_AFTER, LockError, check, exists, facts, now, stop
 
 QUEUES = {"guideline": "{lock}-{slot}-{part}", "amqp-locks-python": "{lock}-{part}-{slot}"}
 VERIFY = 1  # seconds between verifications
@@ -105,6 +106,9 @@ class MinimalSlot:
     def acquire(self, timeout):
         until, pause = now() + timeout, 0.1
         with answered_by(now() + VALID):
+            # Without A in the names of its own profile, it may be one of the guideline's.
+            if self.names == QUEUES["guideline"] or not exists(self.other, self.queue("A", 1)):
+                check(self.other, self.lock, "ExclusiveQueue")
             self.refuse_records(1)
         while not self.try_acquire(in_turn=timeout > 0):
             if now() >= until:
@@ -206,7 +210,11 @@ def main():
         reason = " ".join(given.command)
         slot = MinimalSlot(os.environ["AMQP_URL"], given.lock, given.profile, reason)
         if not slot.acquire(given.timeout):
-            sys.exit(75)  # nothing is free, or the lock does not exist
+            print(f"{given.lock} was not acquired in time", file=sys.stderr)
+            sys.exit(75)
+    except LockError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
     except AMQPError as error:
         print(f"{given.lock} cannot be acquired: {error!r}", file=sys.stderr)
         sys.exit(69)

@@ -16,7 +16,7 @@ from under_lock import main, now
 class Mutex(GuidelineSlot):
     """A lock with one slot, which always exists and has no record."""
 
-    client = "mutex"
+    client, protocol = "mutex", None
     net = 5  # there is no operator to notice a holder that died
 
     def free(self):

@@ -2,14 +2,14 @@
 
 What the two protocols with numbered slots share, after docs/protocols/persistent-semaphore.md
 ("Waiting", "Slot records"). A subclass has free(), which yields the numbers of free slots,
-take(slot), and give_back().
+take(slot), give_back(), and `protocol`, or None for a mutex.
 """
 import itertools, json, random, time
 
 import pika
 from pika.exceptions import ChannelClosedByBroker, NackError
 
-from under_lock import VERIFY, connect, facts, now, utc
+from under_lock import VERIFY, check, connect, facts, now, utc
 
 RACES = 5  # lost races after which an attempt ends
 
@@ -29,6 +29,8 @@ class Slot:
 
     def acquire(self, timeout, priority=0):
         until = now() + timeout
+        if self.protocol:
+            check(self.other, self.name, self.protocol)
         waiting = self.waiters(self.other)
         # A single try can't wait, so it takes a free slot.
         held = (not waiting or timeout <= 0) and self.try_acquire()

@@ -6,11 +6,12 @@
 To read, to copy from and to import (with under_lock.py beside it): what
 docs/protocols/token.md requires, with nothing but pika. It is what the RabbitMQ blog does
 ("Distributed Semaphores with RabbitMQ"), and how it ends.
-Exits as the command does, or 69: no broker, 75: no token, 80: lost.
+Exits as the command does, or 64: a lock of another protocol, 69: no broker, 75: no token, 80:
+lost, 81: no such lock.
 """
 from pika.exceptions import ChannelClosedByBroker
 
-from under_lock import connect, facts, main, now
+from under_lock import check, connect, facts, main, now
 
 class Token:
     def __init__(self, url, name, reason=""):
@@ -32,6 +33,7 @@ class Token:
     def acquire_token(self, timeout, priority):
         """The broker gives a free token to the consumer with the highest priority."""
         until = now() + timeout
+        check(self.hold, self.name, "Token")
         try:
             # Not declared: that would create a semaphore, and a quorum queue rejects it.
             sent = now()

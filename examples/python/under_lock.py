@@ -8,7 +8,7 @@ AMQPError if the lock is lost.
 import argparse, os, signal, subprocess, sys, threading, time
 
 import pika
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 HEARTBEAT = 10  # seconds; the broker frees a silent holder after 2 to 3 of them
 VALID = 2 * HEARTBEAT * 0.98 - 0.5  # seconds after sending a proof for which the lock is ours
@@ -27,6 +27,52 @@ def connect(url, name):
     parameters.blocked_connection_timeout = HEARTBEAT
     parameters.client_properties = {"connection_name": name}
     return pika.BlockingConnection(parameters)
+
+class LockError(Exception):
+    """There is no such lock (81), or it is one of another protocol (64)."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+def exists(connection, queue):
+    """By a passive declare, which publishes nothing. A queue that is missing closes the
+    channel."""
+    channel = connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except ChannelClosedByBroker as refused:
+        if refused.reply_text.startswith("NOT_FOUND - no queue"):
+            return False
+        if refused.reply_code != 405:  # another connection's
+            raise  # perhaps its node is down
+        return True
+    channel.close()
+    return True
+
+def check(connection, name, protocol):
+    """Fails unless the lock exists and is one of this protocol. Clients of two protocols would
+    hold it at the same time."""
+    slot, holder, token = f"{name}-1-A", f"{name}-1-C", f"{name}.semaphore"
+    if protocol == "Token" and exists(connection, token):
+        return
+    # In this order: an administrator declares C before A.
+    has_slot = exists(connection, slot)
+    if exists(connection, holder):
+        found, queue = "ExclusiveConsumer", holder
+    elif has_slot and (protocol != "ExclusiveConsumer" or exists(connection, slot)):
+        found, queue = "ExclusiveQueue", slot
+    elif protocol != "Token" and exists(connection, token):
+        found, queue = "Token", token
+    # Closed, or an administrator is about to create or remove it.
+    elif exists(connection, f"{name}-W") or exists(connection, name):
+        return
+    else:
+        raise LockError(81, f"there is no semaphore {name}: check its name, profile and virtual "
+                        "host, or create it")
+    if found != protocol:
+        raise LockError(64, f"the lock is one of protocol {found}, as the queue \"{queue}\" "
+                        "shows: use that protocol, or choose another lock name")
 
 def facts(reason):
     """By which a holder describes itself, to everyone who may see the queues."""
@@ -80,7 +126,11 @@ def main(kind):
     try:
         lock = kind(os.environ["AMQP_URL"], given.lock, " ".join(given.command))
         if not lock.acquire(given.timeout, given.priority):
-            sys.exit(75)  # nothing is free, or the lock does not exist
+            print(f"{given.lock} was not acquired in time", file=sys.stderr)
+            sys.exit(75)
+    except LockError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
     except AMQPError as error:
         print(f"the broker can't be asked: {error!r}", file=sys.stderr)
         sys.exit(69)

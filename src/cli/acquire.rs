@@ -7,6 +7,7 @@ use tracing::{Instrument, debug_span, field};
 
 use super::common::duration;
 use super::failure::Failure;
+use super::semaphore::target::missing;
 use super::target::{FoundLock, LockTarget};
 use super::waiting::Waiting;
 use super::within::within;
@@ -55,6 +56,11 @@ pub(super) struct Acquire {
     #[arg(long)]
     no_wait: bool,
 
+    /// Exit code if the lock was not acquired in time, 0 to 255. Distinguishes that from a
+    /// command that exits with 75
+    #[arg(long, short = 'E', value_name = "NUMBER", default_value_t = Failure::NOT_ACQUIRED)]
+    conflict_exit_code: u8,
+
     /// Priority while waiting, 0 to 255; higher priorities are served first. Not for queues
     /// of amqp-locks-python, whose clients poll
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
@@ -87,6 +93,14 @@ pub(super) fn heartbeat(text: &str) -> Result<Duration, String> {
 impl Acquire {
     /// Finds the lock and acquires it. Cancel safe: if cancelled, nothing is held.
     pub async fn take(&self, target: &LockTarget) -> Result<(FoundLock, Client, Permit), Failure> {
+        let taken = Box::pin(self.try_take(target)).await;
+        taken.map_err(|failure| match failure.code {
+            Failure::NOT_ACQUIRED => Failure { code: self.conflict_exit_code, ..failure },
+            _ => failure,
+        })
+    }
+
+    async fn try_take(&self, target: &LockTarget) -> Result<(FoundLock, Client, Permit), Failure> {
         let started = Instant::now();
         let limit = if self.no_wait { Some(NO_WAIT) } else { self.timeout };
         let found = within(limit, "Kubernetes", find(target.clone())).await?;
@@ -172,6 +186,7 @@ async fn find(target: LockTarget) -> Result<FoundLock, Failure> {
 
 fn not_acquired(error: &AcquireError) -> Failure {
     let code = match error {
+        AcquireError::Missing { lock } => return missing(lock),
         AcquireError::Broker(
             BrokerError::IncompatibleQueue { .. } | BrokerError::ProtocolMismatch { .. },
         ) => Failure::USAGE,

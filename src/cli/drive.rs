@@ -200,7 +200,8 @@ impl Driven {
                 Line::Ok(Done { slot, token, fence, ..Done::default() })
             }
             Err(
-                AcquireError::NoSlots { .. }
+                AcquireError::Missing { .. }
+                | AcquireError::NoSlots { .. }
                 | AcquireError::Full { .. }
                 | AcquireError::Contended { .. },
             ) => Line::Fail("full".to_owned()),

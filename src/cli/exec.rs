@@ -33,9 +33,9 @@ use crate::semaphore::until_ended;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: that of the command; 128+n if signal n ended it; 126 the command can't be run; 127 \
-the command was not found; 64 invalid usage; 69 the broker is unreachable or rejects the user, or a limit on processes \
-or descriptors is reached; 75 no slot became available in time; 80 the lock was lost while the command \
-ran. If the broker becomes unreachable while exec waits for the lock, exec reconnects until --timeout \
+the command was not found; 64 invalid usage, or a lock of another protocol; 69 the broker is unreachable or rejects the user, or a limit on processes \
+or descriptors is reached; 75 (or -E) no slot became available in time; 80 the lock was lost while the command \
+ran; 81 there is no such semaphore. If the broker becomes unreachable while exec waits for the lock, exec reconnects until --timeout \
 expires. If the lock is deleted then, exec waits until it is created again.
 
 The environment of the command has LOCK_NAME, LOCK_HOLDER_ID, LOCK_SLOT (not for a mutex or a \

@@ -30,8 +30,8 @@ impl Failure {
     /// The lock was lost while it was held. Outside sysexits, so that it can't be
     /// mistaken for another failure.
     pub const LOST: u8 = 80;
-    /// The queue does not exist. This code and the following ones are errors of the
-    /// protocol, outside sysexits as well.
+    /// The semaphore or the queue does not exist. This code and the following ones are errors
+    /// of the protocol, outside sysexits as well.
     pub const DOES_NOT_EXIST: u8 = 81;
     /// The queue exists already.
     pub const ALREADY_EXISTS: u8 = 82;

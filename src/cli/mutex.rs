@@ -101,7 +101,12 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
         match arguments.verb {
             Verb::Count(Shown { which, form }) => print(&which.find()?, &form).await,
             Verb::Holders(Shown { which, form }) => {
-                holders::show(form.output, &holders::live(&which.find()?).await?)
+                let target = which.find()?;
+                let held = holders::live(&target).await?;
+                if held.is_empty() {
+                    say(format!("the mutex {} is free", target.found.name));
+                }
+                holders::show(form.output, &held)
             }
             Verb::Waiters(Shown { which, form }) => {
                 count::show_waiters(&form, &which.find()?).await

@@ -4,4 +4,5 @@
 pub mod broker;
 mod converge;
 mod identity;
+mod presence;
 pub mod resize;

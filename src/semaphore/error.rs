@@ -117,6 +117,18 @@ pub enum BrokerError {
         /// The lock's protocol.
         protocol: &'static str,
     },
+    /// The token queue keeps fewer tokens than requested, in protocol Token.
+    #[error(
+        "the queue {queue:?} keeps only {kept} of {desired} tokens: exclude it from policies with max-length, max-length-bytes or message-ttl, or delete it if it has such arguments"
+    )]
+    TokensLimited {
+        /// The token queue.
+        queue: String,
+        /// Number of tokens that it keeps.
+        kept: u64,
+        /// Number of tokens that it should keep.
+        desired: u32,
+    },
     /// The lock is a true mutex, which an administrator neither creates nor resizes.
     #[error(
         "{lock} is a true mutex, which has nothing to administer: its holder creates and removes it"
@@ -217,6 +229,7 @@ impl BrokerError {
             | Self::VhostNotFound { .. }
             | Self::IncompatibleQueue { .. }
             | Self::ProtocolMismatch { .. }
+            | Self::TokensLimited { .. }
             | Self::NothingToAdminister { .. }
             | Self::TransientQueuesRefused { .. }
             | Self::Unsupported { .. }
@@ -252,6 +265,7 @@ impl BrokerError {
             Self::MutexBusy { .. } => "AdminMutexBusy",
             Self::IncompatibleQueue { .. } => "IncompatibleQueue",
             Self::ProtocolMismatch { .. } => "ProtocolMismatch",
+            Self::TokensLimited { .. } => "PolicyLimitsTokens",
             Self::NothingToAdminister { .. } => "NothingToAdminister",
             Self::TransientQueuesRefused { .. } => "TransientQueuesRefused",
             Self::Unsupported { .. } => "UnsupportedByBroker",

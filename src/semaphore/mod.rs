@@ -37,6 +37,7 @@ pub use self::protocol::fault::{Expected, Fault};
 pub use self::protocol::holders::Holders;
 #[cfg(feature = "cli")]
 pub(crate) use self::protocol::interface::Wait;
+pub use self::protocol::mismatch::Presence;
 pub use self::protocol::revoke::{Revocation, RevokeError};
 pub use self::protocol::waiters::Waiter;
 pub use self::session::access::BrokerOptions;

@@ -7,6 +7,7 @@ pub mod fault;
 pub mod hold;
 pub mod holders;
 pub mod interface;
+pub mod mismatch;
 pub mod mutex;
 pub mod numbered;
 pub mod revoke;

@@ -2,6 +2,7 @@
 //! and on quorum queues.
 
 mod draining;
+mod limits;
 mod who;
 
 use std::time::Duration;

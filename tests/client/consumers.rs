@@ -11,7 +11,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper::plan::naming::{LockName, Protocol};
 use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason};
+use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason, Start};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +43,8 @@ async fn publish(channel: &Channel, body: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_holder_queue_is_pushed_to_its_holder() {
     let vhost = Vhost::create().await;
-    create(&vhost, 1).await;
+    // The second one shows the protocol when the first has lost its queue.
+    create(&vhost, 2).await;
     let (_connection, channel) = vhost.channel().await;
     // A proof would detect it much later.
     let minute = Duration::from_secs(60);
@@ -61,7 +62,7 @@ async fn a_deleted_holder_queue_is_pushed_to_its_holder() {
         assert!(!held.is_valid() && held.token().is_cancelled());
         assert_eq!(held.release().await, Err(LostReason::VerifyFailed));
         took.push(at - deleted);
-        create(&vhost, 1).await;
+        create(&vhost, 2).await;
     }
     println!("from the deletion to the loss: {took:?}");
 }
@@ -118,8 +119,10 @@ async fn a_quorum_queue_is_refused_because_two_could_hold_by_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_holder_queue_is_missing_is_no_slot_and_none_is_made() {
     let vhost = Vhost::create().await;
-    create(&vhost, 1).await;
+    create(&vhost, 2).await;
     vhost.delete(HOLDER_QUEUE).await;
+    let options = any().with_start(Start::At(2));
+    let _second = lock(&vhost).try_acquire(&options).await.unwrap();
     let error = lock(&vhost).try_acquire(&any()).await.unwrap_err();
     assert!(matches!(error, AcquireError::Contended { .. }), "{error}");
     assert!(vhost.queue(HOLDER_QUEUE).await.is_none());

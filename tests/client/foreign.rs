@@ -98,7 +98,7 @@ async fn amqp_locks_python_and_we_see_each_others_changes() {
     let mut python = theirs(&vhost).await;
     let lock = ours(&vhost);
     assert_eq!(python.acquire().await, None);
-    let none = AcquireError::NoSlots { lock: python_name().to_string() };
+    let none = AcquireError::Missing { lock: python_name().to_string() };
     assert_eq!(lock.try_acquire(&any()).await.unwrap_err(), none);
 
     // They create two slots, and each gets one.

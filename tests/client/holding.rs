@@ -62,9 +62,9 @@ async fn a_slot_is_acquired_verified_and_released(protocol: Protocol) {
 async fn a_lock_without_slots_is_distinguished_from_one_that_is_full(protocol: Protocol) {
     let place = Place::create(protocol).await;
     let error = lock(&place).try_acquire(&any()).await.unwrap_err();
-    assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
+    assert_eq!(error, AcquireError::Missing { lock: "ci.deploy".to_owned() });
     let error = lock(&place).acquire(&any()).await.unwrap_err();
-    assert_eq!(error, AcquireError::NoSlots { lock: "ci.deploy".to_owned() });
+    assert_eq!(error, AcquireError::Missing { lock: "ci.deploy".to_owned() });
 }
 
 async fn two_permits_of_one_client_never_share_a_slot_or_a_connection(protocol: Protocol) {

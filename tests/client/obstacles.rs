@@ -219,6 +219,6 @@ async fn a_lock_that_never_existed_is_not_waited_for(protocol: Protocol) {
         async { (forever.acquire(&any()).await, limited.acquire_timeout(&any(), LONG).await) };
     let (forever, limited) = tokio::time::timeout(SOON, both).await.expect("both end");
     for error in [forever.unwrap_err(), limited.unwrap_err()] {
-        assert!(matches!(error, AcquireError::NoSlots { .. }), "{error:?}");
+        assert!(matches!(error, AcquireError::Missing { .. }), "{error:?}");
     }
 }

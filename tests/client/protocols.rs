@@ -59,3 +59,28 @@ async fn clients_of_two_protocols_never_hold_a_slot_together() {
         .await;
     }
 }
+
+/// A client relies on its last check for a short time only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_soon_rejects_a_lock_that_was_created_again_with_another_protocol() {
+    for (made, other) in [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])] {
+        let vhost = Vhost::create().await;
+        let [lock, wrong] = [made, other].map(|protocol| name().with_protocol(protocol));
+        make(&vhost, &lock).await.unwrap();
+        let client = Client::new(vhost.settings(), calm()).semaphore(lock.clone());
+        client.try_acquire(&any()).await.unwrap().release().await.unwrap();
+        let (none, cancel) = (DesiredSlots::new(0), CancellationToken::new());
+        broker(&vhost).destroy(&lock, none, None, &cancel).await.unwrap();
+        make(&vhost, &wrong).await.unwrap();
+        eventually("it is rejected", async || match client.try_acquire(&any()).await {
+            Ok(permit) => {
+                permit.release().await.unwrap();
+                false
+            }
+            Err(error) => {
+                matches!(error, AcquireError::Broker(BrokerError::ProtocolMismatch { .. }))
+            }
+        })
+        .await;
+    }
+}

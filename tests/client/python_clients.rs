@@ -148,6 +148,8 @@ impl Script {
 async fn announces_itself_and_exits_as_its_command_does(script: Script) {
     let vhost = Vhost::create().await;
     let exit_code = async |timeout, line| script.exit_code(&vhost, timeout, line).await;
+    assert_eq!(exit_code("0", "true").await, Some(81), "no such lock");
+    script.resize(&vhost, 0).await;
     assert_eq!(exit_code("0", "true").await, Some(75), "no slots");
     script.resize(&vhost, 1).await;
     assert_eq!(exit_code("0", "exit 7").await, Some(7));
@@ -362,7 +364,8 @@ async fn the_exclusive_consumer_client_is_notified_of_deletion_and_revocation_im
     let (script, vhost) = (EXCLUSIVE_CONSUMER, Vhost::create().await);
     let (_connection, channel) = vhost.channel().await;
     for revoked in [false, true] {
-        script.resize(&vhost, 1).await;
+        // The second one shows the protocol when the first has lost its queue.
+        script.resize(&vhost, 2).await;
         let losing = script.begin(&vhost, ENDED).await;
         let (_other, others) = vhost.channel().await;
         let (queue, plain) = ("ci.deploy-1-C".into(), BasicConsumeOptions::default());

@@ -187,7 +187,7 @@ async fn waiters_are_served_by_the_broker_in_the_order_of_priorities() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_without_tokens_is_waited_for_and_one_that_is_not_there_is_not() {
     let vhost = Vhost::create().await;
-    let missing = AcquireError::NoSlots { lock: "ci.deploy".to_owned() };
+    let missing = AcquireError::Missing { lock: "ci.deploy".to_owned() };
     assert_eq!(lock(&vhost).try_acquire(&any()).await.unwrap_err(), missing);
     assert_eq!(lock(&vhost).acquire(&any()).await.unwrap_err(), missing);
     create(&vhost, &classic(), 0).await;

@@ -148,7 +148,7 @@ async fn a_closed_lock_is_waited_for_until_it_has_a_slot(protocol: Protocol) {
     channel.queue_delete(queue, QueueDeleteOptions::default()).await.unwrap();
     // One that finds neither slots nor a wait queue does not wait.
     let error = lock(&place).acquire(&any()).await.unwrap_err();
-    assert!(matches!(error, AcquireError::NoSlots { .. }), "{error}");
+    assert!(matches!(error, AcquireError::Missing { .. }), "{error}");
     resize(&place, 1).await;
     let permit = tokio::time::timeout(SOON, second).await.expect("it finds the new slot");
     permit.unwrap().unwrap().release().await.unwrap();

@@ -15,6 +15,7 @@ mod losing;
 mod management;
 mod manual;
 mod mutexes;
+mod one_protocol;
 mod outcomes;
 mod protocols;
 mod resting;

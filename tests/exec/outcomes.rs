@@ -61,7 +61,9 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
         (&["sem/a", "--queue-type", "Classic", "--", "true"], 64, "are sem/a's own"),
         (&[LOCK, "--url", unreachable, "--", "true"], 69, "can't be reached"),
         (&[LOCK, "--vhost", "no-such-vhost", "--", "true"], 69, "no virtual host"),
-        (&["ci.unknown", "--no-wait", "--", "true"], 75, "has no slots"),
+        (&["ci.unknown", "--no-wait", "--", "true"], 81, "there is no semaphore ci.unknown"),
+        (&["demo/deploy", "--", "true"], 64, "for a resource, use sem/deploy -n demo"),
+        (&["--mutex", "ci.one", "-E", "7", "--", "sh", "-c", "exit 75"], 75, ""),
     ];
     for (arguments, code, says) in table {
         let arguments: Vec<&str> = ["exec", "--quiet"].iter().chain(*arguments).copied().collect();

@@ -46,7 +46,7 @@ async fn a_semaphore_is_made_grown_shrunk_and_destroyed() {
     succeed(&vhost, &["semaphore", "destroy", LOCK, "--yes"]).await;
     assert_eq!(vhost.queues().await, [""; 0]);
     let gone = semaphore(&vhost, &["grow", LOCK, "1"]).await;
-    assert_eq!(gone.code, Some(64), "{gone:?}");
+    assert_eq!(gone.code, Some(81), "{gone:?}");
     assert!(gone.stderr.contains("there is no semaphore"), "{gone:?}");
     let operators = semaphore(&vhost, &["grow", "sem/deploy", "1"]).await;
     assert_eq!(operators.code, Some(64), "{operators:?}");

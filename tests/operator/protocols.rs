@@ -1,6 +1,7 @@
 //! Semaphores of the other two protocols: the same lifecycle as with exclusive queues,
 //! and the specifics of how they are held.
 
+mod mismatch;
 mod tokens;
 
 use std::collections::BTreeSet;

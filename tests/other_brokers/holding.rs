@@ -21,7 +21,7 @@ async fn slots_are_acquired_verified_drained_and_released_with_each_probe() {
     for probe in [AUTOMATIC, Some(Probe::Confirm), Some(Probe::Tx), Some(Probe::Declare)] {
         let (broker, lock) = (qpid.broker(probe), qpid.lock(probe));
         let error = lock.try_acquire(&any()).await.unwrap_err();
-        assert!(matches!(error, AcquireError::NoSlots { .. }), "{probe:?}: {error:?}");
+        assert!(matches!(error, AcquireError::Missing { .. }), "{probe:?}: {error:?}");
         resize(&broker, 3).await.unwrap();
         let mut permits = Vec::new();
         for expected in 1..=3 {

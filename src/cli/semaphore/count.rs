@@ -32,13 +32,16 @@ struct Counted<'a> {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let target = arguments.which.find().await?;
+    target.must_exist().await?;
     let seen = target.look().await?;
     print(&arguments.form, &target, &seen).await
 }
 
 /// Lists the waiters.
 pub(super) async fn waiters(arguments: Arguments) -> Result<(), Failure> {
-    show_waiters(&arguments.form, &arguments.which.find().await?).await
+    let target = arguments.which.find().await?;
+    target.must_exist().await?;
+    show_waiters(&arguments.form, &target).await
 }
 
 /// Lists the waiters of a lock.

@@ -1,7 +1,7 @@
 //! `lockkeeper semaphore destroy`: removes a semaphore.
 
 use super::draining::Draining;
-use super::target::SemaphoreTarget;
+use super::target::{SemaphoreTarget, missing};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
@@ -23,7 +23,8 @@ pub struct Arguments {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let target = arguments.which.find_to_change("kubectl delete").await?;
     let name = &target.found.name;
-    if !arguments.yes {
+    let existed = target.may_exist().await?;
+    if !arguments.yes && existed {
         let seen = target.look().await?;
         let question = format!(
             "Destroy the semaphore {name} ({} {}, {} held)?",
@@ -35,7 +36,11 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
             return Err(Failure::new(Failure::NOT_ACQUIRED, "nothing was changed"));
         }
     }
+    // Queues of slots above the first may be left.
     let (had, held) = arguments.draining.destroy(&target).await?;
+    if !existed && had == 0 {
+        return Err(missing(name.as_str()));
+    }
     say(format!("{name} is gone with {had} {}, {held} of them held", target.found.units()));
     Ok(())
 }

@@ -94,7 +94,9 @@ impl Shown<'_> {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    show(arguments.form.output, &live(&arguments.which.find().await?).await?)
+    let target = arguments.which.find().await?;
+    target.must_exist().await?;
+    show(arguments.form.output, &live(&target).await?)
 }
 
 /// Observes the holders on the broker.

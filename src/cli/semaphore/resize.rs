@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::count;
 use super::draining::Draining;
-use super::target::{Form, SemaphoreTarget, failed};
+use super::target::{Form, SemaphoreTarget, failed, missing};
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::plan::naming::{LockName, Protocol, QueueType};
@@ -111,6 +111,7 @@ impl Change {
         let resized = target.broker.resize(name, to, desired, &CancellationToken::new()).await;
         let resized = resized.map_err(|error| match error {
             ResizeError::Broker(error) => failed(&error),
+            ResizeError::Missing { .. } => missing(name.as_str()),
             error => Failure::new(Failure::USAGE, error.to_string()),
         })?;
         let units = target.found.units();

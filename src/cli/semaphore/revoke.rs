@@ -60,9 +60,10 @@ pub(in crate::cli) struct How {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { which, slot, how } = arguments;
-    let LockOnBroker { found, .. } = which.find_to_change("lockkeeper revoke").await?;
-    revoke::must_name_slot(found.name.has_slots(), slot)?;
-    perform(found, slot, how).await
+    let target = which.find_to_change("lockkeeper revoke").await?;
+    revoke::must_name_slot(target.found.name.has_slots(), slot)?;
+    target.must_exist().await?;
+    perform(target.found, slot, how).await
 }
 
 /// Revokes the slot, token or mutex from its holder.

@@ -5,7 +5,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::Format;
 use crate::cli::target::{FoundLock, LockLocation, resource};
 use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
-use crate::semaphore::{Broker, BrokerError, BrokerOptions};
+use crate::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Presence};
 
 /// The semaphore.
 #[derive(Debug, clap::Args)]
@@ -61,6 +61,25 @@ impl SemaphoreTarget {
 }
 
 impl LockOnBroker {
+    /// Fails unless the lock exists, with this protocol.
+    pub async fn must_exist(&self) -> Result<(), Failure> {
+        let name = &self.found.name;
+        match self.broker.presence(name).await.map_err(|error| failed(&error))? {
+            Presence::Absent => Err(missing(name.as_str())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is anything to remove. Whether it may be removed, the removal itself
+    /// decides: a lock may also be in part one of another protocol.
+    pub async fn may_exist(&self) -> Result<bool, Failure> {
+        match self.broker.presence(&self.found.name).await {
+            Ok(presence) => Ok(presence != Presence::Absent),
+            Err(BrokerError::ProtocolMismatch { .. }) => Ok(true),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
     /// Observes the slots on the broker.
     pub async fn look(&self) -> Result<Observed, Failure> {
         let name = &self.found.name;
@@ -68,6 +87,18 @@ impl LockOnBroker {
         let to = mark.unwrap_or_default() + DEFAULT_OVERSHOOT;
         self.broker.observe(name, to, to).await.map_err(|error| failed(&error))
     }
+}
+
+/// The failure for a semaphore that does not exist.
+pub(in crate::cli) fn missing(name: &str) -> Failure {
+    if name.contains(['/', ' ']) {
+        let message = format!(
+            "there is no semaphore {name}: a lock's name is <namespace>.<name>, for example demo.deploy; for a resource, use sem/deploy -n demo"
+        );
+        return Failure::new(Failure::USAGE, message);
+    }
+    let error = AcquireError::Missing { lock: name.to_owned() };
+    Failure::new(Failure::DOES_NOT_EXIST, error.to_string())
 }
 
 pub(in crate::cli) fn failed(error: &BrokerError) -> Failure {

@@ -6,7 +6,7 @@ use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::semaphore::Expected;
+use crate::semaphore::{Expected, Fault};
 
 /// Arguments of `lockkeeper semaphore verify`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         1 => "1 fault".to_owned(),
         more => format!("{more} faults"),
     };
-    let message = format!("{name} has {count}: create, grow and shrink repair slots");
-    Err(Failure::new(WRONG, message))
+    let advice = match faults[..] {
+        [Fault::Absent] => "check its name, or create it",
+        [Fault::OtherProtocol { .. }] => "use the lock's own protocol",
+        _ => "create, grow and shrink repair slots",
+    };
+    Err(Failure::new(WRONG, format!("{name} has {count}: {advice}")))
 }

@@ -54,6 +54,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let message = "--until drained is for all slots together, and tokens have none: leave --slot out, or let `lockkeeper semaphore shrink` wait";
         return Err(Failure::new(Failure::USAGE, message));
     }
+    within(arguments.timeout, "the broker", target.must_exist()).await?;
     let look = async || match arguments.slot {
         Some(slot) => {
             let seen = target.broker.observe(name, 0, slot).await;

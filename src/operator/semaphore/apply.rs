@@ -107,7 +107,10 @@ impl Step<'_> {
             self.declare(memory, mark, notes).await?
         } else {
             let mut observation = Observation::new(self.observe(memory, mark).await?, mark);
-            let progress = self.repair(memory, &mut observation, notes).await;
+            let progress = match self.check_protocol(&observation).await {
+                Ok(()) => self.repair(memory, &mut observation, notes).await,
+                Err(error) => Err(error.into()),
+            };
             (observation, progress)
         };
         if self.sweep_due && matches!(progress, Ok(Progress::Done { .. })) {
@@ -143,6 +146,7 @@ impl Step<'_> {
                 error @ (BrokerError::MutexBusy { .. }
                 | BrokerError::IncompatibleQueue { .. }
                 | BrokerError::ProtocolMismatch { .. }
+                | BrokerError::TokensLimited { .. }
                 | BrokerError::NodeDown { .. }),
             ) => {
                 let highest = mark.unwrap_or_default();
@@ -151,6 +155,14 @@ impl Step<'_> {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Fails if a sweep finds queues of another protocol under the lock's name.
+    async fn check_protocol(&self, observation: &Observation) -> Result<(), BrokerError> {
+        if !self.sweep_due {
+            return Ok(());
+        }
+        self.broker.check_protocol(&self.valid.lock, &observation.seen).await
     }
 
     /// Plans the changes to the observed slots, and applies them if there are any.
@@ -312,7 +324,11 @@ impl Step<'_> {
         self.tell_waiters(observation, woken).await;
         observation.hold_limit = self.broker.hold_limit(lock).await?;
         if self.sweep_due {
-            memory.detail.risks = self.broker.risks(lock).await;
+            let mut risks = self.broker.risks(lock).await;
+            if let Some(risks) = &mut risks {
+                risks.found.retain(|risk| risk.harms(self.valid.desired.slots));
+            }
+            memory.detail.risks = risks;
         }
         observation.risks.clone_from(&memory.detail.risks);
         if ctx.stop.is_cancelled() {

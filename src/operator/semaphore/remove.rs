@@ -32,7 +32,14 @@ pub(super) async fn destroy(
 ) -> Result<Removal<SemaphoreStatus>, BrokerError> {
     let Session { ctx, object, valid, connected, .. } = session;
     let broker = &connected.handle;
-    let done = broker.destroy(&valid.lock, valid.desired, mark(session), &ctx.stop).await?;
+    let destroyed = broker.destroy(&valid.lock, valid.desired, mark(session), &ctx.stop).await;
+    let done = match destroyed {
+        // Nothing of that lock was ever this object's.
+        Err(error @ BrokerError::ProtocolMismatch { .. }) => {
+            return Ok(Removal::NotOurs(error.to_string()));
+        }
+        destroyed => destroyed?,
+    };
     Ok(if done.left == 0 {
         Removal::Gone
     } else if namespace_is_terminating(ctx, *object).await {

@@ -36,7 +36,15 @@ pub enum PolicyEffect {
     MessagesExpire,
     /// `expires`: the queue is deleted while no client uses it.
     QueueExpires,
+    /// `max-length` or `max-length-bytes`: the queue keeps a limited number of tokens.
+    LimitsTokens {
+        /// Maximum number of free tokens.
+        to: u64,
+    },
 }
+
+/// Length of a token's body, a number of microseconds since 1970.
+const TOKEN_BYTES: u64 = 16;
 
 /// The effects of the policies that apply to a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,13 +55,25 @@ pub struct PolicyEffects {
     pub messages_expire: bool,
     /// See [`PolicyEffect::QueueExpires`].
     pub queue_expires: bool,
+    /// See [`PolicyEffect::LimitsTokens`].
+    pub token_limit: Option<u64>,
 }
 
 impl PolicyEffects {
     /// Whether any lock could be affected.
     #[must_use]
     pub fn any(self) -> bool {
-        self.dead_letters || self.messages_expire || self.queue_expires
+        self.dead_letters
+            || self.messages_expire
+            || self.queue_expires
+            || self.token_limit.is_some()
+    }
+
+    /// Returns the greatest number of tokens of a queue with these limits.
+    #[must_use]
+    pub fn limit_of_tokens(max_length: Option<u64>, max_bytes: Option<u64>) -> Option<u64> {
+        let by_bytes = max_bytes.map(|bytes| bytes / TOKEN_BYTES);
+        max_length.into_iter().chain(by_bytes).min()
     }
 
     /// Returns the effects that harm a queue which keeps messages, or does not.
@@ -82,6 +102,15 @@ pub fn sampled_queues(lock: &LockName) -> Vec<(String, bool)> {
 }
 
 impl Risk {
+    /// Whether it harms a lock with this number of slots or tokens.
+    #[must_use]
+    pub fn harms(&self, slots: u32) -> bool {
+        match self {
+            Self::Policy { effect: PolicyEffect::LimitsTokens { to }, .. } => *to < slots.into(),
+            _ => true,
+        }
+    }
+
     /// Returns the name for conditions. It is part of the API and never renamed.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -91,6 +120,7 @@ impl Risk {
                 PolicyEffect::DeadLetters => "PolicyDeadLetters",
                 PolicyEffect::MessagesExpire => "PolicyExpiresMessages",
                 PolicyEffect::QueueExpires => "PolicyExpiresQueues",
+                PolicyEffect::LimitsTokens { .. } => "PolicyLimitsTokens",
             },
         }
     }
@@ -104,6 +134,10 @@ impl fmt::Display for Risk {
                 "The broker's cluster is partitioned: node {node} has lost {}, which still run. Clients on both sides can hold the same slot. Restart the nodes of one side",
                 from.join(", ")
             ),
+            Self::Policy { effect: PolicyEffect::LimitsTokens { to }, queue } => write!(
+                f,
+                "A policy with max-length or max-length-bytes applies to the queue {queue}, which then keeps at most {to} free tokens. Exclude the lock's queues from the policy"
+            ),
             Self::Policy { effect, queue } => {
                 let (key, harm) = match effect {
                     PolicyEffect::DeadLetters => (
@@ -113,7 +147,9 @@ impl fmt::Display for Risk {
                     PolicyEffect::MessagesExpire => {
                         ("message-ttl", "deletes its records or tokens")
                     }
-                    PolicyEffect::QueueExpires => ("expires", "deletes it while it is not in use"),
+                    PolicyEffect::QueueExpires | PolicyEffect::LimitsTokens { .. } => {
+                        ("expires", "deletes it while it is not in use")
+                    }
                 };
                 write!(
                     f,
@@ -131,7 +167,12 @@ mod tests {
 
     #[test]
     fn a_policy_harms_a_queue_by_its_removals() {
-        let all = PolicyEffects { dead_letters: true, messages_expire: true, queue_expires: true };
+        let all = PolicyEffects {
+            dead_letters: true,
+            messages_expire: true,
+            queue_expires: true,
+            token_limit: None,
+        };
         let [ttl, expires, letters] =
             [PolicyEffect::MessagesExpire, PolicyEffect::QueueExpires, PolicyEffect::DeadLetters];
         assert_eq!(all.harmful(true), [ttl, expires, letters]);
@@ -139,6 +180,20 @@ mod tests {
         let ttl = PolicyEffects { messages_expire: true, ..PolicyEffects::default() };
         assert!(ttl.any() && ttl.harmful(false).is_empty());
         assert!(!PolicyEffects::default().any());
+    }
+
+    #[test]
+    fn a_policy_that_limits_a_queue_harms_a_lock_with_more_tokens() {
+        let limit = PolicyEffects::limit_of_tokens;
+        assert_eq!(limit(None, None), None);
+        assert_eq!(limit(Some(5), None), Some(5));
+        assert_eq!(limit(None, Some(50)), Some(3), "the fourth has no room");
+        assert_eq!(limit(Some(5), Some(1)), Some(0));
+        let effect = PolicyEffect::LimitsTokens { to: 5 };
+        let risk = Risk::Policy { effect, queue: "ci.x.semaphore".to_owned() };
+        assert!(risk.harms(6) && !risk.harms(5));
+        assert_eq!(risk.reason(), "PolicyLimitsTokens");
+        assert!(risk.to_string().contains("at most 5 free tokens"), "{risk}");
     }
 
     #[test]

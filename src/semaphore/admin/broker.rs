@@ -267,7 +267,7 @@ impl Broker {
     }
 
     /// Names the node in an error about a node that is down.
-    async fn named<T>(&self, done: Result<T, BrokerError>) -> Result<T, BrokerError> {
+    pub(super) async fn named<T>(&self, done: Result<T, BrokerError>) -> Result<T, BrokerError> {
         match done {
             Err(error) => Err(self.0.access.name_node(error).await),
             done => done,

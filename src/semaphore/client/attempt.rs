@@ -24,11 +24,6 @@ use crate::semaphore::session::offered;
 /// Maximum of the one random pause after a first lost race.
 pub const SKEW: Duration = Duration::from_millis(50);
 
-/// How long the presence of records is cached. A probe costs more than all other requests
-/// of an acquisition. For this time after records were added to a lock, a busy client may
-/// still acquire without them.
-const RECORDS_BELIEVED: Duration = Duration::from_secs(1);
-
 /// Which slots to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -311,27 +306,15 @@ impl Lock {
                 protocol?;
                 Ok(Tried::Got { held, has_record: has_record?, sent })
             }
-            Ok(Claimed::NoSlot | Claimed::Locked) => {
+            Ok(missing_or_locked) => {
                 conn.settle();
+                if matches!(missing_or_locked, Claimed::NoSlot) {
+                    self.check_missing(choice.slot).await?;
+                }
                 Ok(Tried::Lost)
             }
             Err(error @ BrokerError::NodeDown { .. }) => Ok(Tried::NodeDown(error)),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    async fn has_record(&self, slot: u32) -> Result<bool, BrokerError> {
-        let Some(queue) = self.name().record_queue(slot) else { return Ok(false) };
-        match self.recall().records {
-            Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
-            _ => {
-                let asked = Moment::now();
-                // Not by a probe, for which a queue whose node is down may look missing: a
-                // slot would be acquired without its fencing token and its lock delay.
-                let found = self.shared().side.publisher().await?.look(&queue).await?.is_some();
-                self.remember(|memory| memory.records = Some((found, asked)));
-                Ok(found)
-            }
         }
     }
 

@@ -9,10 +9,16 @@ use crate::semaphore::error::BrokerError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// There is no slot 1: the semaphore does not exist, or has 0 slots. A client that
-    /// waits for a lock which is deleted then gets this error only when its limit has
-    /// passed.
-    #[error("the lock {lock:?} has no slots: create it, or give it slots")]
+    /// The semaphore does not exist. One of profile `AmqpLocksPython` with 0 slots is no
+    /// different.
+    #[error("there is no semaphore {lock}: check its name, profile and virtual host, or create it")]
+    Missing {
+        /// The lock.
+        lock: String,
+    },
+    /// The semaphore has 0 slots, or is being created or removed. A client that waits for a
+    /// lock which is deleted then gets this error only when its limit has passed.
+    #[error("the lock {lock:?} has no slots: wait longer, or give it slots")]
     NoSlots {
         /// The lock.
         lock: String,

@@ -80,7 +80,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// * [`AcquireError::NoSlots`] if the lock does not exist when the call begins.
+    /// * [`AcquireError::Missing`] if the lock does not exist when the call begins.
     /// * [`AcquireError::Broker`] if the client was never connected, or if a person must
     ///   act, for example because the broker rejects the user, or because this process has
     ///   too many open files.

@@ -14,6 +14,7 @@ mod options;
 mod outage;
 mod permit;
 mod pool;
+mod recorded;
 mod records;
 mod resting;
 mod same_protocol;

@@ -32,6 +32,9 @@ const FIRST_ATTEMPT: Duration = Duration::from_secs(5);
 /// Time after the limit for the last attempt over open connections. It determines the error.
 const LAST_ATTEMPT: Duration = Duration::from_secs(2);
 
+/// How long an administrator may take to create a lock. A client then waits for it.
+const BEING_MADE: Duration = Duration::from_secs(5);
+
 /// Receives each error that the acquisition survives, before the pause that it causes.
 pub(crate) type Report<'a> = &'a (dyn Fn(&AcquireError) + Sync);
 
@@ -85,15 +88,24 @@ impl Lock {
         last: &Mutex<Option<BrokerError>>,
     ) -> Result<Permit, AcquireError> {
         let mut pause = PAUSES.0;
-        let mut existed = false;
+        let (first, mut existed) = (Moment::now(), false);
         loop {
             let began = Moment::now();
             let acquired = match protocol::claiming(self.name()) {
                 Claiming::Slot(how) => self.acquire_slot(how, options, wait, &mut existed).await,
                 Claiming::Token => self.acquire_token(options, wait, &mut existed).await,
             };
+            let mut is_made = false;
+            let acquired = match acquired {
+                Err(AcquireError::NoSlots { .. }) => {
+                    let (error, changes) = self.why_no_slots(existed).await;
+                    is_made = changes && first.elapsed() < BEING_MADE;
+                    Err(error)
+                }
+                acquired => acquired,
+            };
             let error = match acquired {
-                Err(error) if self.survives(&error, wait, existed) => error,
+                Err(error) if self.survives(&error, wait, existed || is_made) => error,
                 Err(AcquireError::Broker(error)) => {
                     return Err(AcquireError::Broker(self.name_node(error).await));
                 }

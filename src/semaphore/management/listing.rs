@@ -3,7 +3,7 @@
 //! slot. Only for observation, and as a first guess: a change observes again, over AMQP and
 //! under the mutex.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use futures::try_join;
 use tokio::sync::Mutex;
 
 use super::{Management, ManagementError};
-use crate::plan::naming::{LockName, MAX_SLOTS, Profile};
+use crate::plan::naming::{LockName, MAX_SLOTS, Profile, Protocol};
 
 /// Maximum age of a recent list, as a multiple of the time that it took. Each list makes the
 /// broker walk over all its queues, and thousands of them keep one of its cores busy.
@@ -36,6 +36,8 @@ pub struct ListedQueues {
     /// The name of the API's own cluster.
     pub cluster: Option<String>,
     locks: HashMap<Profile, HashMap<Box<str>, ListedLock>>,
+    /// The locks that have a token queue.
+    tokens: HashSet<Box<str>>,
 }
 
 /// The queues of one lock.
@@ -45,6 +47,8 @@ pub struct ListedLock {
     pub slots: BTreeSet<u32>,
     /// The highest slot that has any queue, up to [`MAX_SLOTS`].
     pub highest: u32,
+    /// Whether a slot has the holder queue `B[i]`, and whether one has `C[i]`.
+    holders: (bool, bool),
 }
 
 impl Listing {
@@ -92,25 +96,55 @@ async fn list(management: &Management) -> Result<ListedQueues, ManagementError> 
 impl ListedQueues {
     fn new<'a>(cluster: Option<String>, names: impl Iterator<Item = &'a str>) -> Self {
         let mut locks: HashMap<Profile, HashMap<Box<str>, ListedLock>> = HashMap::new();
-        for Parsed { lock, profile, slot, is_slot_queue } in names.filter_map(parse) {
+        let mut tokens = HashSet::new();
+        for name in names {
+            if let Some(lock) = name.strip_suffix(".semaphore") {
+                tokens.insert(lock.into());
+            }
+            let Some(Parsed { lock, profile, slot, part }) = parse(name) else { continue };
             let of_profile = locks.entry(profile).or_default();
             if !of_profile.contains_key(lock) {
                 of_profile.insert(lock.into(), ListedLock::default());
             }
             let Some(listed) = of_profile.get_mut(lock) else { continue };
-            if is_slot_queue {
-                listed.slots.insert(slot);
+            match part {
+                "A" => drop(listed.slots.insert(slot)),
+                "B" => listed.holders.0 = true,
+                "C" => listed.holders.1 = true,
+                _ => {}
             }
             if slot <= MAX_SLOTS {
                 listed.highest = slot.max(listed.highest);
             }
         }
-        Self { cluster, locks }
+        Self { cluster, locks, tokens }
     }
 
     /// Returns the queues of the lock. `None` if it has none with a slot.
     pub fn of(&self, lock: &LockName) -> Option<&ListedLock> {
-        self.locks.get(&lock.profile())?.get(lock.as_str())
+        self.named(lock, lock.profile())
+    }
+
+    fn named(&self, lock: &LockName, profile: Profile) -> Option<&ListedLock> {
+        self.locks.get(&profile)?.get(lock.as_str())
+    }
+
+    /// Whether a queue of that name may belong to another protocol.
+    pub fn shows_another_protocol(&self, lock: &LockName) -> bool {
+        let slots = self.named(lock, Profile::Guideline);
+        let python = self.named(lock, Profile::AmqpLocksPython).is_some();
+        let tokens = self.tokens.contains(lock.as_str());
+        match lock.protocol() {
+            Protocol::ExclusiveQueue(_) => tokens || slots.is_some_and(|of| of.holders.1),
+            Protocol::ExclusiveConsumer => {
+                let is_other =
+                    |of: &ListedLock| of.holders.0 || !of.holders.1 && !of.slots.is_empty();
+                tokens || python || slots.is_some_and(is_other)
+            }
+            // A token's holder announces itself by a queue, whose number is no slot's.
+            Protocol::Token(_) => python || slots.is_some(),
+            Protocol::TrueMutex => false,
+        }
     }
 }
 
@@ -120,7 +154,8 @@ struct Parsed<'a> {
     lock: &'a str,
     profile: Profile,
     slot: u32,
-    is_slot_queue: bool,
+    /// `A`, `B`, `C` or `F`.
+    part: &'a str,
 }
 
 fn parse(queue: &str) -> Option<Parsed<'_>> {
@@ -133,17 +168,18 @@ fn parse(queue: &str) -> Option<Parsed<'_>> {
     };
     let slot = number.parse().ok().filter(|slot| *slot > 0)?;
     // "007" parses too, but is not a slot number.
-    let parsed = Parsed { lock, profile, slot, is_slot_queue: part == "A" };
+    let parsed = Parsed { lock, profile, slot, part };
     (number == u32::to_string(&slot)).then_some(parsed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::naming::QueueType;
 
     #[test]
     fn a_queue_name_yields_its_lock_and_slot_or_belongs_to_none() {
-        let parsed = |queue| parse(queue).map(|p| (p.lock, p.profile, p.slot, p.is_slot_queue));
+        let parsed = |queue| parse(queue).map(|p| (p.lock, p.profile, p.slot, p.part == "A"));
         assert_eq!(parsed("a.b-2-c-12-A"), Some(("a.b-2-c", Profile::Guideline, 12, true)));
         assert_eq!(parsed("a-1-B"), Some(("a", Profile::Guideline, 1, false)));
         assert_eq!(parsed("a-1-F"), Some(("a", Profile::Guideline, 1, false)));
@@ -165,5 +201,31 @@ mod tests {
         assert_eq!(of("a", Profile::Guideline), Some((vec![1, 3, 10_001], 7)));
         assert_eq!(of("b", Profile::AmqpLocksPython), Some((vec![2], 2)));
         assert_eq!(of("b", Profile::Guideline), None);
+    }
+
+    #[test]
+    fn a_list_shows_whether_a_name_has_queues_of_another_protocol() {
+        let protocols = [
+            Protocol::ExclusiveQueue(Profile::Guideline),
+            Protocol::ExclusiveConsumer,
+            Protocol::Token(QueueType::Classic),
+        ];
+        for (names, shown) in [
+            (&[][..], [false, false, false]),
+            (&["a-W", "a", "a-1763756400000000-B"], [false, false, false]),
+            (&["a-1-A", "a-W"], [false, true, true]),
+            (&["a-1-A", "a-1-C", "a-1-F"], [true, false, true]),
+            (&["a-1-A", "a-1-B", "a-1-C"], [true, true, true]),
+            (&["a-2-C"], [true, false, true]),
+            (&["a.semaphore"], [true, true, false]),
+            (&["a.semaphore", "a-1-A"], [true, true, true]),
+            (&["a-A-1"], [false, true, true]),
+            (&["b-1-A", "b-1-C", "b.semaphore"], [false, false, false]),
+        ] {
+            let listed = ListedQueues::new(None, names.iter().copied());
+            let lock = |protocol| LockName::new("a").unwrap().with_protocol(protocol);
+            let found = protocols.map(|protocol| listed.shows_another_protocol(&lock(protocol)));
+            assert_eq!(found, shown, "{names:?}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::answer::List;
 use super::nodes::Node;
 use super::{Management, ManagementError};
 use crate::plan::naming::LockName;
-use crate::plan::semaphore::risk::{PolicyEffects, Risk, sampled_queues};
+use crate::plan::semaphore::risk::{PolicyEffect, PolicyEffects, Risk, sampled_queues};
 
 /// Maximum number of policies of a virtual host.
 const MAX_POLICIES: usize = 10_000;
@@ -43,6 +43,10 @@ struct Definition {
     messages_expire: Option<IgnoredAny>,
     #[serde(rename = "expires")]
     queue_expires: Option<IgnoredAny>,
+    #[serde(rename = "max-length")]
+    max_length: Option<u64>,
+    #[serde(rename = "max-length-bytes")]
+    max_bytes: Option<u64>,
 }
 
 impl Definition {
@@ -51,6 +55,7 @@ impl Definition {
             dead_letters: self.dead_letters.is_some(),
             messages_expire: self.messages_expire.is_some(),
             queue_expires: self.queue_expires.is_some(),
+            token_limit: PolicyEffects::limit_of_tokens(self.max_length, self.max_bytes),
         }
     }
 }
@@ -94,6 +99,9 @@ impl RiskCache {
             for (queue, keeps_messages) in sampled_queues(lock) {
                 let effects = management.policy_effects(&queue).await.ok()?;
                 let harmful = effects.harmful(keeps_messages).into_iter();
+                let limit = effects.token_limit.filter(|_| !lock.has_slots());
+                let limited = limit.map(|to| PolicyEffect::LimitsTokens { to });
+                let harmful = harmful.chain(limited);
                 found.extend(harmful.map(|effect| Risk::Policy { effect, queue: queue.clone() }));
             }
         }
@@ -137,7 +145,7 @@ impl Management {
     }
 
     /// Returns the effects of the policies that apply to a queue. None for a missing queue.
-    async fn policy_effects(&self, queue: &str) -> Result<PolicyEffects, ManagementError> {
+    pub async fn policy_effects(&self, queue: &str) -> Result<PolicyEffects, ManagementError> {
         let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
         let path = format!("queues/{}/{queue}?columns=effective_policy_definition", self.vhost);
         let policy: Option<QueuesPolicy> = self.get(&path).await?;
@@ -153,17 +161,17 @@ mod tests {
     fn the_keys_of_a_definition_are_found_whatever_their_values() {
         let effects = |json: &str| {
             serde_json::from_str::<QueuesPolicy>(json).map(|policy| {
-                let PolicyEffects { dead_letters, messages_expire, queue_expires } =
+                let PolicyEffects { dead_letters, messages_expire, queue_expires, token_limit } =
                     policy.effective_policy_definition.effects();
-                (dead_letters, messages_expire, queue_expires)
+                (dead_letters, messages_expire, queue_expires, token_limit)
             })
         };
         for empty in
             ["{}", r#"{"effective_policy_definition":[]}"#, r#"{"effective_policy_definition":{}}"#]
         {
-            assert_eq!(effects(empty).unwrap(), (false, false, false), "{empty}");
+            assert_eq!(effects(empty).unwrap(), (false, false, false, None), "{empty}");
         }
         let all = r#"{"effective_policy_definition":{"message-ttl":1,"max-length":3,"expires":2,"dead-letter-exchange":""}}"#;
-        assert_eq!(effects(all).unwrap(), (true, true, true));
+        assert_eq!(effects(all).unwrap(), (true, true, true, Some(3)));
     }
 }

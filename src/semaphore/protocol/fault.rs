@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::semaphore::error::BrokerError;
+
 /// The expected state of a semaphore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
@@ -83,6 +85,21 @@ pub enum Fault {
         /// The evidence, as text.
         why: String,
     },
+}
+
+impl Fault {
+    /// Returns the fault that a check for queues of other protocols has found.
+    pub(super) fn of_protocol(
+        checked: Result<(), BrokerError>,
+    ) -> Result<Option<Self>, BrokerError> {
+        match checked {
+            Ok(()) => Ok(None),
+            Err(error @ BrokerError::ProtocolMismatch { .. }) => {
+                Ok(Some(Self::OtherProtocol { why: error.to_string() }))
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl fmt::Display for Fault {

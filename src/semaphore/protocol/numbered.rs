@@ -9,7 +9,6 @@ pub mod exclusive_consumer;
 pub mod exclusive_queue;
 pub mod holders;
 pub mod holding;
-pub mod mismatch;
 mod observe;
 pub mod records;
 
@@ -24,6 +23,7 @@ use self::records::RecordsSeen;
 use super::fault::{Expected, Fault};
 use super::holders::Holders;
 use super::interface::{AdminProtocol, LockProtocol};
+use super::mismatch;
 use super::revoke::{Revoke, RevokeError};
 use crate::plan::naming::LockName;
 use crate::plan::semaphore::{DesiredSlots, Observed, ObservedSlots};
@@ -144,7 +144,9 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
     ) -> Result<(Option<u32>, Observed), BrokerError> {
         let (access, lock) = (&change.access, &change.lock);
         let mark = self.find_mark(access, lock, change.desired.overshoot).await?;
-        Ok((mark, self.observe(access, lock, mark.unwrap_or_default(), 0).await?))
+        let seen = observe::observe(access, &self.how, lock, mark.unwrap_or_default(), 0).await?;
+        mismatch::check(access, lock, &seen.slots, seen.highest()).await?;
+        Ok((mark, Observed::Numbered(seen)))
     }
 
     async fn apply(

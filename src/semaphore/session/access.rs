@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use derive_setters::Setters;
 
@@ -21,7 +21,7 @@ use crate::semaphore::amqp::link::Link;
 use crate::semaphore::amqp::probe::{Eyes, Prober};
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::management::Management;
-use crate::semaphore::management::listing::Listing;
+use crate::semaphore::management::listing::{ListedQueues, Listing};
 use crate::semaphore::management::nodes;
 use crate::semaphore::management::risks::{RiskCache, Risks};
 
@@ -196,6 +196,15 @@ impl Access {
     pub async fn risks(&self, lock: &LockName) -> Option<Risks> {
         let management = self.management.as_ref()?;
         self.risks.of(management, self.options.list_interval, lock).await
+    }
+
+    /// Returns the queues that the management API has listed since then. `None` without a
+    /// list of this broker's queues.
+    pub async fn listed(&self, since: Option<Instant>) -> Option<Arc<ListedQueues>> {
+        let management = self.management.as_ref()?;
+        let listed = self.listing.get(management, self.options.list_interval, since).await?;
+        let cluster = self.identity().await.ok()?.cluster_name;
+        (listed.cluster.as_deref() == Some(cluster.as_str())).then_some(listed)
     }
 
     /// Names the node in an error about a node that is down.

@@ -67,7 +67,7 @@ async fn printed(child: Child) -> String {
 async fn the_token_client_exits_as_its_command_does_and_leaves_every_token() {
     let vhost = Vhost::create().await;
     let exit_code = async |timeout, line| TOKEN.exit_code(&vhost, timeout, line).await;
-    assert_eq!(exit_code("0", "true").await, Some(75), "no queue, and none is made");
+    assert_eq!(exit_code("0", "true").await, Some(81), "no queue, and none is made");
     let (_connection, channel) = vhost.channel().await;
     set_up(&channel, &["1700000000000001", "resource"]).await;
     for (line, code) in [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)] {

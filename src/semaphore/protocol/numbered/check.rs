@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::holding::Holding;
-use super::mismatch;
 use super::observe::{find_mark, observe};
 use super::records::{self, RecordsSeen};
 use crate::plan::semaphore::{ObservedSlots, sweep_to};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::{Expected, Fault};
+use crate::semaphore::protocol::mismatch;
 use crate::semaphore::session::change::Change;
 
 impl Change {
@@ -22,18 +22,14 @@ impl Change {
         let mark = find_mark(&self.access, how, &self.lock, self.desired.overshoot).await?;
         let sweep = sweep_to(self.desired, mark);
         let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
+        let highest = seen.highest();
+        let mismatch = mismatch::check(&self.access, &self.lock, &seen.slots, highest).await;
+        if let Some(fault) = Fault::of_protocol(mismatch)? {
+            return Ok(vec![fault]);
+        }
         let mut faults: Vec<Fault> = self.check_wait_queue(lane).await?.into_iter().collect();
         if seen.slots.is_empty() && self.is_absent(lane, &faults, expected).await? {
             return Ok(vec![Fault::Absent]);
-        }
-        match mismatch::check(self.access.eyes().prober, &self.lock, seen.slots.iter().copied())
-            .await
-        {
-            Ok(()) => {}
-            Err(error @ BrokerError::ProtocolMismatch { .. }) => {
-                return Ok(vec![Fault::OtherProtocol { why: error.to_string() }]);
-            }
-            Err(error) => return Err(error),
         }
         let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
         let records = expected.records || self.has_any_record(slots.max(seen.highest())).await?;

@@ -10,11 +10,11 @@ use futures::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 use super::holding::Holding;
-use super::mismatch;
 use super::observe::{find_highest, observe};
 use crate::plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
+use crate::semaphore::protocol::mismatch;
 use crate::semaphore::session::change::{Change, Converged};
 use crate::semaphore::session::offered;
 
@@ -41,9 +41,11 @@ impl Change {
         let disturbed = self.access.take_disturbed(&self.lock);
         let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
         let (before, swept_to) = self.look_before(how, swept_to).await?;
-        if !self.destroy {
-            let slots = before.slots.iter().copied();
-            mismatch::check(self.access.eyes().prober, &self.lock, slots).await?;
+        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
+        if self.destroy {
+            mismatch::check_removal(&self.access, &self.lock, existing, to).await?;
+        } else {
+            mismatch::check(&self.access, &self.lock, existing, to).await?;
         }
         let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;

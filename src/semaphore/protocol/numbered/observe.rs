@@ -151,13 +151,7 @@ pub async fn listed(
     slots_to: u32,
     since: Option<Instant>,
 ) -> Option<BTreeSet<u32>> {
-    let management = access.management.as_ref()?;
-    let listed = access.listing.get(management, access.options.list_interval, since).await?;
-    // A list of another broker's queues is useless.
-    let cluster = access.identity().await.ok()?.cluster_name;
-    if listed.cluster.as_deref() != Some(cluster.as_str()) {
-        return None;
-    }
+    let listed = access.listed(since).await?;
     let slots = listed.of(lock).into_iter().flat_map(|of| &of.slots);
     Some(slots.copied().take_while(|slot| *slot <= slots_to).collect())
 }

@@ -2,6 +2,7 @@
 //! surplus ones. Everything except observing runs under the admin mutex. See `count` for
 //! the number and `drain` for surplus tokens that are held.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,11 +12,12 @@ use super::account::Account;
 use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
 use super::queue::{Ready, arguments, release};
-use crate::plan::naming::LockName;
+use crate::plan::naming::{LockName, QueueType};
 use crate::plan::semaphore::{Observed, ObservedTokens, TokenPlan, plan_tokens};
 use crate::semaphore::amqp::lane::Lane;
 use crate::semaphore::error::BrokerError;
 use crate::semaphore::protocol::fault::Fault;
+use crate::semaphore::protocol::mismatch;
 use crate::semaphore::session::access::Access;
 use crate::semaphore::session::change::{Change, Converged};
 
@@ -47,6 +49,7 @@ pub async fn survey(
     change: &Change,
     lane: &mut Lane,
 ) -> Result<ObservedTokens, BrokerError> {
+    mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await?;
     let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
         return Ok(ObservedTokens::default());
     };
@@ -66,6 +69,12 @@ pub async fn apply(
     let (access, lock) = (&change.access, &change.lock);
     let (queue, desired) = (lock.token_queue(), change.desired.slots);
     change.go_on(lane)?;
+    let none = BTreeSet::new();
+    if change.destroy {
+        mismatch::check_removal(access, lock, &none, 0).await?;
+    } else {
+        mismatch::check(access, lock, &none, 0).await?;
+    }
     // The drain has another target. Its token must be free again.
     drains.stop(lock).await;
     let mut done = Converged {
@@ -96,7 +105,7 @@ pub async fn apply(
     }
     let plan = plan_tokens(desired, total);
     if plan.add > 0 {
-        lane.publish_tokens(&queue, tokens.new_ids(plan.add), plan.add).await?;
+        add(tokens, change, lane, total).await?;
         (done.declared, total) = (plan.add, desired);
     } else if plan.remove > 0 {
         done.deleted = lane.remove_free(&queue, plan.remove).await?;
@@ -122,6 +131,47 @@ pub async fn apply(
     Ok(done)
 }
 
+/// Publishes the tokens that are missing from `total`. A confirm only shows that the queue
+/// received a token: with a policy it may drop it, or another one.
+async fn add(
+    tokens: &Tokens,
+    change: &Change,
+    lane: &mut Lane,
+    total: u32,
+) -> Result<(), BrokerError> {
+    let (queue, desired) = (change.lock.token_queue(), change.desired.slots);
+    let limited = |kept: u64| {
+        let queue = queue.clone();
+        BrokerError::TokensLimited { queue, kept, desired }
+    };
+    let effects = match &change.access.management {
+        Some(management) => management.policy_effects(&queue).await.ok(),
+        None => None,
+    };
+    if let Some(kept) = effects.and_then(|effects| effects.token_limit)
+        && kept < desired.into()
+    {
+        return Err(limited(kept));
+    }
+    let free = |ready: Option<Ready>| ready.map_or(0, |ready| ready.free);
+    let before = free(lane.ready(&queue).await?);
+    let count_of_new = desired.saturating_sub(total);
+    let first_id = tokens.new_ids(count_of_new);
+    let accepted = lane.publish_tokens(&queue, first_id, count_of_new).await?;
+    let after = free(lane.ready(&queue).await?);
+    // Clients may have taken some. The figure of a quorum queue is seconds old.
+    let is_certain = after >= before.saturating_add(count_of_new)
+        || effects.is_some_and(|effects| !effects.any())
+            && queue_type(&change.lock) == QueueType::Quorum;
+    if accepted && is_certain {
+        return Ok(());
+    }
+    match count(tokens, change, lane, Some(desired)).await? {
+        kept if kept < desired => Err(limited(kept.into())),
+        _ => Ok(()),
+    }
+}
+
 /// Lists the faults of the lock. Changes nothing.
 pub async fn check(
     (tokens, drains): (&Tokens, &Drains),
@@ -129,6 +179,10 @@ pub async fn check(
     lane: &mut Lane,
     slots: Option<u32>,
 ) -> Result<Vec<Fault>, BrokerError> {
+    let mismatch = mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await;
+    if let Some(fault) = Fault::of_protocol(mismatch)? {
+        return Ok(vec![fault]);
+    }
     if lane.look(&change.lock.token_queue()).await?.is_none() {
         return Ok(vec![Fault::Absent]);
     }

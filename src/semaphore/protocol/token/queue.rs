@@ -78,13 +78,14 @@ impl Lane {
     }
 
     /// Publishes `count` tokens with ascending ids from `first_id`, and waits for the
-    /// broker's confirms.
+    /// broker's confirms. Returns whether the queue accepted all of them. That does not show
+    /// whether it kept them.
     pub async fn publish_tokens(
         &mut self,
         name: &str,
         first_id: u64,
         count: u32,
-    ) -> Result<(), BrokerError> {
+    ) -> Result<bool, BrokerError> {
         // A channel of its own, because pooled channels must not be in confirm mode. In
         // addition, a channel that knew a queue of that name with another type crashes
         // when it publishes to this one (3.10), and its connection with it.
@@ -104,13 +105,17 @@ impl Lane {
             };
             let confirms = lane.answer("to tokens", name, publishing).await?;
             for confirm in confirms.map_err(|refused| refused.error)? {
-                if !matches!(confirm, Confirmation::Ack(None)) {
-                    let why = "it refused a token, or had no queue for it".to_owned();
-                    return Err(BrokerError::Protocol { why });
+                match confirm {
+                    Confirmation::Ack(None) => {}
+                    Confirmation::Nack(None) => return Ok(false),
+                    _ => {
+                        let why = "it had no queue for a token".to_owned();
+                        return Err(BrokerError::Protocol { why });
+                    }
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes up to `most` free tokens and removes them permanently. Returns the number

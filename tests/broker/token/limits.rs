@@ -1,0 +1,47 @@
+//! Policies that limit the token queue: no change succeeds with fewer tokens than requested.
+
+use lockkeeper::semaphore::{BrokerError, PolicyEffect, ResizeError, ResizeTo, Risk};
+use serde_json::{Value, json};
+
+use super::{QUEUE, classic, make, resize, settles_at, total};
+use crate::broker::broker;
+use crate::broker::support::rabbitmq::{Vhost, eventually};
+
+async fn set_policy(vhost: &Vhost, definition: &Value) {
+    let policy = json!({"pattern": "semaphore$", "definition": definition, "apply-to": "queues"});
+    vhost.management.put(&format!("policies/{}/limit", vhost.name), policy).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_change_succeeds_with_fewer_tokens_than_requested() {
+    for (definition, kept) in [
+        (json!({"max-length": 5}), 5),
+        (json!({"max-length": 1, "overflow": "reject-publish"}), 1),
+        (json!({"max-length-bytes": 1}), 0),
+        // Nothing shows before the tokens are published that they will be dropped.
+        (json!({"message-ttl": 0}), 0),
+    ] {
+        let vhost = Vhost::create().await;
+        let broker = broker(&vhost);
+        set_policy(&vhost, &definition).await;
+        let error = resize(&broker, &classic(), ResizeTo::Create(10)).await.unwrap_err();
+        let queue = QUEUE.to_owned();
+        let limited = BrokerError::TokensLimited { queue, kept, desired: 10 };
+        assert_eq!(error, ResizeError::Broker(limited.clone()), "{definition}");
+        assert_eq!(make(&broker, &classic(), 10).await.unwrap_err(), limited, "{definition}");
+        assert!(total(&vhost).await.unwrap_or(0) <= kept, "{definition}");
+        let effect = match kept {
+            _ if definition.get("message-ttl").is_some() => PolicyEffect::MessagesExpire,
+            to => PolicyEffect::LimitsTokens { to },
+        };
+        let risk = Risk::Policy { effect, queue: QUEUE.to_owned() };
+        // The lists of policies are cached.
+        let found = async || self::broker(&vhost).risks(&classic()).await.unwrap().found;
+        eventually("the risk is found", async || found().await == [risk.clone()]).await;
+
+        vhost.management.delete(&format!("policies/{}/limit", vhost.name)).await;
+        eventually("the policy is gone", async || make(&broker, &classic(), 10).await.is_ok())
+            .await;
+        settles_at(&vhost, 10).await;
+    }
+}
