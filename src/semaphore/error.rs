@@ -2,17 +2,17 @@
 //! conditions and events, and a message with the next step. This is the only module that
 //! classifies lapin's errors.
 
-use std::io;
+mod origins;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
-use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
 
 use crate::opening::PATIENCE;
-use crate::plan::{ErrorClass, clean_text};
-use crate::process_limit;
-use crate::semaphore::refusal::{is_exclusive_elsewhere, is_limit, is_node_down, is_queue_limit};
-use crate::semaphore::violation::Violation;
+use crate::plan::ErrorClass;
+use crate::semaphore::refusal::is_queue_limit;
 
 /// The reason of an operation that found its connection closed.
 const CLOSED_BEFORE: &str = "the connection was closed before";
@@ -281,95 +281,6 @@ impl BrokerError {
         }
     }
 
-    /// Converts an error while connecting. The same reply codes have other meanings there
-    /// than on an open connection.
-    pub(in crate::semaphore) fn connecting(
-        error: &LapinError,
-        endpoint: &str,
-        user: &str,
-        vhost: &str,
-    ) -> Self {
-        let ErrorKind::ProtocolError(refusal) = error.kind() else {
-            return match error.kind() {
-                ErrorKind::IOError(error) => Self::reaching(error, endpoint),
-                _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: words(error) },
-            };
-        };
-        let text = refusal.get_message().as_str();
-        match refusal.get_id() {
-            // "Login was refused using authentication mechanism PLAIN".
-            403 => Self::AuthenticationFailed {
-                endpoint: endpoint.to_owned(),
-                user: clean_text(user, MAX_TEXT),
-            },
-            530 if is_limit(text) => Self::QuotaExceeded { why: broker_text(refusal) },
-            530 if text.starts_with("NOT_ALLOWED - vhost ") => {
-                Self::VhostNotFound { vhost: clean_text(vhost, MAX_TEXT) }
-            }
-            530 => Self::AccessRefused { why: broker_text(refusal) },
-            _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: broker_text(refusal) },
-        }
-    }
-
-    /// Converts an error of a socket on which at most the greeting was exchanged.
-    pub(in crate::semaphore) fn reaching(error: &io::Error, endpoint: &str) -> Self {
-        if let Some(why) = process_limit::behind(error) {
-            return Self::ProcessLimit { why: why.to_owned() };
-        }
-        if let Some(violation) = Self::of_violation(error) {
-            return violation;
-        }
-        let endpoint = endpoint.to_owned();
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(error) => {
-                Self::CertificateRefused { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) }
-            }
-            None => Self::Unreachable { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) },
-        }
-    }
-
-    /// Converts the end of a connection on which the broker sent what no broker sends.
-    fn of_violation(error: &io::Error) -> Option<Self> {
-        let violation = error.get_ref()?.downcast_ref::<Violation>()?;
-        let why = violation.to_string();
-        Some(match violation {
-            Violation::SmallFrameMax(_) => Self::QuotaExceeded { why },
-            _ => Self::Protocol { why },
-        })
-    }
-
-    /// Converts an error of an operation on `queue`.
-    pub(in crate::semaphore) fn operating(error: &LapinError, queue: &str) -> Self {
-        let ErrorKind::ProtocolError(refusal) = error.kind() else {
-            return match error.kind() {
-                ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
-                    Self::Protocol { why: words(error) }
-                }
-                ErrorKind::InvalidConnectionState(_) => {
-                    Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
-                }
-                ErrorKind::IOError(cause) => Self::of_violation(cause)
-                    .unwrap_or_else(|| Self::ConnectionLost { why: words(error) }),
-                _ => Self::ConnectionLost { why: words(error) },
-            };
-        };
-        let text = refusal.get_message().as_str();
-        let why = broker_text(refusal);
-        match refusal.get_id() {
-            403 => Self::AccessRefused { why },
-            404 if is_node_down(text) => Self::NodeDown { why },
-            406 | 530 if is_limit(text) => Self::QuotaExceeded { why },
-            id @ (405 | 406 | 530) if id != 530 || is_exclusive_elsewhere(text) => {
-                Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why }
-            }
-            541 if text.starts_with("INTERNAL_ERROR - Feature `transient_nonexcl_queues`") => {
-                Self::TransientQueuesRefused { why }
-            }
-            320 | 506 | 541 | 542 => Self::ConnectionLost { why },
-            _ => Self::Protocol { why },
-        }
-    }
-
     /// Whether a limit on connections or channels was reached. Other clients use them up, so
     /// it may pass at any moment: for example, the broker counts the connections of clients
     /// that have just ended for a while. A limit on queues stays until a person acts.
@@ -420,14 +331,6 @@ pub fn refusal_code(error: &LapinError) -> Option<u16> {
     }
 }
 
-fn broker_text(refusal: &AMQPError) -> String {
-    clean_text(refusal.get_message().as_str(), MAX_TEXT)
-}
-
-fn words(error: &LapinError) -> String {
-    clean_text(&error.to_string(), MAX_TEXT)
-}
-
 /// What to do about a limit. Every change of a lock first declares the admin mutex.
 fn limit_advice(why: &str) -> &'static str {
     if is_queue_limit(why) {
@@ -436,6 +339,3 @@ fn limit_advice(why: &str) -> &'static str {
         "raise the limit, or end clients that are not needed"
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,7 +1,10 @@
 //! Which refusals and failures become which error.
 
+use std::io;
+
+use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
+
 use super::*;
-use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 
 fn refused(kind: impl Into<AMQPErrorKind>, text: &str) -> LapinError {
     ErrorKind::ProtocolError(AMQPError::new(kind.into(), text.into())).into()
