@@ -4,7 +4,7 @@
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    #[error("what it sent is not AMQP 0-9-1")]
+    #[error("it sent bytes that are not AMQP 0-9-1")]
     NotAmqp,
     #[error("it sent a frame of {0} bytes, more than was agreed on")]
     LargeFrame(u32),

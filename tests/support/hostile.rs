@@ -1,6 +1,6 @@
 //! Servers that follow a protocol up to some step and then send what no server sends: a
 //! broker, a Redis server and a management API. Each listens on a port of its own and ends
-//! with the test. See `amqp` and `redis` for what they send.
+//! with the test. See `amqp` and `redis` for the details.
 
 pub mod amqp;
 pub mod redis;

@@ -18,7 +18,7 @@ const VALUE: usize = 64;
 /// Why a connection ends: the server sent what no Redis sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
-    #[error("what it sent is no answer of a Redis server")]
+    #[error("it sent bytes that are no answer of a Redis server")]
     NotRedis,
     #[error("it sent an answer of more than {0} bytes")]
     TooLong(usize),

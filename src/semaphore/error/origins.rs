@@ -1,5 +1,5 @@
-//! Converts the errors of lapin and of the network, and what no broker sends. See `error`
-//! for what they become.
+//! Converts the errors of lapin and of the network, and violations of the protocol. See
+//! `error` for the results.
 
 use std::io;
 

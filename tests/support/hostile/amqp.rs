@@ -10,7 +10,7 @@ use super::{Peer, flood, send, serve, silence};
 /// Depth of the nested tables. A third of it overflows the stack of a recursive parser.
 const DEPTH: usize = 3_000;
 
-/// What it sends.
+/// Bytes of a hostile broker.
 #[derive(Clone, Copy, Debug)]
 pub enum Sent {
     Silence,

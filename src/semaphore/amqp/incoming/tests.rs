@@ -156,7 +156,7 @@ fn a_returned_message_has_its_routing_key_only_and_was_published() {
 }
 
 #[test]
-fn what_is_not_asked_for_has_a_limit_until_the_client_sends_again() {
+fn unasked_frames_have_a_limit_until_the_client_sends_again() {
     let blocked = method(10, 60, b"\x03low");
     let message = [deliver(), header(16_000, &sized(b"")), frame(BODY, 1, &[0; 16_000])].concat();
     for unasked in [blocked, message] {
@@ -230,7 +230,7 @@ proptest! {
         let parsing = std::thread::Builder::new().stack_size(STACK).spawn(move || {
             let mut rest = whole.as_slice();
             while let Ok((after, frame)) = parse_frame(rest) {
-                // lapin prints what it receives.
+                // lapin prints each frame.
                 std::hint::black_box(format!("{frame:?}"));
                 rest = after;
             }
