@@ -22,4 +22,6 @@ pub enum Violation {
     ForeignReturn,
     #[error("its frame_max is {0}, and at least 8192 is required")]
     SmallFrameMax(u32),
+    #[error("its channel_max is {0}, and at least 3 is required")]
+    SmallChannelMax(u16),
 }

@@ -28,6 +28,7 @@ fn cause(step: Step, sent: Sent) -> &'static str {
         (_, Sent::EndlessFrame) => "a frame of 2147483647 bytes",
         (_, Sent::ForeignMethod) => "only clients send",
         (_, Sent::TinyFrames) => "frame_max is 4096",
+        (_, Sent::FewChannels) => "channel_max is 1",
         (Step::Operation, Sent::Blocked | Sent::Deliveries) => "not asked for",
         _ => "",
     }

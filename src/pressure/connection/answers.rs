@@ -71,12 +71,15 @@ impl Answers {
             };
             bytes = &bytes[taken..];
             self.len += taken;
+            self.check(limit)?;
             self.advance()?;
-            if self.len > limit {
-                return Err(Violation::TooLong(limit));
-            }
+            self.check(limit)?;
         }
         Ok(())
+    }
+
+    fn check(&self, limit: usize) -> Result<(), Violation> {
+        if self.len > limit { Err(Violation::TooLong(limit)) } else { Ok(()) }
     }
 
     /// Continues with the next part if this one is complete.

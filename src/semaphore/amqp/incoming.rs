@@ -9,7 +9,6 @@ mod tables;
 mod tests;
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use self::tables::check_table;
 use super::endpoint::FRAME_MAX;
@@ -24,6 +23,10 @@ const MAX_UNASKED: usize = 1024 * 1024;
 
 /// Smallest maximum frame size that lapin can negotiate, in bytes.
 const SMALLEST_FRAME_MAX: u32 = 8192;
+
+/// Smallest maximum number of channels that suffices for each protocol. With fewer, a
+/// missing channel would look like a lost connection.
+const SMALLEST_CHANNEL_MAX: u16 = 3;
 
 const METHOD: u8 = 1;
 const HEADER: u8 = 2;
@@ -157,13 +160,7 @@ impl Frames {
         match method {
             // Its table follows the version of the protocol.
             START => check_table(payload.get(6..).ok_or(Violation::Malformed)?).map(drop)?,
-            TUNE => {
-                let proposed = payload.get(6..).and_then(|rest| rest.first_chunk());
-                let frame_max = u32::from_be_bytes(*proposed.ok_or(Violation::Malformed)?);
-                if (1..SMALLEST_FRAME_MAX).contains(&frame_max) {
-                    return Err(Violation::SmallFrameMax(frame_max));
-                }
-            }
+            TUNE => check_limits(&payload[4..])?,
             RETURN => {
                 self.published = self.published.checked_sub(1).ok_or(Violation::ForeignReturn)?;
                 self.contents.insert(channel, Content::Returned);
@@ -181,12 +178,12 @@ impl Frames {
         checked: &mut Vec<u8>,
     ) -> Result<(), Violation> {
         // Class, weight, size of the body, flags of the properties.
-        let header = frame.get(PREFIX..PREFIX + 14).ok_or(Violation::Malformed)?;
-        let properties = PREFIX + 14..frame.len() - 1;
+        let payload = &frame[PREFIX..frame.len() - 1];
+        let (header, properties) = payload.split_at_checked(14).ok_or(Violation::Malformed)?;
         let size = header[4..].first_chunk().copied().map_or(0, u64::from_be_bytes);
         let flags = u16::from_be_bytes([header[12], header[13]]);
         let is_returned = self.contents.remove(&channel) == Some(Content::Returned);
-        let without_properties = is_returned || !are_fit(flags, frame, properties);
+        let without_properties = is_returned || !are_fit(flags, properties);
         let without_body = is_returned || size > MAX_BODY;
         if without_body && size > 0 {
             self.contents.insert(channel, Content::Dropped(size));
@@ -223,9 +220,22 @@ impl Frames {
     }
 }
 
+/// Checks the limits that the broker proposes. 0 is no limit.
+fn check_limits(proposed: &[u8]) -> Result<(), Violation> {
+    let &[a, b, c, d, e, f] = proposed.first_chunk().ok_or(Violation::Malformed)?;
+    let (channel_max, frame_max) = (u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f]));
+    if (1..SMALLEST_CHANNEL_MAX).contains(&channel_max) {
+        return Err(Violation::SmallChannelMax(channel_max));
+    }
+    if (1..SMALLEST_FRAME_MAX).contains(&frame_max) {
+        return Err(Violation::SmallFrameMax(frame_max));
+    }
+    Ok(())
+}
+
 /// Whether the properties of a message are well formed, and their table within the limits.
-fn are_fit(flags: u16, frame: &[u8], range: Range<usize>) -> bool {
-    let mut rest = &frame[range];
+fn are_fit(flags: u16, properties: &[u8]) -> bool {
+    let mut rest = properties;
     // The type and the encoding precede the headers.
     for flag in [1 << 15, 1 << 14] {
         if flags & flag != 0 {

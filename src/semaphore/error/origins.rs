@@ -65,7 +65,9 @@ impl BrokerError {
         let violation = error.get_ref()?.downcast_ref::<Violation>()?;
         let why = violation.to_string();
         Some(match violation {
-            Violation::SmallFrameMax(_) => Self::QuotaExceeded { why },
+            Violation::SmallFrameMax(_) | Violation::SmallChannelMax(_) => {
+                Self::QuotaExceeded { why }
+            }
             _ => Self::Protocol { why },
         })
     }

@@ -37,6 +37,7 @@ pub enum Sent {
     Deliveries,
     /// Limits that cannot be used.
     TinyFrames,
+    FewChannels,
     HugeFrames,
 }
 
@@ -63,6 +64,7 @@ pub fn behaviours() -> Vec<(Step, Sent)> {
             (Step::Start, Sent::Wide),
             (Step::Start, Sent::Heartbeats),
             (Step::Tune, Sent::TinyFrames),
+            (Step::Tune, Sent::FewChannels),
             (Step::Tune, Sent::HugeFrames),
             (Step::Open, Sent::Silence),
             (Step::Open, Sent::Blocked),
@@ -170,6 +172,7 @@ impl Broker {
             }
             Sent::Deliveries => flood(peer, &[delivered, small].concat()).await,
             Sent::TinyFrames => hold(peer, &tune(4_096)).await,
+            Sent::FewChannels => hold(peer, &method(0, 10, 30, b"\0\x01\0\x02\0\0\0\0")).await,
             Sent::HugeFrames => {
                 send(peer, &tune(u32::MAX)).await?;
                 silence(peer).await

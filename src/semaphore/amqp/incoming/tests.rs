@@ -113,8 +113,13 @@ fn what_no_broker_sends_ends_the_connection() {
     // queue.declare has a table, and a broker never sends it.
     assert_eq!(violation(&method(50, 10, &nested(3000))), Violation::ForeignMethod(50, 10));
     assert_eq!(violation(&method(10, 30, b"\0\0\0\0\x10\0\0\0")), Violation::SmallFrameMax(4096));
+    let few = method(10, 30, b"\0\x02\0\x02\0\0\0\0");
+    assert_eq!(violation(&few), Violation::SmallChannelMax(2));
     assert_eq!(violation(&frame(HEARTBEAT, 0, b"x")), Violation::Malformed);
-    assert_eq!(violation(&frame(HEADER, 1, b"short")), Violation::Malformed);
+    for len in 0..14 {
+        assert_eq!(violation(&frame(HEADER, 1, &[0; 14][..len])), Violation::Malformed);
+        assert_eq!(violation(&method(10, 30, &[0; 14][..len.min(5)])), Violation::Malformed);
+    }
     assert_eq!(violation(&frame(METHOD, 1, b"")), Violation::Malformed);
     assert_eq!(violation(&returned()), Violation::ForeignReturn);
 }
