@@ -35,7 +35,7 @@ impl fmt::Display for Owner {
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// A status could not be written.
-    #[error("could not write the status")]
+    #[error("could not write the status{}", advice(.0))]
     WriteStatus(#[source] kube::Error),
     /// The object has changed since it was read. Its newer state is about to be
     /// reconciled.
@@ -192,9 +192,32 @@ pub fn rhythmic(duration: Duration) -> Duration {
     duration.mul_f64(rand::rng().random_range(0.9..=1.0))
 }
 
+/// Returns what to do about a refused write of a status.
+fn advice(error: &kube::Error) -> &'static str {
+    match error {
+        kube::Error::Api(answer) if answer.message.contains("field not declared in schema") => {
+            ". The definition is older than the operator: apply the output of `lockkeeper crds`"
+        }
+        _ => "",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_definition_that_is_older_than_the_operator_is_named() {
+        let written = |message: &str| {
+            let answer = kube::core::Status::failure(message, "InternalError");
+            ReconcileError::WriteStatus(kube::Error::Api(Box::new(answer))).to_string()
+        };
+        // As the API server says it.
+        let older = "failed to create typed patch object (/d; lockkeeper.dev/v1alpha1, \
+                     Kind=Semaphore): .status.waiting: field not declared in schema";
+        assert!(written(older).ends_with("`lockkeeper crds`"), "{}", written(older));
+        assert_eq!(written("etcdserver: request timed out"), "could not write the status");
+    }
 
     #[test]
     fn pauses_grow_from_one_second_to_the_longest_and_are_never_longer_than_stated() {
