@@ -15,7 +15,8 @@ use crate::operator::world::{Kind, PATIENCE, World, in_a_world};
 /// Maximum growth of the operator's memory, in MiB. The chart's limit is 256 MiB.
 const GROWTH: u64 = 96;
 
-/// Time within which another tenant's object becomes Ready, at the median.
+/// Time within which another tenant's object becomes Ready, at the median. On a loaded
+/// machine it may take longer without any hostile server.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Returns the text by which a condition names what a broker sent. Empty where the network
@@ -46,13 +47,25 @@ async fn refused<K: Kind>(world: &World, name: &str) -> String {
     object.condition("Ready").unwrap().2
 }
 
+/// Returns the median of the times in which new objects become Ready, one after the other.
+async fn time_to_ready(world: &World, name: &str) -> Duration {
+    let mut times = Vec::new();
+    for number in 0..7 {
+        let (name, started) = (format!("{name}-{number}"), Instant::now());
+        world.apply::<Semaphore>(&name, "{slots: 1}").await.unwrap();
+        world.semaphore_ready(&name).await;
+        times.push(started.elapsed());
+    }
+    times.sort();
+    times[times.len() / 2]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_servers_of_a_tenant_cost_the_operator_little_and_delay_no_other_tenant() {
     in_a_world("hostile", async |victim| {
         let evil = neighbour(&victim).await;
         let operator = operator_of_both(&victim, &evil, &[]).await;
-        victim.apply::<Semaphore>("first", "{slots: 1}").await.unwrap();
-        victim.semaphore_ready("first").await;
+        let alone = time_to_ready(&victim, "first").await;
         let before = peak(operator.pid());
         let mut brokers = Vec::new();
         for (number, (step, sent)) in amqp::behaviours().into_iter().enumerate() {
@@ -80,13 +93,7 @@ async fn hostile_servers_of_a_tenant_cost_the_operator_little_and_delay_no_other
             let lock = format!("{}.{name}", evil.namespace);
             evil.apply::<Semaphore>(&name, &lock_by(&name, &lock)).await.unwrap();
         }
-        let mut delays = Vec::new();
-        for number in 0..7 {
-            let (name, started) = (format!("later-{number}"), Instant::now());
-            victim.apply::<Semaphore>(&name, "{slots: 1}").await.unwrap();
-            victim.semaphore_ready(&name).await;
-            delays.push(started.elapsed());
-        }
+        let during = time_to_ready(&victim, "later").await;
         for (name, step, sent) in brokers {
             let message = refused::<Semaphore>(&evil, &name).await;
             assert!(message.contains(cause(step, sent)), "{step:?} {sent:?}: {message}");
@@ -101,8 +108,8 @@ async fn hostile_servers_of_a_tenant_cost_the_operator_little_and_delay_no_other
             };
             assert!(names_it, "{when:?} {answer:?}: {message}");
         }
-        delays.sort();
-        assert!(delays[delays.len() / 2] < SOON, "{delays:?}");
+        let most = SOON.max(alone * 4);
+        assert!(during < most, "{during:?}, and {alone:?} without the hostile servers");
         let grown = peak(operator.pid()).saturating_sub(before);
         assert!(grown < GROWTH, "it grew by {grown} MiB");
         leave(evil).await;
