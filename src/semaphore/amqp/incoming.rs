@@ -222,8 +222,9 @@ impl Frames {
 
 /// Checks the limits that the broker proposes. 0 is no limit.
 fn check_limits(proposed: &[u8]) -> Result<(), Violation> {
-    let &[a, b, c, d, e, f] = proposed.first_chunk().ok_or(Violation::Malformed)?;
-    let (channel_max, frame_max) = (u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f]));
+    let (channel_max, rest) = proposed.split_first_chunk().ok_or(Violation::Malformed)?;
+    let channel_max = u16::from_be_bytes(*channel_max);
+    let frame_max = u32::from_be_bytes(*rest.first_chunk().ok_or(Violation::Malformed)?);
     if (1..SMALLEST_CHANNEL_MAX).contains(&channel_max) {
         return Err(Violation::SmallChannelMax(channel_max));
     }
