@@ -42,6 +42,13 @@ pub async fn send(peer: &mut Peer, bytes: &[u8]) -> std::io::Result<()> {
     peer.flush().await
 }
 
+/// Sends the bytes, and keeps the connection open: a close with unread bytes would reset it,
+/// and the client might read nothing.
+pub async fn hold(peer: &mut Peer, bytes: &[u8]) -> std::io::Result<()> {
+    send(peer, bytes).await?;
+    silence(peer).await
+}
+
 /// Keeps the connection open without sending.
 pub async fn silence(_peer: &mut Peer) -> std::io::Result<()> {
     tokio::time::sleep(Duration::from_mins(10)).await;
@@ -85,9 +92,9 @@ impl Management {
                 }
                 Self::NestedJson => {
                     send(&mut peer, body).await?;
-                    send(&mut peer, &b"[".repeat(100_000)).await
+                    hold(&mut peer, &b"[".repeat(100_000)).await
                 }
-                Self::Garbage => send(&mut peer, &[0xff; 1000]).await,
+                Self::Garbage => hold(&mut peer, &[0xff; 1000]).await,
                 Self::Closes => Ok(()),
             }
         })

@@ -5,7 +5,7 @@ use std::io;
 
 use tokio::io::AsyncReadExt;
 
-use super::{Peer, flood, send, serve, silence};
+use super::{Peer, flood, hold, send, serve, silence};
 
 /// Depth of the nested tables. A third of it overflows the stack of a recursive parser.
 const DEPTH: usize = 3_000;
@@ -144,8 +144,8 @@ impl Broker {
         match self.sent {
             Sent::Silence => silence(peer).await,
             Sent::Closes => Ok(()),
-            Sent::Garbage => send(peer, &[0xff; 1_000]).await,
-            Sent::Http => send(peer, b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
+            Sent::Garbage => hold(peer, &[0xff; 1_000]).await,
+            Sent::Http => hold(peer, b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
             Sent::Nested if is_start => hold(peer, &greeting_with(&nested(DEPTH))).await,
             Sent::Wide if is_start => hold(peer, &greeting_with(&wide())).await,
             Sent::Nested => {
@@ -179,12 +179,6 @@ impl Broker {
             }
         }
     }
-}
-
-/// Sends the bytes, and keeps the connection open.
-async fn hold(peer: &mut Peer, bytes: &[u8]) -> io::Result<()> {
-    send(peer, bytes).await?;
-    silence(peer).await
 }
 
 /// Reads a frame: its type, channel and payload.

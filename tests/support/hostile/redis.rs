@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::io::AsyncBufReadExt;
 
-use super::{Peer, flood, send, serve, silence};
+use super::{Peer, flood, hold, send, serve, silence};
 
 /// An answer.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ impl Answer {
             }
             Self::Nested => flood(peer, &b"*1\r\n".repeat(256)).await,
             Self::Pushes => flood(peer, b">2\r\n+invalidate\r\n$1\r\nx\r\n").await,
-            Self::Garbage => send(peer, b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
+            Self::Garbage => hold(peer, b"HTTP/1.1 400 Bad Request\r\n\r\n").await,
         }
     }
 }
