@@ -122,11 +122,11 @@ impl Frames {
             Some(_) => return Err(Violation::NotAmqp),
         }
         let Some(prefix) = self.partial.first_chunk::<PREFIX>() else { return Ok(PREFIX) };
-        let size = u32::from_be_bytes([prefix[3], prefix[4], prefix[5], prefix[6]]);
+        let size = size_of(*prefix);
         if size > FRAME_MAX {
             return Err(Violation::LargeFrame(size));
         }
-        Ok(PREFIX + size as usize + 1)
+        Ok(whole(size))
     }
 
     fn check(&mut self, frame: &[u8], checked: &mut Vec<u8>) -> Result<(), Violation> {
@@ -248,6 +248,16 @@ fn are_fit(flags: u16, properties: &[u8]) -> bool {
     flags & 1 << 13 == 0 || check_table(rest).is_ok()
 }
 
+/// Returns the size of a frame's payload, in bytes.
+fn size_of(prefix: [u8; PREFIX]) -> u32 {
+    u32::from_be_bytes([prefix[3], prefix[4], prefix[5], prefix[6]])
+}
+
+/// Returns the length of a frame with a payload of this size, in bytes.
+fn whole(size: u32) -> usize {
+    PREFIX + size as usize + 1
+}
+
 /// Returns class and method.
 fn method_of(payload: &[u8]) -> Result<(u16, u16), Violation> {
     let &[a, b, c, d] = payload.first_chunk().ok_or(Violation::Malformed)?;
@@ -309,14 +319,11 @@ impl Sent {
     }
 
     fn count(&mut self, counts: &mut Counts) {
-        let frame = std::mem::take(&mut self.beginning);
-        let size = u32::from_be_bytes([frame[3], frame[4], frame[5], frame[6]]) as usize;
-        self.skipped = (PREFIX + size + 1).saturating_sub(frame.len());
-        if frame[0] == HEARTBEAT {
-            return;
-        }
-        counts.others += 1;
-        let is_publish = frame[0] == METHOD && method_of(&frame[PREFIX..]) == Ok(PUBLISH);
+        let Some((prefix, payload)) = self.beginning.split_first_chunk() else { return };
+        self.skipped = whole(size_of(*prefix)).saturating_sub(self.beginning.len());
+        let is_publish = prefix[0] == METHOD && method_of(payload) == Ok(PUBLISH);
         counts.published += u64::from(is_publish);
+        counts.others += u64::from(prefix[0] != HEARTBEAT);
+        self.beginning.clear();
     }
 }
