@@ -6,7 +6,7 @@ use crate::{api_server, world};
 use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Fault};
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 use world::{PATIENCE, World, eventually, in_a_world};
 
 /// Duration of each fault.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use lockkeeper::api::all_crds;
+use lockkeeper_api::all_crds;
 use serde::Deserialize;
 use serde_json::Value;
 

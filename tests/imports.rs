@@ -1,5 +1,5 @@
 //! The imports between the files of the sources: no cycles, and the layers inside a
-//! module. See `rooms` for the layers between the modules. Reads the sources; no server.
+//! crate. See `rooms` for the crates. Reads the sources; no server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,7 +34,8 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
     ),
 ];
 
-/// The path of a module: `["semaphore", "amqp"]`.
+/// The path of a module: `["semaphore", "amqp"]` for that of a crate, `["operator", "work"]` for
+/// that of the program.
 type Module = Vec<String>;
 
 #[test]
@@ -92,9 +93,14 @@ fn reach(imports: &BTreeMap<Module, BTreeSet<Module>>, from: &Module) -> BTreeSe
 /// Returns the files that each file imports, by `use` or by a path in its code. A
 /// re-export counts as the file that has the item. Tests inside a file are left out.
 fn imports() -> BTreeMap<Module, BTreeSet<Module>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = BTreeMap::new();
-    read(&root, &mut Vec::new(), &mut files);
+    read(&root.join("src"), None, &mut Vec::new(), &mut files);
+    for entry in std::fs::read_dir(root.join("crates")).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        read(&entry.path().join("src"), Some(&name), &mut vec![name.clone()], &mut files);
+    }
     assert!(files.len() > 100, "{} files", files.len());
     let modules: BTreeSet<Module> = files.keys().cloned().collect();
     let found = |file: &Module, paths: &[Module]| -> BTreeSet<Module> {
@@ -120,23 +126,31 @@ fn target(
     }
 }
 
-fn read(folder: &Path, module: &mut Module, files: &mut BTreeMap<Module, Paths>) {
+/// Reads the files of a folder of a crate, or of the program (`None`).
+fn read(
+    folder: &Path,
+    krate: Option<&str>,
+    module: &mut Module,
+    files: &mut BTreeMap<Module, Paths>,
+) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         if path.is_dir() {
             module.push(name);
-            read(&path, module, files);
+            read(&path, krate, module, files);
             module.pop();
         } else if path.extension().is_some_and(|extension| extension == "rs")
-            && !["lib", "main", "tests"].contains(&name.as_str())
+            && !["main", "tests"].contains(&name.as_str())
+            && (krate.is_some() || name != "lib")
         {
             let mut module = module.clone();
-            if name != "mod" {
+            if name != "mod" && name != "lib" {
                 module.push(name);
             }
             let code = syn::parse_file(&std::fs::read_to_string(&path).unwrap()).unwrap();
-            let mut paths = Paths { module: module.clone(), ..Paths::default() };
+            let krate = krate.map(ToOwned::to_owned).into_iter().collect();
+            let mut paths = Paths { krate, module: module.clone(), ..Paths::default() };
             paths.visit_file(&code);
             files.insert(module, paths);
         }
@@ -146,6 +160,8 @@ fn read(folder: &Path, module: &mut Module, files: &mut BTreeMap<Module, Paths>)
 /// The absolute paths in a file.
 #[derive(Default)]
 struct Paths {
+    /// The path of its crate: empty for the program.
+    krate: Module,
     module: Module,
     children: BTreeSet<String>,
     used: Vec<Module>,
@@ -170,7 +186,7 @@ impl Paths {
         let mut module = self.module.clone();
         let mut rest = path;
         match path.first()?.as_str() {
-            "crate" => return Some(path[1..].to_vec()),
+            "crate" => return Some([&self.krate[..], &path[1..]].concat()),
             "self" => rest = &path[1..],
             "super" => {
                 while rest.first().is_some_and(|part| part == "super") {
@@ -179,7 +195,10 @@ impl Paths {
                 }
             }
             first if self.children.contains(first) => {}
-            _ => return None,
+            first => {
+                let other = first.strip_prefix("lockkeeper_")?.to_owned();
+                return Some([&[other], &path[1..]].concat());
+            }
         }
         Some([&module, rest].concat())
     }

@@ -1,48 +1,25 @@
-//! The layers of the sources: which module imports which, which crates each may use, and
-//! the dependencies of the lock client alone. Also checks that every file has a header.
-//! Reads the sources and cargo's own list of dependencies; no server.
+//! What Cargo does not check: which crates each crate may reach, and the layers of the
+//! program. Also checks that every file has a header and one subject. See `imports` for the
+//! layers inside a crate. Reads the sources and cargo's own list of dependencies; no server.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A module, the modules that it may import, and the crates that it must not use.
-const ROOMS: &[(&str, &[&str], &[&str])] = &[
-    ("plan", &[], &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"]),
-    ("tls", &["plan"], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
-    ("clock", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
-    ("opening", &[], &["axum", "clap", "lapin", "redis", "reqwest"]),
-    ("process_limit", &[], &["tokio", "axum", "clap", "lapin", "redis", "reqwest"]),
+/// A crate, our crates that it reaches, and foreign ones that it must not reach.
+const CRATES: &[(&str, &[&str], &[&str])] = &[
+    ("plan", &[], &["tokio", "futures", "lapin", "redis", "kube", "schemars"]),
+    ("net", &[], &["lapin", "redis", "reqwest", "kube", "schemars"]),
+    ("api", &["plan"], &["lapin", "redis", "reqwest", "axum", "clap"]),
+    ("semaphore", &["net", "plan"], &["redis", "kube", "k8s-openapi", "schemars", "axum", "clap"]),
+    ("pressure", &["net", "plan"], &["lapin", "reqwest", "kube", "schemars", "axum", "clap"]),
     (
-        "semaphore",
-        &["clock", "opening", "plan", "process_limit", "tls"],
-        &["redis", "axum", "clap"],
+        "client",
+        &["net", "plan", "pressure", "semaphore"],
+        &["kube", "kube-client", "k8s-openapi", "schemars", "axum", "clap"],
     ),
-    (
-        "pressure",
-        &["opening", "plan", "process_limit", "tls"],
-        &["lapin", "reqwest", "axum", "clap"],
-    ),
-    (
-        "api",
-        &["plan"],
-        &["tokio", "tokio_util", "futures", "axum", "clap", "lapin", "redis", "reqwest"],
-    ),
-    (
-        "operator",
-        &["api", "clock", "opening", "plan", "semaphore", "pressure"],
-        &["lapin", "redis", "reqwest", "clap"],
-    ),
-    (
-        "cli",
-        &["operator", "api", "clock", "plan", "process_limit", "semaphore", "pressure"],
-        &["lapin", "redis", "axum"],
-    ),
+    ("prove", &["plan"], &["redis", "reqwest", "kube", "axum"]),
 ];
-
-/// The crates for Kubernetes, and the only modules that may use them.
-const KUBERNETES: [&str; 3] = ["kube", "k8s_openapi", "schemars"];
-const MAY_NAME_KUBERNETES: [&str; 3] = ["api", "operator", "cli"];
 
 /// Maximum length of a file. A longer file has two subjects.
 const MAX_LINES: usize = 420;
@@ -50,19 +27,33 @@ const MAX_LINES: usize = 420;
 const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 500)];
 
 #[test]
-fn a_room_imports_only_the_rooms_below_it() {
-    let known: BTreeSet<&str> = ROOMS.iter().map(|(room, ..)| *room).collect();
-    let rooms = sources("src");
-    let found: BTreeSet<String> = rooms.iter().filter_map(Source::room).collect();
-    assert_eq!(found, known.iter().map(ToString::to_string).collect(), "a room without a rule");
+fn a_crate_reaches_only_the_crates_below_it() {
+    let all = dependencies(&["--package", "lockkeeper", "--all-features"]);
+    let ours = |found: &BTreeSet<String>| -> BTreeSet<String> {
+        let ours = found.iter().filter_map(|name| name.strip_prefix("lockkeeper-"));
+        ours.map(ToOwned::to_owned).collect()
+    };
+    for (name, below, foreign) in CRATES {
+        let found = dependencies(&["--package", &format!("lockkeeper-{name}"), "--all-features"]);
+        let expected = below.iter().chain([name]).map(ToString::to_string).collect();
+        assert_eq!(ours(&found), expected, "the crates of ours that {name} reaches");
+        for other in *foreign {
+            assert!(!found.contains(*other), "{name} must not reach {other}");
+            assert!(all.contains(*other), "{other} is not used at all any more");
+        }
+    }
+    let known: BTreeSet<String> = CRATES.iter().map(|(name, ..)| (*name).to_owned()).collect();
+    let folders = std::fs::read_dir("crates").unwrap();
+    let folders = folders.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(folders.collect::<BTreeSet<_>>(), known, "a crate without a rule");
+}
+
+#[test]
+fn the_operator_knows_nothing_of_the_command_line() {
     let mut wrong = Vec::new();
-    for file in &rooms {
-        let Some(room) = file.room() else { continue };
-        let (_, below, _) = ROOMS.iter().find(|(name, ..)| *name == room).unwrap();
-        for imported in file.rooms_imported() {
-            if imported != room && !below.contains(&imported.as_str()) {
-                wrong.push(format!("{}: {room} must not import {imported}", file.path.display()));
-            }
+    for file in sources("src/operator") {
+        if ["crate::cli", "super::cli", "clap::"].iter().any(|path| file.code.contains(path)) {
+            wrong.push(file.path.display().to_string());
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -91,43 +82,9 @@ fn only_the_folder_of_a_kind_names_it_in_the_operator() {
 }
 
 #[test]
-fn a_room_names_no_crate_that_is_none_of_its_business() {
-    let mut wrong = Vec::new();
-    for file in sources("src") {
-        let Some(room) = file.room() else { continue };
-        let (_, _, foreign) = ROOMS.iter().find(|(name, ..)| *name == room).unwrap();
-        let crates = file.first_segments();
-        let mut forbidden: Vec<&str> = foreign.to_vec();
-        if !MAY_NAME_KUBERNETES.contains(&room.as_str()) {
-            forbidden.extend(KUBERNETES);
-        }
-        for name in forbidden.into_iter().filter(|name| crates.contains(*name)) {
-            wrong.push(format!("{}: {room} must not use {name}", file.path.display()));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn the_decisions_have_neither_clock_nor_async() {
-    let mut wrong = Vec::new();
-    for file in sources("src") {
-        if file.room().as_deref() != Some("plan") {
-            continue;
-        }
-        for forbidden in ["async ", ".await", "Instant::now", "SystemTime", "Timestamp::now"] {
-            if file.code.contains(forbidden) {
-                wrong.push(format!("{}: {forbidden}", file.path.display()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
 fn every_file_starts_with_its_purpose_and_has_one_subject() {
     let mut wrong = Vec::new();
-    for file in ["src", "tests", "benches", "prove"].into_iter().flat_map(sources) {
+    for file in ["src", "crates", "tests", "benches"].into_iter().flat_map(sources) {
         let path = file.path.display();
         if !file.text.starts_with("//! ") {
             wrong.push(format!("{path}: must start with //! and its purpose"));
@@ -146,7 +103,7 @@ fn every_file_starts_with_its_purpose_and_has_one_subject() {
 /// on every machine that runs the program.
 #[test]
 fn tls_is_done_with_ring_alone() {
-    let all = dependencies(&["--all-features"]);
+    let all = dependencies(&["--workspace", "--all-features"]);
     assert!(all.contains("ring") && all.contains("rustls"), "{all:?}");
     let foreign = |name: &&String| {
         name.starts_with("aws-lc") || name.starts_with("openssl-sys") || *name == "native-tls"
@@ -154,17 +111,6 @@ fn tls_is_done_with_ring_alone() {
     let found: Vec<&String> = all.iter().filter(foreign).collect();
     assert!(found.is_empty(), "cargo tree -i shows which crate requires {found:?}");
     assert!(!all.contains("openssl"), "cargo tree -i openssl shows which crate requires it");
-}
-
-#[test]
-fn the_lock_client_alone_pulls_in_nothing_of_kubernetes_or_the_command_line() {
-    let all = dependencies(&["--all-features"]);
-    let client = dependencies(&["--no-default-features", "--features", "client"]);
-    assert!(client.contains("lapin") && client.contains("redis"), "{client:?}");
-    for name in ["kube", "kube-client", "k8s-openapi", "schemars", "axum", "clap"] {
-        assert!(all.contains(name), "{name} is not used at all any more");
-        assert!(!client.contains(name), "the feature client pulls in {name}");
-    }
 }
 
 /// A source file without its comments.
@@ -175,36 +121,6 @@ struct Source {
 }
 
 impl Source {
-    /// Returns the module that the file belongs to, if any.
-    fn room(&self) -> Option<String> {
-        let mut parts = self.path.strip_prefix("src").ok()?.components();
-        let first = parts.next()?.as_os_str().to_str()?.to_owned();
-        if matches!(first.as_str(), "main.rs" | "lib.rs") {
-            return None;
-        }
-        Some(first.trim_end_matches(".rs").to_owned())
-    }
-
-    /// Returns the first segment of every path in the code: crates, among others.
-    fn first_segments(&self) -> BTreeSet<String> {
-        let word = |c: char| c.is_alphanumeric() || c == '_';
-        let mut found = BTreeSet::new();
-        for (at, _) in self.code.match_indices("::") {
-            let before = &self.code[..at];
-            let name_at = before.rfind(|c| !word(c)).map_or(0, |i| i + 1);
-            if !before[..name_at].ends_with("::") && name_at < at {
-                found.insert(before[name_at..].to_owned());
-            }
-        }
-        // `use kube;` and `use redis as store;` have no second segment.
-        for line in self.code.lines() {
-            if let Some(rest) = line.trim_start().strip_prefix("use ") {
-                found.insert(rest.chars().take_while(|&c| word(c)).collect());
-            }
-        }
-        found
-    }
-
     /// Whether the code, except its tests, uses the type of a kind or its module in the
     /// operator.
     fn names_kind(&self, folder: &str, kind: &str) -> bool {
@@ -213,31 +129,10 @@ impl Source {
             let found = code.match_indices(path);
             found.flat_map(|(at, start)| heads(&code[at + start.len()..])).collect()
         };
-        after("crate::api::").iter().any(|name| name.starts_with(kind) || name == folder)
+        after("lockkeeper_api::").iter().any(|name| name.starts_with(kind) || name == folder)
             || after("super::").iter().any(|name| name == folder)
             || after("crate::operator::").iter().any(|name| name == folder)
     }
-
-    /// Returns the modules whose names follow `crate::`, also in braces, and those
-    /// reached through `super`.
-    fn rooms_imported(&self) -> BTreeSet<String> {
-        let mut found = BTreeSet::new();
-        for (at, start) in self.code.match_indices("crate::") {
-            found.extend(heads(&self.code[at + start.len()..]));
-        }
-        // From a module's mod.rs the crate is one step up, from its other files two.
-        let up = if self.path.ends_with("mod.rs") { "super::" } else { "super::super::" };
-        for (at, start) in self.code.match_indices(up) {
-            let rest = &self.code[at + start.len()..];
-            found.extend(heads(rest).into_iter().filter(|head| is_room(head)));
-        }
-        found.retain(|name| is_room(name));
-        found
-    }
-}
-
-fn is_room(name: &str) -> bool {
-    ROOMS.iter().any(|(room, ..)| *room == name)
 }
 
 /// Returns the names that continue a path: one, or those of a group in braces.
@@ -284,7 +179,7 @@ fn sources(folder: &str) -> Vec<Source> {
     found
 }
 
-/// Returns the names of all crates that are built with these features, except this one.
+/// Returns the names of all crates that are built for these packages and features.
 fn dependencies(features: &[&str]) -> BTreeSet<String> {
     let output = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
         .args(["tree", "--locked", "--prefix", "none", "--edges", "normal,build"])
@@ -298,34 +193,16 @@ fn dependencies(features: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_imports_of_a_file_are_recognized() {
-    let source = |path: &str, code: &str| Source {
-        path: path.into(),
-        text: code.to_owned(),
-        code: code.to_owned(),
+fn a_kind_is_recognized_in_the_imports_of_a_file() {
+    let names = |code: &str| {
+        let path = PathBuf::from("src/operator/x.rs");
+        let source = Source { path, text: code.to_owned(), code: code.to_owned() };
+        source.names_kind("semaphore", "Semaphore")
     };
-    let rooms = |path, code| {
-        let found = source(path, code).rooms_imported();
-        found.into_iter().collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(rooms("src/plan/x.rs", "use crate::api::Semaphore;"), "api");
-    assert_eq!(rooms("src/plan/x.rs", "use crate::{api::{plan, x}, cli};"), "api cli");
-    assert_eq!(rooms("src/plan/mod.rs", "use super::pressure;"), "pressure");
-    assert_eq!(rooms("src/operator/x.rs", "use super::semaphore;"), "", "its own file");
-    assert_eq!(rooms("src/operator/x.rs", "use super::super::cli;"), "cli");
-    let names = |code| source("src/operator/x.rs", code).names_kind("semaphore", "Semaphore");
-    assert!(names("use crate::api::{FIELD, Semaphore};") && names("use super::semaphore::State;"));
-    assert!(names("use crate::api::SemaphoreStatus;") && names("use super::{owners, semaphore};"));
-    assert!(!names("use crate::semaphore::Broker;\n#[cfg(test)]\nuse crate::api::Semaphore;"));
-    let crates =
-        source("src/plan/x.rs", "use kube;\nlet a: b::redis::C = tokio::d(\"redis://e\");");
-    let found: BTreeMap<&str, bool> = ["kube", "redis", "tokio", "b"]
-        .map(|name| (name, crates.first_segments().contains(name)))
-        .into();
-    assert_eq!(
-        found,
-        [("kube", true), ("redis", false), ("tokio", true), ("b", true)].into(),
-        "{:?}",
-        crates.first_segments()
-    );
+    assert!(names("use lockkeeper_api::{FIELD, Semaphore};"));
+    assert!(names("use super::semaphore::State;"));
+    assert!(names("use lockkeeper_api::SemaphoreStatus;"));
+    assert!(names("use super::{owners, semaphore};"));
+    let test = "use lockkeeper_semaphore::Broker;\n#[cfg(test)]\nuse lockkeeper_api::Semaphore;";
+    assert!(!names(test));
 }

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start, Verdict,
 };
 use tokio_util::sync::CancellationToken;

@@ -8,8 +8,8 @@ use futures::future::try_join_all;
 use lapin::options::{BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::semaphore::{AcquireError, AcquireOptions, Lock, Permit};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_semaphore::{AcquireError, AcquireOptions, Lock, Permit};
 
 use crate::Result;
 use crate::client::{self, destroy, resize};

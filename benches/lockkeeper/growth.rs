@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt;
 use kube::api::ListParams;
 use lapin::Connection;
-use lockkeeper::plan::naming::LockName;
+use lockkeeper_plan::naming::LockName;
 
 use crate::place::{Operator, PATIENCE, Place, concurrently};
 use crate::table::{GROW, Goal, LINEAR, OBSERVE_ONE, Pair, SHRINK, START, Table, aligned, median};

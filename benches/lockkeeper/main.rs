@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::place::Place;
 use crate::table::Table;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
-use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper_plan::connection::RabbitmqSettings;
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::process::Command;

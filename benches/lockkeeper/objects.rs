@@ -16,8 +16,8 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use lapin::Channel;
-use lockkeeper::api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
-use lockkeeper::plan::naming::LockName;
+use lockkeeper_api::{FIELD_MANAGER, FINALIZER, Semaphore, SemaphoreStatus};
+use lockkeeper_plan::naming::LockName;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 

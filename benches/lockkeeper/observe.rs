@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use lapin::Connection;
 use lapin::types::ShortString;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::semaphore::Broker;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::Broker;
 
 use crate::place::Place;
 use crate::table::{OBSERVE, Pair, Table};

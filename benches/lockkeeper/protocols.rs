@@ -8,10 +8,10 @@ mod plot;
 use std::time::{Duration, Instant};
 
 use lapin::{Connection, ConnectionProperties};
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Verdict,
 };
 use tokio_util::sync::CancellationToken;
@@ -46,7 +46,7 @@ const RESIZE: u32 = 100;
 
 /// The protocols of semaphores.
 pub const PROTOCOLS: [(&str, Protocol); 3] = [
-    ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline)),
+    ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline)),
     ("ExclusiveConsumer", Protocol::ExclusiveConsumer),
     ("Token", Protocol::Token(QueueType::Classic)),
 ];

@@ -7,9 +7,9 @@ mod turns;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::pressure::{Limit, Queue, QueueOptions, Wait};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_pressure::{Limit, Queue, QueueOptions, Wait};
 use redis::aio::MultiplexedConnection;
 
 pub use self::turns::run_peer;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use lockkeeper::api::Semaphore;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::Broker;
+use lockkeeper_api::Semaphore;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
 use crate::place::{PATIENCE, Place};

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
 HERE = pathlib.Path(__file__).resolve().parent
-SCRIPTS = pathlib.Path(os.environ.get("PRESSURE_SCRIPTS", HERE / "../../src/pressure/scripts"))
+SCRIPTS = pathlib.Path(os.environ.get("PRESSURE_SCRIPTS", HERE / "../../crates/pressure/src/scripts"))
 SUFFIXES = ("bound producer consumer producer_free consumer_free stats:produced_messages "
             "stats:produced_bytes stats:consumed_messages stats:consumed_bytes not_full closed "
             "in_flight leases").split()

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use lockkeeper::{
+use lockkeeper_client::{
     AcquireOptions, Client, ClientOptions, LockName, Permit, Protocol, QueueType, RabbitmqSettings,
 };
 

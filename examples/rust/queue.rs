@@ -12,7 +12,7 @@
 use std::error::Error;
 use std::io::{BufRead, Write, stdin, stdout};
 
-use lockkeeper::{Queue, QueueError, Wait};
+use lockkeeper_client::{Queue, QueueError, Wait};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -3,6 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_semaphore::{
+    AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Moment, Permit, Wait,
+    until_ended,
+};
 use tracing::{Instrument, debug_span, field};
 
 use super::common::duration;
@@ -11,10 +15,6 @@ use super::semaphore::target::missing;
 use super::target::{FoundLock, LockTarget};
 use super::waiting::Waiting;
 use super::within::within;
-use crate::semaphore::{
-    AcquireError, AcquireOptions, BrokerError, Client, ClientOptions, Moment, Permit, Wait,
-    until_ended,
-};
 
 /// Maximum time that a stopping process waits for the broker's answer to a claim that was
 /// given up.
@@ -139,14 +139,9 @@ impl Acquire {
     fn client(&self, found: &FoundLock) -> Client {
         let defaults = ClientOptions::default();
         let connect_timeout = if self.no_wait { NO_WAIT } else { defaults.connect_timeout };
-        let options = ClientOptions {
-            connect_timeout,
-            heartbeat: self.heartbeat,
-            // This process acquires only one lock.
-            warm: 0,
-            ..defaults
-        };
-        Client::new(found.settings.clone(), options)
+        // This process acquires only one lock.
+        let options = defaults.with_warm(0).with_heartbeat(self.heartbeat);
+        Client::new(found.settings.clone(), options.with_connect_timeout(connect_timeout))
     }
 
     async fn acquire(
@@ -156,15 +151,13 @@ impl Acquire {
         wait: Wait,
     ) -> Result<Permit, Failure> {
         let lock = found.lock(client);
-        let options = AcquireOptions {
-            identity: self.identity.clone().or_else(default_identity),
-            reason: self.reason.clone(),
-            url: self.link.clone(),
-            priority: self.priority,
-            barge: self.barge,
-            lock_delay: found.lock_delay,
-            ..AcquireOptions::default()
-        };
+        let mut options = AcquireOptions::default();
+        options.identity = self.identity.clone().or_else(default_identity);
+        options.reason.clone_from(&self.reason);
+        options.url.clone_from(&self.link);
+        options.priority = self.priority;
+        options.barge = self.barge;
+        options.lock_delay = found.lock_delay;
         let waiting = Waiting::new(found, self.quiet);
         let report = |error: &AcquireError| waiting.survived(error);
         let acquiring = lock.acquire_through_outages(&options, wait, &report);

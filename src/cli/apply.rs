@@ -1,6 +1,11 @@
 //! `lockkeeper apply`: applies manifests to servers, without Kubernetes, with the
 //! operator's own code.
 
+use lockkeeper_api::validate::{ValidQueue, ValidSemaphore};
+use lockkeeper_plan::pressure_queue::{QueueEffect, residue};
+use lockkeeper_plan::semaphore::Observed;
+use lockkeeper_pressure::{Applied, Store};
+use lockkeeper_semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
 use super::common::say;
@@ -10,11 +15,6 @@ use super::plan::{Plan, Shown, Step, Wanted, Work, store_failed};
 use super::question::confirmed;
 use super::semaphore::target::failed;
 use super::validate::INVALID;
-use crate::api::validate::{ValidQueue, ValidSemaphore};
-use crate::plan::pressure_queue::{QueueEffect, residue};
-use crate::plan::semaphore::Observed;
-use crate::pressure::{Applied, Store};
-use crate::semaphore::Broker;
 
 /// Arguments of `lockkeeper apply`.
 #[derive(Debug, clap::Args)]

@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::num::NonZeroUsize;
 
+use lockkeeper_net::process_limit;
 use tokio::runtime::Runtime;
 
 use super::failure::Failure;
 use super::telemetry;
-use crate::process_limit;
 
 /// Threads besides the runtime's own: those of connections and of blocking calls, and room
 /// for the processes that `exec` and `queue run` start.

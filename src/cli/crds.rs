@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use kube::ResourceExt;
+use lockkeeper_api::all_crds;
 
 use super::failure::Failure;
 use super::output;
-use crate::api::all_crds;
 
 /// Arguments of `lockkeeper crds`.
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Some(directory) => {
                 let file = directory.join(format!("{}.yaml", crd.spec.names.plural));
                 let text = format!(
-                    "# Generated from src/api by `make generate`; edit there.\n---\n{yaml}"
+                    "# Generated from crates/api by `make generate`; edit there.\n---\n{yaml}"
                 );
                 std::fs::write(&file, text).map_err(|error| {
                     let name = crd.name_any();

@@ -7,6 +7,7 @@ mod objects;
 
 use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::Serialize;
 
 use self::finding::{Finding, Level};
@@ -14,7 +15,6 @@ use super::common::say;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Format};
-use crate::api::{PressureQueue, Semaphore};
 
 /// Arguments of `lockkeeper doctor`.
 #[derive(Debug, clap::Args)]

@@ -4,6 +4,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
+    AcquireError, AcquireOptions, Client, ClientOptions, Permit, ResizeError, ResizeTo, Verdict,
+};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio_util::sync::CancellationToken;
@@ -15,10 +19,6 @@ use super::output;
 use super::semaphore::target::LockOnBroker;
 use super::streams::Stdin;
 use super::target::LockLocation;
-use crate::plan::semaphore::DesiredSlots;
-use crate::semaphore::{
-    AcquireError, AcquireOptions, Client, ClientOptions, Permit, ResizeError, ResizeTo, Verdict,
-};
 
 /// Arguments of `lockkeeper drive`.
 #[derive(Debug, clap::Args)]
@@ -144,12 +144,8 @@ async fn lost(driven: Option<&mut Driven>) -> String {
 impl Driven {
     fn new(arguments: &Arguments, lock: &str) -> Result<Self, Failure> {
         let target = LockOnBroker::new(arguments.place.named(lock)?);
-        let options = ClientOptions {
-            heartbeat: arguments.heartbeat,
-            // This process acquires only one lock.
-            warm: 0,
-            ..ClientOptions::default()
-        };
+        // This process acquires only one lock.
+        let options = ClientOptions::default().with_heartbeat(arguments.heartbeat).with_warm(0);
         let client = Client::new(target.found.settings.clone(), options);
         Ok(Self { lock: lock.to_owned(), target, client, permit: None })
     }

@@ -15,6 +15,7 @@ mod terminal;
 use std::ffi::OsString;
 
 use clap::Parser;
+use lockkeeper_semaphore::until_ended;
 use tracing::{Instrument, debug_span};
 
 pub(super) use asking::{Answer, SOCKET, ask};
@@ -27,7 +28,6 @@ use super::failure::Failure;
 use super::signals::Signals;
 use super::target::LockTarget;
 use super::telemetry::{self, LogFormat};
-use crate::semaphore::until_ended;
 
 /// Arguments of `lockkeeper exec`.
 #[derive(Debug, clap::Args)]

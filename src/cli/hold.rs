@@ -1,5 +1,6 @@
 //! `lockkeeper hold`: acquires a lock, holds it until a signal, then releases it.
 
+use lockkeeper_semaphore::{Permit, until_ended};
 use tracing::{Instrument, Span, debug_span, field};
 
 use super::acquire::{Acquire, GIVEN_UP};
@@ -9,7 +10,6 @@ use super::output;
 use super::signals::Signals;
 use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
-use crate::semaphore::{Permit, until_ended};
 
 /// Arguments of `lockkeeper hold`.
 #[derive(Debug, clap::Args)]

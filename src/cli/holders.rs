@@ -1,13 +1,14 @@
 //! `lockkeeper holders`: lists the holders of a Semaphore, from its status or from its
 //! broker.
 
+use lockkeeper_api::Semaphore;
+
 use super::common::say;
 use super::failure::Failure;
 use super::output::Format;
 use super::semaphore::holders;
 use super::semaphore::target::LockOnBroker;
 use super::target::{LockLocation, resource};
-use crate::api::Semaphore;
 
 /// Arguments of `lockkeeper holders`.
 #[derive(Debug, clap::Args)]
@@ -38,7 +39,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let found = arguments.place.kubernetes().find::<Semaphore>(name).await?;
     let Some(status) = found.object.status else {
         say(format!("sem/{name} has no status: is the operator running? see doctor"));
-        return holders::show::<crate::api::semaphore::HolderStatus>(arguments.output, &[]);
+        return holders::show::<lockkeeper_api::semaphore::HolderStatus>(arguments.output, &[]);
     };
     if status.holders_truncated {
         let held = i64::from(status.held.unwrap_or(0)) + i64::from(status.draining.unwrap_or(0));

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
+use lockkeeper_plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
 use crate::operator::fetch::{FetchError, Reader};
-use crate::plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 
 /// Location of a resource in Kubernetes.
 #[derive(Clone, Debug, Default, clap::Args)]

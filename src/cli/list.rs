@@ -9,6 +9,9 @@ use kube::api::ListParams;
 use kube::core::NamespaceResourceScope;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource, ResourceExt};
+use lockkeeper_api::conditions::{READY, find};
+use lockkeeper_api::pressure_queue::RoleStatus;
+use lockkeeper_api::{PressureQueue, Semaphore, validate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -17,9 +20,6 @@ use super::common::say;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Column, Format, or_dash};
-use crate::api::conditions::{READY, find};
-use crate::api::pressure_queue::RoleStatus;
-use crate::api::{PressureQueue, Semaphore, validate};
 
 /// Arguments of `lockkeeper list`.
 #[derive(Debug, clap::Args)]

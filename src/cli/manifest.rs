@@ -9,6 +9,7 @@ use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use lockkeeper_api::GROUP;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -16,7 +17,6 @@ pub(super) use self::check::{Checker, Object};
 use super::common::say;
 use super::failure::Failure;
 use super::streams::{Stdin, unreadable};
-use crate::api::GROUP;
 
 /// The files to read.
 #[derive(Clone, Debug, clap::Args)]

@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::semaphore::Holder;
+use lockkeeper_semaphore::BrokerError;
 use serde::Serialize;
 
 use super::common::{duration, in_runtime, say};
@@ -13,9 +16,6 @@ use super::semaphore::holders::{self, live_of};
 use super::semaphore::target::{Form, LockOnBroker, failed};
 use super::semaphore::{count, revoke, wait};
 use super::target::BrokerLocation;
-use crate::plan::naming::Protocol;
-use crate::plan::semaphore::Holder;
-use crate::semaphore::BrokerError;
 
 /// Arguments of `lockkeeper mutex`.
 #[derive(Debug, clap::Args)]

@@ -5,19 +5,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lockkeeper_api::validate::DefaultRules;
+use lockkeeper_plan::connection::SettingsError;
+use lockkeeper_plan::quota::Limits;
 use tokio_util::sync::CancellationToken;
 
 use super::common::{duration, runtime};
 use super::failure::Failure;
 use super::signals::{INTERRUPTING, Signals};
 use super::telemetry::{self, LogFormat};
-use crate::api::validate::DefaultRules;
 use crate::operator::context::Rhythm;
 use crate::operator::defaults::DefaultSources;
 use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
-use crate::plan::connection::SettingsError;
-use crate::plan::quota::Limits;
 
 /// Arguments of `lockkeeper operator`.
 #[derive(Debug, clap::Args)]

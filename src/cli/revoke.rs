@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
+use lockkeeper_api::revoke::RevokeRequest;
+use lockkeeper_api::{REVOKE, Semaphore};
+use lockkeeper_plan::clean_text;
 use serde_json::json;
 
 use super::common::{duration, say};
@@ -15,9 +18,6 @@ use super::kubernetes::{FoundObject, Kubernetes};
 use super::question::confirmed;
 use super::target;
 use super::within::within;
-use crate::api::revoke::RevokeRequest;
-use crate::api::{REVOKE, Semaphore};
-use crate::plan::clean_text;
 
 /// Arguments of `lockkeeper revoke`.
 #[derive(Debug, clap::Args)]

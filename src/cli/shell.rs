@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::plan::changes_display;
+use lockkeeper_plan::changes_display;
 
 /// Quotes a word for a shell, if it needs that. Control and invisible characters, and bytes
 /// that are not UTF-8, become escapes of bash, so that the message stays text.

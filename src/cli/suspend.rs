@@ -4,6 +4,7 @@
 use kube::api::{Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -11,7 +12,6 @@ use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed, not_found};
 use super::output;
 use super::target::resource;
-use crate::api::{PressureQueue, Semaphore};
 
 /// Arguments of `lockkeeper suspend` and of `lockkeeper resume`.
 #[derive(Debug, clap::Args)]

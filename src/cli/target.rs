@@ -75,8 +75,9 @@ fn usage(error: &(impl Display + ?Sized)) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_api::{PressureQueue, Semaphore};
+
     use super::*;
-    use crate::api::{PressureQueue, Semaphore};
 
     #[test]
     fn a_resource_is_named_as_for_kubectl_and_anything_else_is_a_name_on_the_server() {

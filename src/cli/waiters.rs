@@ -1,6 +1,8 @@
 //! `lockkeeper waiters`: lists the clients that wait for a Semaphore, with their
 //! identities if the broker provides them.
 
+use lockkeeper_api::Semaphore;
+use lockkeeper_semaphore::Waiter;
 use serde::Serialize;
 
 use super::common::say;
@@ -8,8 +10,6 @@ use super::failure::Failure;
 use super::output::{self, Format, or_dash};
 use super::semaphore::target::{LockOnBroker, failed};
 use super::target::{LockLocation, resource};
-use crate::api::Semaphore;
-use crate::semaphore::Waiter;
 
 /// Arguments of `lockkeeper waiters`.
 #[derive(Debug, clap::Args)]

@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::naming::Unit;
+use lockkeeper_plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
+use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions};
 use tokio::sync::Notify;
 
 use super::target::FoundLock;
-use crate::plan::ErrorClass;
-use crate::plan::naming::Unit;
-use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
-use crate::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions};
 
 /// Waiting for less than this time is not reported.
 const AT_ONCE: Duration = Duration::from_millis(500);

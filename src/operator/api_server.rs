@@ -7,13 +7,13 @@ use std::sync::Arc;
 use axum::http::{Method, Request};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use lockkeeper_plan::MayAct;
 use tower::filter::FilterLayer;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{BoxError, service_fn};
 
 use super::answers::Answers;
 use super::metrics::Metrics;
-use crate::plan::MayAct;
 
 /// Maximum number of concurrent requests to the API server. Each one is a connection (the
 /// client speaks HTTP/1.1), with a TLS handshake and buffers on both sides. Without a

@@ -7,6 +7,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, ResourceExt};
+use lockkeeper_api::conditions::reason;
+use lockkeeper_api::{DeletionPolicy, FORCE_FINALIZE};
+use lockkeeper_pressure::StoreError;
+use lockkeeper_semaphore::BrokerError;
 use tracing::{info, warn};
 
 use super::context::Context;
@@ -17,10 +21,6 @@ use super::kind_context::KindContext;
 use super::outcome::{Note, Outcome, Removal, Report};
 use super::owners;
 use super::report::{publish, report};
-use crate::api::conditions::reason;
-use crate::api::{DeletionPolicy, FORCE_FINALIZE};
-use crate::pressure::StoreError;
-use crate::semaphore::BrokerError;
 
 /// Number of attempts on a server that responds but fails, if its settings are gone for
 /// good. Several are needed because deleting a thousand objects together loads a broker.

@@ -4,14 +4,14 @@
 use std::time::{Duration, Instant};
 
 use kube::{Api, Client};
+use lockkeeper_api::validate::DefaultRules;
+use lockkeeper_plan::MayAct;
 use tokio_util::sync::CancellationToken;
 
 use super::events::Events;
 use super::fetch::Connections;
 use super::metrics::Metrics;
 use super::reduced::Reduced;
-use crate::api::validate::DefaultRules;
-use crate::plan::MayAct;
 
 /// Intervals of observation.
 #[derive(Clone, Copy, Debug)]

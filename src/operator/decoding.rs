@@ -107,9 +107,9 @@ fn place_of(object: &InvalidObject) -> Place {
 mod tests {
     use kube::ResourceExt;
     use kube::runtime::reflector;
+    use lockkeeper_api::Semaphore;
 
     use super::*;
-    use crate::api::Semaphore;
 
     fn object(name: &str, protocol: &str) -> Reduced<Semaphore> {
         serde_json::from_value(serde_json::json!({

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use secrecy::{ExposeSecret, SecretString};
-
-use crate::plan::connection::{
+use lockkeeper_plan::connection::{
     ADMIN, AMQP, MANAGEMENT, REDIS, RabbitmqSettings, RedisSettings, SettingsError,
 };
+use secrecy::{ExposeSecret, SecretString};
 
 /// Time for which file contents are cached. All objects share one read.
 const FRESH: Duration = Duration::from_secs(1);

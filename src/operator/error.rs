@@ -4,16 +4,16 @@
 use std::fmt;
 use std::time::Duration;
 
+use lockkeeper_api::FORCE_FINALIZE;
+use lockkeeper_api::conditions::reason;
+use lockkeeper_api::validate::SpecError;
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::quota::OverLimit;
+use lockkeeper_pressure::StoreError;
+use lockkeeper_semaphore::BrokerError;
 use rand::RngExt;
 
 use super::fetch::FetchError;
-use crate::api::FORCE_FINALIZE;
-use crate::api::conditions::reason;
-use crate::api::validate::SpecError;
-use crate::plan::ErrorClass;
-use crate::plan::quota::OverLimit;
-use crate::pressure::StoreError;
-use crate::semaphore::BrokerError;
 
 /// The object that owns a lock or a queue, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]

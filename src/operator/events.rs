@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, Recorder, Reporter};
+use lockkeeper_api::FIELD_MANAGER;
+use lockkeeper_net::clock::token_bucket::TokenBucket;
 use tokio::sync::{Mutex, mpsc};
 use tracing::{debug, warn};
-
-use crate::api::FIELD_MANAGER;
-use crate::clock::token_bucket::TokenBucket;
 
 /// Number of events that may be published without delay.
 const BURST: u32 = 25;

@@ -12,17 +12,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Client;
+use lockkeeper_plan::connection::{
+    BrokerReference, ManagementSettings, RabbitmqSettings, RedisSettings, TlsSettings,
+};
+use lockkeeper_pressure::{Store, StoreOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 use secrecy::ExposeSecret;
 
 pub use self::error::FetchError;
 use self::openings::Openings;
 pub use self::reading::Reader;
 use super::defaults::Defaults;
-use crate::plan::connection::{
-    BrokerReference, ManagementSettings, RabbitmqSettings, RedisSettings, TlsSettings,
-};
-use crate::pressure::{Store, StoreOptions};
-use crate::semaphore::{Broker, BrokerOptions};
 
 /// Time after which an unused handle is dropped, and its connections with it.
 const HANDLE_IDLE: Duration = Duration::from_mins(5);
@@ -100,7 +100,7 @@ impl Connections {
         };
         let backend = settings.place();
         let (number, handle) = self.brokers.get(identity_of_broker(&settings), || {
-            Broker::new(settings, BrokerOptions { gate, ..self.broker_options.clone() })
+            Broker::new(settings, self.broker_options.clone().with_gate(gate))
         });
         Ok(Connected { backend, number, handle })
     }
@@ -137,7 +137,7 @@ impl Connections {
         };
         let backend = settings.address();
         let (number, handle) = self.stores.get(identity_of_store(&settings), || {
-            Store::new(settings, StoreOptions { gate, ..self.store_options.clone() })
+            Store::new(settings, self.store_options.clone().with_gate(gate))
         });
         Ok(Connected { backend, number, handle })
     }

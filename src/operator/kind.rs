@@ -10,6 +10,12 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::core::object::HasStatus;
 use kube::{Resource, ResourceExt};
+use lockkeeper_api::DeletionPolicy;
+use lockkeeper_api::conditions::reason::CONFLICT;
+use lockkeeper_api::conditions::{STALLED, Say, find};
+use lockkeeper_api::validate::{DefaultRules, SpecError};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::quota::Demand;
 use prometheus_client::encoding::DescriptorEncoder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,12 +26,6 @@ use super::fetch::{Connected, Connections, FetchError};
 use super::memory::Memory;
 use super::outcome::{Applied, Removal};
 use super::turns::Connection;
-use crate::api::DeletionPolicy;
-use crate::api::conditions::reason::CONFLICT;
-use crate::api::conditions::{STALLED, Say, find};
-use crate::api::validate::{DefaultRules, SpecError};
-use crate::plan::ErrorClass;
-use crate::plan::quota::Demand;
 
 /// State of one object of a kind between two reconciles.
 pub type StateOf<K> = Memory<<K as HasStatus>::Status, <K as Kind>::State>;

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use kube::runtime::reflector::Store as Cache;
+use lockkeeper_plan::quota::Limits;
 
 use super::context::Context;
 use super::kind::Kind;
@@ -10,7 +11,6 @@ use super::limits::Demands;
 use super::memory::Memories;
 use super::names::Names;
 use super::proofs::Proofs;
-use crate::plan::quota::Limits;
 
 /// What all objects of a kind share.
 pub struct KindContext<K: Kind> {

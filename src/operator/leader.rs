@@ -13,12 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use kube::{Api, Client, ResourceExt};
+use lockkeeper_net::clock::Moment;
+use lockkeeper_plan::MayAct;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::error::jitter;
-use crate::clock::Moment;
-use crate::plan::MayAct;
 
 /// Settings of the leader election. The durations have the same meaning as in controllers
 /// based on client-go.

@@ -10,6 +10,8 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
+use lockkeeper_api::FINALIZER;
+use lockkeeper_plan::ErrorClass;
 use tracing::{info, warn};
 
 use super::error::pause;
@@ -19,8 +21,6 @@ use super::memory::{Place, place};
 use super::outcome::Note;
 use super::reduced::Reduced;
 use super::report::publish;
-use crate::api::FINALIZER;
-use crate::plan::ErrorClass;
 
 /// Number of failures after which removing the finalizer is left to the user.
 const TRIES: u32 = 10;

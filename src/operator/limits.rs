@@ -1,6 +1,6 @@
 //! Namespace quotas, evaluated against the watch cache: without requests, and without
 //! sorting all objects of a namespace in a reconcile. See
-//! [`plan::quota`](crate::plan::quota) for their meaning.
+//! [`plan::quota`](lockkeeper_plan::quota) for their meaning.
 
 use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
@@ -9,9 +9,9 @@ use std::sync::{PoisonError, RwLock};
 use kube::ResourceExt;
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher::Event;
+use lockkeeper_plan::quota::{Demand, Limits, OverLimit, fits};
 
 use super::kind::{Age, Kind, age};
-use crate::plan::quota::{Demand, Limits, OverLimit, fits};
 
 /// Demands of the watched objects of one kind on the quotas, by namespace, the oldest
 /// object first. Empty without quotas.
@@ -85,9 +85,9 @@ fn add<K: Kind>(all: &mut ByNamespace, object: &K) {
 #[cfg(test)]
 mod tests {
     use kube::runtime::reflector;
+    use lockkeeper_api::Semaphore;
 
     use super::*;
-    use crate::api::Semaphore;
 
     fn semaphore(name: &str, second: u32, slots: i32) -> Semaphore {
         serde_json::from_value(serde_json::json!({

@@ -273,9 +273,9 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::PressureQueue;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
+    use lockkeeper_api::PressureQueue;
 
     fn queue(name: &str) -> PressureQueue {
         serde_json::from_value(serde_json::json!({

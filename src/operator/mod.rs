@@ -1,5 +1,5 @@
 //! The operator. This file starts and stops the controllers. Each kind has a folder of its
-//! own. See [`plan`](crate::plan) for the decisions.
+//! own. See [`plan`](lockkeeper_plan) for the decisions.
 
 mod answers;
 mod api_server;
@@ -42,6 +42,12 @@ use futures::{StreamExt, TryStreamExt};
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
+use lockkeeper_api::validate::DefaultRules;
+use lockkeeper_api::{FIELD_MANAGER, PressureQueue, Semaphore};
+use lockkeeper_plan::MayAct;
+use lockkeeper_plan::quota::Limits;
+use lockkeeper_pressure::StoreOptions;
+use lockkeeper_semaphore::BrokerOptions;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -60,12 +66,6 @@ use self::memory::place;
 use self::metrics::Metrics;
 use self::reduced::Reduced;
 use self::server::Readiness;
-use crate::api::validate::DefaultRules;
-use crate::api::{FIELD_MANAGER, PressureQueue, Semaphore};
-use crate::plan::MayAct;
-use crate::plan::quota::Limits;
-use crate::pressure::StoreOptions;
-use crate::semaphore::BrokerOptions;
 
 /// Options of the operator.
 #[derive(Clone, Debug)]
@@ -243,14 +243,12 @@ fn context(
         connections: Connections::new(
             client.clone(),
             Defaults::new(options.defaults.clone()),
-            BrokerOptions {
-                client_name: FIELD_MANAGER.to_owned(),
-                facts_interval: options.rhythm.observe,
-                list_interval: options.rhythm.sweep_age(),
-                heartbeat: Some(HEARTBEAT),
-                may_act: may_act.clone(),
-                ..BrokerOptions::default()
-            },
+            BrokerOptions::default()
+                .with_client_name(FIELD_MANAGER)
+                .with_facts_interval(options.rhythm.observe)
+                .with_list_interval(options.rhythm.sweep_age())
+                .with_heartbeat(HEARTBEAT)
+                .with_may_act(may_act.clone()),
             StoreOptions::new(FIELD_MANAGER).with_longest_answer(LONGEST_ANSWER),
         ),
         rhythm: options.rhythm,

@@ -56,8 +56,9 @@ fn version<K: Kind>(object: &K) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_api::Semaphore;
+
     use super::*;
-    use crate::api::Semaphore;
 
     fn semaphore(name: &str, spec: &str) -> Semaphore {
         let text = format!("{{metadata: {{name: {name}, namespace: ns}}, spec: {{{spec}}}}}");

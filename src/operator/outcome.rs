@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use lockkeeper_api::conditions::{BACKEND_REACHABLE, READY, RECONCILING, STALLED, Say, reason};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_pressure::StoreError;
+use lockkeeper_semaphore::BrokerError;
+
 use super::error::StepError;
-use crate::api::conditions::{BACKEND_REACHABLE, READY, RECONCILING, STALLED, Say, reason};
-use crate::plan::ErrorClass;
-use crate::pressure::StoreError;
-use crate::semaphore::BrokerError;
 
 /// A change that is published as an event in addition to the outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]

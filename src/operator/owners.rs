@@ -122,23 +122,23 @@ mod tests {
     use kube::Client;
     use kube::runtime::reflector::{self, store::Writer};
     use kube::runtime::watcher::Event;
+    use lockkeeper_api::Semaphore;
+    use lockkeeper_api::conditions::reason::CONFLICT;
+    use lockkeeper_api::conditions::{STALLED, Say, merge};
+    use lockkeeper_api::validate::DefaultRules;
+    use lockkeeper_plan::MayAct;
+    use lockkeeper_plan::quota::Limits;
     use proptest::prelude::*;
     use secrecy::SecretString;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::api::Semaphore;
-    use crate::api::conditions::reason::CONFLICT;
-    use crate::api::conditions::{STALLED, Say, merge};
-    use crate::api::validate::DefaultRules;
     use crate::operator::Options;
     use crate::operator::context::{Context, Rhythm};
     use crate::operator::defaults::DefaultSources;
     use crate::operator::events::Events;
     use crate::operator::metrics::Metrics;
-    use crate::plan::MayAct;
-    use crate::plan::quota::Limits;
 
     const BROKER: &str = "127.0.0.1:1/";
 

@@ -13,6 +13,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_api::conditions::Say;
+use lockkeeper_api::pressure_queue::QueueGuard;
+use lockkeeper_api::validate::{self, DefaultRules, SpecError, ValidQueue};
+use lockkeeper_api::{PressureQueue, PressureQueueStatus};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::naming::DEFAULT_PREFIX;
+use lockkeeper_plan::quota::Demand;
+use lockkeeper_pressure::Store;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use self::state::{Observation, QueueState, SOON, State};
@@ -21,14 +29,6 @@ use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, ReportedStatus, Session};
 use super::outcome::{Applied, Removal};
 use super::turns::Connection;
-use crate::api::conditions::Say;
-use crate::api::pressure_queue::QueueGuard;
-use crate::api::validate::{self, DefaultRules, SpecError, ValidQueue};
-use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::plan::ErrorClass;
-use crate::plan::naming::DEFAULT_PREFIX;
-use crate::plan::quota::Demand;
-use crate::pressure::Store;
 
 impl Kind for PressureQueue {
     const THING: &'static str = "queue";

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use lockkeeper_plan::ErrorClass;
+
 use super::fetch::{Connected, FetchError};
-use crate::plan::ErrorClass;
 
 /// Time limit for the servers of competing objects, which are queried concurrently. A
 /// server that does not respond proves nothing.

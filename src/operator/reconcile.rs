@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_semaphore::BrokerError;
 
 use super::error::{ReconcileError, StepError, pause, rhythmic};
 use super::kind::{Kind, ReportedStatus, Session, StateOf};
@@ -13,8 +15,6 @@ use super::kind_context::KindContext;
 use super::outcome::{Applied, Outcome, Report};
 use super::owners;
 use super::report::report;
-use crate::plan::ErrorClass;
-use crate::semaphore::BrokerError;
 
 /// Reconciles the server with the spec and reports the result. Returns the pause until the
 /// next reconcile. `None`: until the object changes.

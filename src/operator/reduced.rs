@@ -10,12 +10,11 @@ use std::marker::PhantomData;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use kube::core::error_boundary::InvalidObject;
+use lockkeeper_api::{FORCE_FINALIZE, REVOKE};
+use lockkeeper_plan::clean_text;
 use serde::de::{DeserializeOwned, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
-
-use crate::api::{FORCE_FINALIZE, REVOKE};
-use crate::plan::clean_text;
 
 /// The annotations that are read.
 const ANNOTATIONS: [&str; 2] = [FORCE_FINALIZE, REVOKE];
@@ -227,10 +226,10 @@ impl<'de> Visitor<'de> for Reading<Finalizers> {
 #[cfg(test)]
 mod tests {
     use kube::core::ObjectList;
+    use lockkeeper_api::{FINALIZER, Semaphore};
     use serde_json::json;
 
     use super::*;
-    use crate::api::{FINALIZER, Semaphore};
 
     fn object(more: &Value) -> Value {
         let mut metadata = json!({

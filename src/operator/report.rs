@@ -10,6 +10,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType};
+use lockkeeper_api::FIELD_MANAGER;
+use lockkeeper_api::conditions::reason::CLAIMING;
+use lockkeeper_api::conditions::{
+    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge,
+};
+use lockkeeper_plan::clean_text;
 use tracing::{debug, info, warn};
 
 use super::context::Context;
@@ -17,12 +23,6 @@ use super::error::{ReconcileError, StepError};
 use super::kind::{Kind, ReportedStatus, StateOf};
 use super::metrics::controller::failed;
 use super::outcome::{Note, Outcome, Report};
-use crate::api::FIELD_MANAGER;
-use crate::api::conditions::reason::CLAIMING;
-use crate::api::conditions::{
-    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge,
-};
-use crate::plan::clean_text;
 
 /// Minimum interval between status writes, except for urgent changes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
@@ -217,9 +217,10 @@ pub async fn publish<K: Kind>(ctx: &Context, object: &K, note: &Note) {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_api::SemaphoreStatus;
+    use lockkeeper_api::conditions::reason;
+
     use super::*;
-    use crate::api::SemaphoreStatus;
-    use crate::api::conditions::reason;
 
     fn status(held: i32, ready: bool) -> SemaphoreStatus {
         let said = vec![Say::new(READY, ready, reason::IN_SYNC, "")];
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn counters_alone_are_written_at_most_once_a_minute() {
-        let of = |produced| crate::api::PressureQueueStatus {
+        let of = |produced| lockkeeper_api::PressureQueueStatus {
             produced_messages: Some(produced),
             ..Default::default()
         };

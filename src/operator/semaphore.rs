@@ -15,6 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use lockkeeper_api::conditions::Say;
+use lockkeeper_api::semaphore::SemaphoreGuard;
+use lockkeeper_api::validate::{self, DefaultRules, SpecError, ValidSemaphore};
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::quota::Demand;
+use lockkeeper_semaphore::Broker;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use self::state::{FACTS_INTERVAL, Observation, SemaphoreState, State};
@@ -24,13 +31,6 @@ use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, ReportedStatus, Session};
 use super::outcome::{Applied, Removal};
 use super::turns::Connection;
-use crate::api::conditions::Say;
-use crate::api::semaphore::SemaphoreGuard;
-use crate::api::validate::{self, DefaultRules, SpecError, ValidSemaphore};
-use crate::api::{Semaphore, SemaphoreStatus};
-use crate::plan::ErrorClass;
-use crate::plan::quota::Demand;
-use crate::semaphore::Broker;
 
 impl Kind for Semaphore {
     const THING: &'static str = "lock";

@@ -76,17 +76,16 @@ impl<T> Turns<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api;
     use crate::operator::kind::Kind;
 
     fn semaphore(namespace: &str, spec: &str) -> Connection {
         let text = format!("{{metadata: {{name: x, namespace: {namespace}}}, spec: {{{spec}}}}}");
-        serde_yaml::from_str::<api::Semaphore>(&text).unwrap().connection()
+        serde_yaml::from_str::<lockkeeper_api::Semaphore>(&text).unwrap().connection()
     }
 
     fn queue(namespace: &str, spec: &str) -> Connection {
         let text = format!("{{metadata: {{name: x, namespace: {namespace}}}, spec: {{{spec}}}}}");
-        serde_yaml::from_str::<api::PressureQueue>(&text).unwrap().connection()
+        serde_yaml::from_str::<lockkeeper_api::PressureQueue>(&text).unwrap().connection()
     }
 
     #[test]

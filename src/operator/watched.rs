@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::reflector::{ObjectRef, Store};
+use lockkeeper_api::conditions::{BACKEND_REACHABLE, find};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType::{self, Counter};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -14,7 +15,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::kind::{Kind, ReportedStatus};
 use super::metrics::objects::Watched;
-use crate::api::conditions::{BACKEND_REACHABLE, find};
 
 impl<K: Kind> Watched for Store<K> {
     fn kind(&self) -> String {
@@ -96,9 +96,9 @@ pub fn place<K: Kind>(object: &K) -> (&str, &str) {
 mod tests {
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
+    use lockkeeper_api::Semaphore;
     use serde_json::json;
 
-    use crate::api::Semaphore;
     use crate::operator::metrics::Metrics;
 
     fn semaphore(name: &str) -> Semaphore {

@@ -17,6 +17,7 @@ use kube::runtime::events::{Event as ObjectEvent, EventType};
 use kube::runtime::reflector::Store as Cache;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
+use lockkeeper_plan::clean_text;
 use tracing::{error, warn};
 
 use super::context::Context;
@@ -25,7 +26,6 @@ use super::error::jitter;
 use super::kind::Kind;
 use super::reduced::Reduced;
 use super::report::MAX_NOTE_BYTES;
-use crate::plan::clean_text;
 
 /// Waits until a kind is installed, because the operator may be installed before its
 /// resource definitions. One namespace that can be listed is enough. Namespaces that
@@ -255,9 +255,9 @@ mod tests {
     use futures::channel::mpsc;
     use kube::core::Status;
     use kube::runtime::reflector;
+    use lockkeeper_api::Semaphore;
 
     use super::*;
-    use crate::api::Semaphore;
 
     fn object(namespace: &str, name: &str) -> Semaphore {
         let text = format!("{{metadata: {{name: {name}, namespace: {namespace}}}, spec: {{}}}}");

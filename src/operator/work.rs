@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::finalizer::{Error as FinalizerError, Event, finalizer};
 use kube::runtime::reflector::ObjectRef;
+use lockkeeper_api::FINALIZER;
 use tracing::{Instrument, debug, field, info_span, warn};
 
 use super::cleanup::cleanup;
@@ -19,7 +20,6 @@ use super::reconcile::reconcile;
 use super::reduced::Reduced;
 use super::runner::Reconciler;
 use super::turns::Connection;
-use crate::api::FINALIZER;
 
 impl<K: Kind> Reconciler for Arc<KindContext<K>> {
     type Object = Arc<K>;

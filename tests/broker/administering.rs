@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{MAX_SLOTS, Profile};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{Broker, BrokerOptions, ResizeError, ResizeTo, Resized};
+use lockkeeper_plan::naming::{MAX_SLOTS, Profile};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Broker, BrokerOptions, ResizeError, ResizeTo, Resized};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::support::rabbitmq::Vhost;

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::net::TcpListener;

@@ -5,9 +5,9 @@ use futures::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{Counts, DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_plan::semaphore::{Counts, DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerError, Client, ClientOptions, Converged, Expected, Fault, Permit,
     Verdict,
 };

@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::{RabbitmqSettings, SecretData};
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::{RabbitmqSettings, SecretData};
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 
 use crate::broker::support::authority::Authority;
 use crate::broker::support::own_server::OwnServer;

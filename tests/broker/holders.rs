@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use lockkeeper::plan::connection::{ManagementSettings, RabbitmqSettings};
-use lockkeeper::plan::semaphore::Counts;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::{ManagementSettings, RabbitmqSettings};
+use lockkeeper_plan::semaphore::Counts;
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Holders, Permit, Verdict,
 };
 use tokio::net::TcpListener;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use lapin::options::{BasicConsumeOptions, BasicGetOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_semaphore::{
     Broker, BrokerError, BrokerOptions, Expected, ResizeError, ResizeTo, Resized, Revocation,
     RevokeError,
 };

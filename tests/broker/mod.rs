@@ -23,9 +23,9 @@ mod waiting;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{Broker, BrokerError, Converged};
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{Broker, BrokerError, Converged};
 use support::proxy::Method;
 use support::rabbitmq::{Vhost, patient};
 use tokio_util::sync::CancellationToken;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 
 use crate::broker::support::proxy::{Method, Proxy, Sender, When};

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use lapin::BasicProperties;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

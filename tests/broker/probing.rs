@@ -7,7 +7,7 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Confirmation};
-use lockkeeper::semaphore::{Broker, BrokerOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 use serde_json::json;
 
 use crate::broker::support::proxy::Proxy;

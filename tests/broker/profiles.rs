@@ -3,9 +3,9 @@
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lockkeeper::plan::naming::{LockName, Profile};
-use lockkeeper::plan::semaphore::{DeletionOrder, DesiredSlots, Observed, ObservedSlots};
-use lockkeeper::semaphore::{Broker, BrokerOptions, Converged};
+use lockkeeper_plan::naming::{LockName, Profile};
+use lockkeeper_plan::semaphore::{DeletionOrder, DesiredSlots, Observed, ObservedSlots};
+use lockkeeper_semaphore::{Broker, BrokerOptions, Converged};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

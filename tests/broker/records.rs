@@ -8,10 +8,10 @@ use lapin::BasicProperties;
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, ConfirmSelectOptions,
 };
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{Broker, BrokerOptions, Converged, Expected, Fault};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::record::{RecordState, SlotRecord};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Broker, BrokerOptions, Converged, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lockkeeper::plan::MayAct;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::MayAct;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

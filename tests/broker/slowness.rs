@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::{Probe, RabbitmqSettings};
-use lockkeeper::semaphore::Broker;
+use lockkeeper_plan::connection::{Probe, RabbitmqSettings};
+use lockkeeper_semaphore::Broker;
 
 use crate::broker::support::own_server::OwnServer;
 use crate::broker::support::proxy::{Method, Proxy, Sender, When};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicRejectOptions, QueuePurgeOptions};
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_semaphore::{
     Broker, BrokerError, BrokerOptions, Converged, Expected, Fault, ResizeError, ResizeTo,
 };
 use serde_json::json;

@@ -7,8 +7,8 @@ use futures::StreamExt;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Consumer};
-use lockkeeper::plan::naming::Profile;
-use lockkeeper::semaphore::Converged;
+use lockkeeper_plan::naming::Profile;
+use lockkeeper_semaphore::Converged;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -1,6 +1,6 @@
 //! The chart's rendered objects for different values, object by object.
 
-use lockkeeper::api::all_crds;
+use lockkeeper_api::all_crds;
 use serde_json::{Value, json};
 
 use crate::chart::{FULL, WITHOUT, documents, is_foreign, of_kind, rendered, rendered_as};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, ClientOptions, Verdict};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{AcquireError, BrokerError, Client, ClientOptions, Verdict};
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender, When};

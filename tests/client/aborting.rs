@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{Client, Permit};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{Client, Permit};
 
 use crate::client::support::environment::is_soak;
 use crate::client::support::protocols::{At, Place, with_protocols};
@@ -103,7 +103,7 @@ async fn a_release_or_verify_aborted_at_any_point_still_frees_the_slot(protocol:
     acquired(&lock(&place)).await.release().await.unwrap();
 }
 
-async fn acquired(lock: &lockkeeper::semaphore::Lock) -> Permit {
+async fn acquired(lock: &lockkeeper_semaphore::Lock) -> Permit {
     lock.acquire_timeout(&any(), Duration::from_secs(10)).await.unwrap()
 }
 

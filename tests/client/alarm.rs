@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Client, Verdict};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Client, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::own_server::OwnServer;

@@ -9,9 +9,9 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, Lock, LostReason, Start};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{AcquireError, BrokerError, Client, Lock, LostReason, Start};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

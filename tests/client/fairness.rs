@@ -11,8 +11,8 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, Consumer};
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{Client, Lock, Permit};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{Client, Lock, Permit};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

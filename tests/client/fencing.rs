@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{Client, Permit, Start};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{Client, Permit, Start};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::environment::is_soak;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{LockName, Profile};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, Client, Lock, Verdict};
+use lockkeeper_plan::naming::{LockName, Profile};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{AcquireError, Client, Lock, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::amqp_locks_python::AmqpLocksPython;

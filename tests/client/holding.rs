@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{
     AcquireError, Client, LostReason, Moment, Permit, RunError, Start, Verdict,
 };
 

@@ -27,9 +27,9 @@ mod wire;
 
 use std::time::Duration;
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::{DesiredSlots, Observed, sweep_to};
-use lockkeeper::semaphore::{AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::semaphore::{DesiredSlots, Observed, sweep_to};
+use lockkeeper_semaphore::{AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start};
 use support::protocols::{At, name};
 use support::rabbitmq::patient;
 use tokio_util::sync::CancellationToken;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
     AcquireError, BrokerError, Client, Expected, ResizeError, ResizeTo, Verdict,
 };
 use tokio_util::sync::CancellationToken;

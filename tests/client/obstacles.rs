@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{AcquireError, BrokerError, Client};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

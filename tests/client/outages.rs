@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, LostReason, Permit, RunError};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{AcquireError, BrokerError, Client, LostReason, Permit, RunError};
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::Proxy;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{Protocol, QueueType};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{
     AcquireError, Broker, BrokerError, BrokerOptions, Client, Lock, ResizeTo, Verdict,
 };
 use tokio_util::sync::CancellationToken;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use tokio::process::{Child, Command};
 
 use crate::client::support::environment::is_soak;

@@ -1,8 +1,8 @@
 //! Clients of two protocols on the same lock.
 
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, BrokerError, Client, ClientOptions, Expected, Fault};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{AcquireError, BrokerError, Client, ClientOptions, Expected, Fault};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +11,7 @@ use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker};
 
 const BOTH: [Protocol; 2] = [
-    Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline),
+    Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline),
     Protocol::ExclusiveConsumer,
 ];
 

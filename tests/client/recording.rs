@@ -8,10 +8,10 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{Client, Verdict};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::record::{RecordState, SlotRecord};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{Client, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::protocols::{At, Place, with_protocols};

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use lapin::options::BasicGetOptions;
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::plan::record::{RecordState, SlotRecord};
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{AcquireError, Client};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_plan::record::{RecordState, SlotRecord};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{AcquireError, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::recording::{first, publish, records, seed};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Client, Lock, LostReason, Moment, ResizeTo, Verdict,
 };
 use tokio_util::sync::CancellationToken;
@@ -70,7 +70,7 @@ async fn waiting(
     vhost: &Vhost,
     name: &LockName,
     options: AcquireOptions,
-) -> tokio::task::JoinHandle<Result<lockkeeper::semaphore::Permit, AcquireError>> {
+) -> tokio::task::JoinHandle<Result<lockkeeper_semaphore::Permit, AcquireError>> {
     let before = consumers(vhost).await;
     let lock = lock_of(vhost, name.clone());
     let task = tokio::spawn(async move { lock.acquire(&options).await });

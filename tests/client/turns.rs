@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::BasicPublishOptions;
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::semaphore::{Lock, Permit, Start};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_semaphore::{Lock, Permit, Start};
 
 use crate::client::fairness::{Scene, deaf_waiter, sent};
 use crate::client::support::protocols::{At, Place, with_protocols};

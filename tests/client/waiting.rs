@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{AcquireError, Client};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{AcquireError, Client};
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 use tokio_util::sync::CancellationToken;
 
 use crate::clusters::{broker, resize};

@@ -9,7 +9,7 @@ mod register;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::semaphore::DesiredSlots;
+use lockkeeper_plan::semaphore::DesiredSlots;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{AcquireError, Client, ClientOptions, Lock, Moment, Verdict};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{AcquireError, Client, ClientOptions, Lock, Moment, Verdict};
 use tokio::task::JoinSet;
 
 use crate::clusters::{broker, first, is_node_down, lock, lock_through, resize};

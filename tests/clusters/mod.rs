@@ -8,9 +8,9 @@ mod partitions;
 mod reporting;
 mod rolling;
 
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
     Start,
 };

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{Client, ClientOptions, Lock, Moment, Permit, Verdict};
+use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Client, ClientOptions, Lock, Moment, Permit, Verdict};
 use tokio::task::JoinHandle;
 
 use crate::clusters::{first, lock_through, resize};

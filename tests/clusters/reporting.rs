@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{Broker, BrokerOptions, Risk, Risks};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Broker, BrokerOptions, Risk, Risks};
 use tokio_util::sync::CancellationToken;
 
 use crate::clusters::{broker, first, lock, resize};

@@ -1,7 +1,7 @@
 //! `lockkeeper semaphore` in the hands of an administrator without Kubernetes: setting the
 //! number of slots, waiting for removed ones, listing waiters and revoking a holder.
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};

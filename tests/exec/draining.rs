@@ -1,7 +1,7 @@
 //! A slot that is removed while a command runs.
 
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{Broker, BrokerOptions};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
 use crate::exec::support::protocols::{At, Place, with_protocols};

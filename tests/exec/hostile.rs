@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockkeeper::plan::naming::{Profile, Protocol, QueueType};
+use lockkeeper_plan::naming::{Profile, Protocol, QueueType};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use serde_json::json;
 use tokio::net::TcpListener;
 

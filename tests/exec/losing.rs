@@ -6,8 +6,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use futures::future::join_all;
-use lockkeeper::plan::naming::Protocol;
-use lockkeeper::semaphore::{Broker, BrokerOptions};
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
 use crate::exec::environment::is_soak;

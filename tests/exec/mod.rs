@@ -29,7 +29,7 @@ mod waiting;
 use std::process::Stdio;
 
 use environment::variable;
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use serde_json::Value;
 use support::environment;
 use support::protocols::{At, options};

@@ -3,9 +3,9 @@
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Permit, ResizeTo,
 };
 use serde_json::json;

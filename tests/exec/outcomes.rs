@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use tokio::io::AsyncWriteExt;
 
 use crate::exec::support::protocols::{At, Place, with_protocols};

@@ -4,7 +4,7 @@
 use std::process::Stdio;
 
 use lapin::options::QueuePurgeOptions;
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{Protocol, QueueType};
+use lockkeeper_plan::naming::{Protocol, QueueType};
 
 use crate::exec::commands::{Running, Scratch};
 use crate::exec::support::own_server::OwnServer;

@@ -1,7 +1,7 @@
 //! Argo CD: its scripts in its interpreter, on objects of a real API server.
 
 use kube::api::{Patch, PatchParams};
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 use serde_json::{Value, json};
 
 use crate::gitops::evaluator::{Verdicts, answer, example, objects};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kube::ResourceExt;
 use kube::api::ListParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::{Value, json};
 
 use crate::gitops::environment::random;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use lapin::options::QueueDeleteOptions;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use redis::AsyncCommands;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 use serde_json::{Value, json};
 
 use crate::kubectl::in_namespace;

@@ -1,7 +1,7 @@
 //! `kubectl lockkeeper …`: the subcommands that show objects and change how the operator
 //! handles them.
 
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;

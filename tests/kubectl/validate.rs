@@ -3,7 +3,7 @@
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, Request};
 use kube::{Api, ResourceExt};
-use lockkeeper::api::all_crds;
+use lockkeeper_api::all_crds;
 use serde_json::{Value, json};
 
 use crate::kubectl::world::{World, in_a_world};

@@ -164,12 +164,12 @@ async fn every_status_of_the_run_has_its_documented_health_in_git_ops_tools() {
         world.queue("frames", "bound: 2").await;
         world.secret("wrong", &[("uri", "amqp://127.0.0.1:1".to_owned())]).await;
         let spec = "rabbitmqClusterReference: {connectionSecret: {name: wrong}}";
-        world.apply::<lockkeeper::api::Semaphore>("lost", &format!("{{{spec}}}")).await.unwrap();
+        world.apply::<lockkeeper_api::Semaphore>("lost", &format!("{{{spec}}}")).await.unwrap();
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
         for (name, reason) in [("still", "Suspended"), ("lost", "BrokerUnreachable")] {
             let so =
-                |object: &lockkeeper::api::Semaphore| world::has_reason(object, "Ready", reason);
+                |object: &lockkeeper_api::Semaphore| world::has_reason(object, "Ready", reason);
             world.until(name, reason, world::PATIENCE, so).await;
         }
 

@@ -17,7 +17,7 @@ use k8s_openapi::api::rbac::v1::{
 };
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

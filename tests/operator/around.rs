@@ -11,7 +11,7 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{Connection, Consumer};
-use lockkeeper::api::{Semaphore, SemaphoreStatus};
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
 
 use crate::operator::holders::client::Client;
 use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};

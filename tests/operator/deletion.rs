@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
+use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 
 use crate::operator::audit;
 use crate::operator::environment::is_soak;

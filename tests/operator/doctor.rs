@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kube::api::DeleteParams;
-use lockkeeper::api::PressureQueue;
+use lockkeeper_api::PressureQueue;
 
 use crate::operator::pressure_text::{Returning, TextClient, Worker};
 use crate::operator::queues::{data, send, text, until_blocked};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::operator::holders::client::Client;
 use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};

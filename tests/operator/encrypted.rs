@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use kube::api::ListParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::authority::Authority;
 use crate::operator::canaries::Canaries;

@@ -58,7 +58,7 @@ async fn exec_takes_the_lock_of_a_resource_with_the_connection_of_its_secret() {
             assert_eq!(code, Some(64), "{said}");
             assert!(said.contains("are sem/deploy's own"), "{said}");
         }
-        world.apply::<lockkeeper::api::Semaphore>("bare", "{slots: 1}").await.unwrap();
+        world.apply::<lockkeeper_api::Semaphore>("bare", "{slots: 1}").await.unwrap();
         let (code, _, said) = exec(&world, &["sem/bare"]).await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.contains("names no connection"), "{said}");

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use lockkeeper::api::{FORCE_FINALIZE, PressureQueue, Semaphore};
+use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, Semaphore};
 
 use crate::operator::holders::client::Client;
 use crate::operator::pressure_text::TextClient;
@@ -120,9 +120,9 @@ async fn a_guard_can_be_taken_away_or_forced_while_it_waits() {
 
 #[tokio::test]
 async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
-    use lockkeeper::plan::connection::RabbitmqSettings;
-    use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-    use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
+    use lockkeeper_plan::connection::RabbitmqSettings;
+    use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+    use lockkeeper_semaphore::{AcquireOptions, Client, ClientOptions};
 
     in_a_world("guarded-kinds", async |world| {
         let operator = world.operator().await;

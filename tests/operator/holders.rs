@@ -5,7 +5,7 @@ mod rhythm;
 
 use std::time::Duration;
 
-use lockkeeper::api::{Semaphore, SemaphoreStatus};
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
 
 use self::client::{Client, LOCKED};
 use crate::operator::audit::{Reader, Request};

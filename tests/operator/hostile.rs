@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::environment::peak;
 use crate::operator::support::hostile::Management;

@@ -8,7 +8,7 @@ use futures::future::join_all;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use lapin::options::QueueDeleteOptions;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kube::api::{Patch, PatchParams};
-use lockkeeper::api::{PressureQueue, PressureQueueSpec, Semaphore, SemaphoreSpec};
+use lockkeeper_api::{PressureQueue, PressureQueueSpec, Semaphore, SemaphoreSpec};
 use serde_json::json;
 
 use crate::operator::holders::client::Client;

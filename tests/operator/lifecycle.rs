@@ -3,7 +3,7 @@
 
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{DeleteParams, WatchEvent, WatchParams};
-use lockkeeper::api::PressureQueue;
+use lockkeeper_api::PressureQueue;
 
 use crate::operator::pressure_text::{TextClient, Worker};
 use crate::operator::queues::{data, keys, send, text, until_blocked};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::operator::environment::peak;
 use crate::operator::holders::client::Client;

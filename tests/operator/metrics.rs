@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use kube::api::DeleteParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::{Value, json};
 
 use crate::operator::environment::variable;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::own_server::OwnServer;
 use crate::operator::world::{Kind, PATIENCE, World, has, has_reason, in_a_world, is_ready};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::environment::{random, variable};
 use crate::operator::queues::keys;

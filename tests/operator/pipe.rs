@@ -47,7 +47,7 @@ async fn lines_pass_the_queue_of_a_resource_with_the_connection_of_its_secret() 
         // The resource's settings apply, and operations of the operator are rejected.
         let prefix = "{connectionSecret: {name: redis}, prefix: other}";
         let spec = format!("{{redisReference: {prefix}, queueName: named}}");
-        world.apply::<lockkeeper::api::PressureQueue>("named", &spec).await.unwrap();
+        world.apply::<lockkeeper_api::PressureQueue>("named", &spec).await.unwrap();
         world.queue_ready("named").await;
         let (code, output, said) = queue(&world, "stat pq/named -o json", "").await;
         assert_eq!(code, Some(0), "{said}");
@@ -70,7 +70,7 @@ async fn lines_pass_the_queue_of_a_resource_with_the_connection_of_its_secret() 
         let (code, _, said) = queue(&world, "get pq/none", "").await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.contains("there is no PressureQueue"), "{said}");
-        world.apply::<lockkeeper::api::PressureQueue>("bare", "{bound: 1}").await.unwrap();
+        world.apply::<lockkeeper_api::PressureQueue>("bare", "{bound: 1}").await.unwrap();
         let (code, _, said) = queue(&world, "get pq/bare", "").await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.contains("names no connection"), "{said}");

@@ -10,10 +10,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::DeleteParams;
-use lockkeeper::api::{Semaphore, SemaphoreStatus};
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol};
-use lockkeeper::semaphore::{
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, Permit, Start,
 };
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kube::api::DeleteParams;
-use lockkeeper::api::PressureQueue;
+use lockkeeper_api::PressureQueue;
 
 use crate::operator::pressure_text::{TextClient, TextError, TextQueue, Worker};
 use crate::operator::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};

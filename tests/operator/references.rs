@@ -8,7 +8,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 use serde_json::{Value, json};
 
 use crate::operator::environment::variable;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::operator::world::{Operator, PATIENCE, World, in_a_world, is_ready};
 

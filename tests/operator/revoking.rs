@@ -5,10 +5,10 @@ mod commands;
 mod draining;
 
 use kube::api::{Patch, PatchParams};
-use lockkeeper::api::{REVOKE, Semaphore};
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions, LostReason, Permit, Start};
+use lockkeeper_api::{REVOKE, Semaphore};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_semaphore::{AcquireOptions, Client, ClientOptions, LostReason, Permit, Start};
 use serde_json::json;
 
 use crate::operator::environment::variable;
@@ -38,7 +38,7 @@ async fn acquire(world: &World, protocol: Protocol, slot: u32) -> Permit {
     lock.try_acquire(&options).await.unwrap()
 }
 
-const QUEUE: Protocol = Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline);
+const QUEUE: Protocol = Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline);
 
 /// Waits until the status lists this number of holders, each with a unique id. Returns
 /// the ids.

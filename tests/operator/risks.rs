@@ -1,8 +1,8 @@
 //! The condition Unsafe: policies that locks do not survive. See `clusters::partitions` for
 //! a partitioned cluster.
 
-use lockkeeper::api::Semaphore;
-use lockkeeper::api::conditions::find;
+use lockkeeper_api::Semaphore;
+use lockkeeper_api::conditions::find;
 use serde_json::json;
 
 use crate::operator::environment::variable;

@@ -1,7 +1,7 @@
 //! Secrets that must not be shown, or need not be read: parts of passwords in malformed
 //! addresses, and the Secret of a connection.
 
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::json;
 use tokio::process::Command;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kube::api::ListParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::environment::{random, variable};
 use crate::operator::world::{

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures::future::join_all;
 use kube::api::PostParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};

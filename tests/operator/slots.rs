@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::operator::holders::client::Client;
 use crate::operator::world::{

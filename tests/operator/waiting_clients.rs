@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::DEFAULT_PREFIX;
+use lockkeeper_plan::naming::DEFAULT_PREFIX;
 
 use crate::operator::pressure_text::{TextQueue, Worker};
 use crate::operator::redis_support::{PrivateRedis, connect};

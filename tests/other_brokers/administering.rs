@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lockkeeper::Probe;
-use lockkeeper::plan::naming::{LockName, Profile, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Expected, ResizeTo};
+use lockkeeper_client::Probe;
+use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Expected, ResizeTo};
 use tokio_util::sync::CancellationToken;
 
 use crate::other_brokers::support::rabbitmq::{Vhost, patient};

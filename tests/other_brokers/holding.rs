@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lapin::options::QueueDeleteOptions;
 use lapin::types::AMQPValue;
-use lockkeeper::Probe;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::semaphore::{
+use lockkeeper_client::Probe;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::{
     AcquireError, Broker, BrokerOptions, Client, ClientOptions, LostReason, Moment, Start, Verdict,
 };
 

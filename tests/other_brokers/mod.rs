@@ -9,13 +9,13 @@ mod programs;
 
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties};
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
+use lockkeeper_client::{Probe, RabbitmqSettings};
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerError, Client, ClientOptions, Lock, ResizeError, ResizeTo,
     Resized,
 };
-use lockkeeper::{Probe, RabbitmqSettings};
 use support::own_server::OwnServer;
 use support::protocols::name;
 use support::rabbitmq::patient;

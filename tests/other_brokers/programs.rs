@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use crate::other_brokers::support::world::{PATIENCE, has_reason, in_a_world, is_ready};
 use crate::other_brokers::{AUTOMATIC, Qpid, held};

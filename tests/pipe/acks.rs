@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::future::join_all;
-use lockkeeper::pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;

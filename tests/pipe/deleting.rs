@@ -1,7 +1,7 @@
 //! `lockkeeper queue delete`, and queues that lost a key: nothing is deleted that the
 //! question did not count, nothing starts that can't be finished, and there is a way back.
 
-use lockkeeper::pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::pipe::redis_support::{Place, PrivateRedis, eventually, random_word};

@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use lockkeeper::api::PressureQueue;
+use lockkeeper_api::PressureQueue;
 use tokio::process::Command;
 
 use crate::pipe::redis_support::{Place, eventually};

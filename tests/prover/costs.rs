@@ -1,6 +1,6 @@
 //! What operations cost, measured on the wire of a real broker.
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 use serde_json::Value;
 
 use super::{our_driver, prove, rules, text};

@@ -1,7 +1,7 @@
 //! Implementations without bugs have no violation: our driver, our command that runs another one
 //! under the lock, and the clients in Python. With kills, cut connections and resizes.
 
-use lockkeeper::plan::naming::Protocol;
+use lockkeeper_plan::naming::Protocol;
 
 use super::{our_driver, passes, prove, quoted, rules, text};
 use crate::support::protocols::{options, with_protocols};

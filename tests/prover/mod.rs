@@ -1,5 +1,5 @@
 //! The program `lockkeeper-prove` against a real broker: correct implementations pass, seeded
-//! bugs are found with their cause. How it judges a history is tested in `prove/`, without a
+//! bugs are found with their cause. How it judges a history is tested in `crates/prove`, without a
 //! broker.
 
 use crate::support;
@@ -14,7 +14,7 @@ mod without_broker;
 
 use std::process::{Output, Stdio};
 
-use lockkeeper::plan::naming::{Protocol, QueueType};
+use lockkeeper_plan::naming::{Protocol, QueueType};
 use support::protocols::options;
 use tokio::process::Command;
 

@@ -1,7 +1,7 @@
 //! Deliveries that do not count as attempts, and the cost and order of elements whose
 //! leases have ended.
 
-use lockkeeper::pressure::{Deletion, Delivery, Limit, QueueError, Wait};
+use lockkeeper_pressure::{Deletion, Delivery, Limit, QueueError, Wait};
 
 use crate::queue::ours;
 use crate::queue::redis_support::{Place, PrivateRedis, eventually};

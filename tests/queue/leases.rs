@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lockkeeper::pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
 
 use crate::pressure_text::TextClient;
 use crate::queue::redis_support::{Place, eventually, precisely};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
 
 use crate::queue::ours;
 use crate::queue::redis_support::{AclUser, Place, PrivateRedis};

@@ -14,7 +14,7 @@ mod schedules;
 mod stopping;
 mod waiting;
 
-use lockkeeper::pressure::{Queue, QueueOptions};
+use lockkeeper_pressure::{Queue, QueueOptions};
 use pressure_text::TextQueue;
 use redis_support::Place;
 

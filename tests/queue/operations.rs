@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::pressure::{
+use lockkeeper_pressure::{
     Awaited, Limit, Queue, QueueError, QueueOptions, QueueRole, StoreError, Wait,
 };
 use redis::AsyncCommands;

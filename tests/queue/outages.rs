@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
 
 use crate::queue::ours;
 use crate::queue::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
@@ -50,7 +50,7 @@ async fn a_get_survives_a_stall_longer_than_the_timeout() {
         assert_eq!(queue.get().await.unwrap(), b"e");
         queue.put("f").await.unwrap();
         let () = place.run(&["CLIENT", "PAUSE", "4000", "ALL"]).await;
-        let taken = queue.get_batch(lockkeeper::pressure::Limit::ONE, wait).await.unwrap();
+        let taken = queue.get_batch(lockkeeper_pressure::Limit::ONE, wait).await.unwrap();
         assert_eq!(taken.first(), Some(&b"f"[..]));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use lockkeeper::pressure::{QueueError, Wait};
+use lockkeeper_pressure::{QueueError, Wait};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Deletion, QueueRole, Store};
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Deletion, QueueRole, Store};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

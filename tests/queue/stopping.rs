@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::pressure::{Limit, QueueError, Wait};
+use lockkeeper_pressure::{Limit, QueueError, Wait};
 
 use crate::queue::ours;
 use crate::queue::redis_support::{Place, eventually};

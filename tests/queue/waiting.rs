@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Wait};
 use tokio::task::JoinHandle;
 
 use crate::queue::pressure_text::TextClient;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::api::ListParams;
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use audit::Reader;
 use support::environment;

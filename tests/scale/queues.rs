@@ -7,8 +7,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use lockkeeper::api::PressureQueue;
-use lockkeeper::plan::naming::DEFAULT_PREFIX;
+use lockkeeper_api::PressureQueue;
+use lockkeeper_plan::naming::DEFAULT_PREFIX;
 
 use super::world::in_a_world;
 use super::{APPLIED_AT_ONCE, all_ready, at_rest, environment, processor_time};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::doctor::symptoms;
-use lockkeeper::plan::pressure_queue::{
+use lockkeeper_plan::pressure_queue::doctor::symptoms;
+use lockkeeper_plan::pressure_queue::{
     DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
-use lockkeeper::pressure::{Applied, Store};
+use lockkeeper_pressure::{Applied, Store};
 use tokio::time::timeout;
 
 use crate::store::pressure_text::Worker;

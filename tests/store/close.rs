@@ -1,7 +1,7 @@
 //! Closing queues.
 
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Store};
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Applied, Store};
 
 use crate::store::pressure_text::{TextClient, TextError, Worker};
 use crate::store::redis_support::{Place, wait_until_blocked};

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::plan::pressure_queue::doctor::{Against, Effort, Remedy};
-use lockkeeper::pressure::{Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy};
+use lockkeeper_pressure::{Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, Wait};
 
 use crate::store::redis_support::{SOON, connect, in_time};
 use crate::support::redis_cluster::{Cluster, SLOTS, queue_on};

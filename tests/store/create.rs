@@ -1,10 +1,10 @@
 //! Creating and observing queues.
 
-use lockkeeper::plan::naming::KEY_SUFFIXES;
-use lockkeeper::plan::pressure_queue::{
+use lockkeeper_plan::naming::KEY_SUFFIXES;
+use lockkeeper_plan::pressure_queue::{
     DATA_LABEL, DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
-use lockkeeper::pressure::Applied;
+use lockkeeper_pressure::Applied;
 
 use crate::store::pressure_text::TextClient;
 use crate::store::redis_support::Place;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Deletion, Holder, Store, StoreOptions};
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Deletion, Holder, Store, StoreOptions};
 
 use crate::store::pressure_text::{TextClient, TextError, Worker};
 use crate::store::redis_support::{Place, SOON, eventually, wait_until_blocked};

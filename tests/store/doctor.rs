@@ -11,9 +11,9 @@ mod tokens;
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
-use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
-use lockkeeper::pressure::{Deed, QueueDoctor, Repaired, Store, StoreOptions};
+use lockkeeper_plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
+use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_pressure::{Deed, QueueDoctor, Repaired, Store, StoreOptions};
 
 use crate::store::pressure_text::TextClient;
 use crate::store::redis_support::{Place, PrivateRedis, eventually};

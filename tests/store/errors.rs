@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Store, StoreError, StoreOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Store, StoreError, StoreOptions};
 
 use crate::store::redis_support::{AclUser, Place, random_word};
 

@@ -6,8 +6,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -3,12 +3,10 @@
 
 use std::net::SocketAddr;
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::pressure::{
-    Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait,
-};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::store::redis_support::{Place, PrivateRedis, connection, in_time};

@@ -5,9 +5,9 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion};
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Applied, Deletion};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;

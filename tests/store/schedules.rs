@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

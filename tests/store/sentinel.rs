@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{
     Applied, Deletion, Queue, QueueOptions, Store, StoreError, StoreOptions, Wait,
 };
 

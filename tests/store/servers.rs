@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
 use crate::store::redis_support::{AclUser, Place, PrivateRedis, connect, eventually, hang};
 use crate::support::environment::signal;

@@ -1,11 +1,11 @@
 //! Encrypted connections: which certificates each side trusts, and the errors of rejected
 //! ones. Uses real servers with certificates made for the test.
 
-use lockkeeper::plan::ErrorClass;
-use lockkeeper::plan::connection::{RedisSettings, SecretData};
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::{RedisSettings, SecretData};
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
 use crate::store::authority::Authority;
 use crate::store::redis_tls::TlsServer;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
 
 use crate::store::pressure_text::Worker;
 use crate::store::redis_support::{AclUser, Place, PrivateRedis};

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use tokio::process::Command;
 use verbs::{Row, TABLE};
 use world::{World, in_a_world};

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper_plan::connection::RabbitmqSettings;
 use serde_json::Value;
 
 use super::environment::variable;

@@ -10,7 +10,7 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
-use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper_plan::connection::RabbitmqSettings;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 

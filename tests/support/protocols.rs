@@ -7,7 +7,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 use serde_json::json;
 
 use super::rabbitmq::Vhost;
@@ -38,18 +38,18 @@ macro_rules! with_protocols {
     ) => {
         use $crate::support::protocols::row;
 
-        row!(exclusive_queue, lockkeeper::plan::naming::Protocol::ExclusiveQueue(
-            lockkeeper::plan::naming::Profile::Guideline
+        row!(exclusive_queue, lockkeeper_plan::naming::Protocol::ExclusiveQueue(
+            lockkeeper_plan::naming::Profile::Guideline
         ), [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
-        row!(exclusive_consumer, lockkeeper::plan::naming::Protocol::ExclusiveConsumer,
+        row!(exclusive_consumer, lockkeeper_plan::naming::Protocol::ExclusiveConsumer,
             [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
-        row!(token, lockkeeper::plan::naming::Protocol::Token(
-            lockkeeper::plan::naming::QueueType::Classic
+        row!(token, lockkeeper_plan::naming::Protocol::Token(
+            lockkeeper_plan::naming::QueueType::Classic
         ), [$($($every)*)?]);
-        row!(token_quorum, lockkeeper::plan::naming::Protocol::Token(
-            lockkeeper::plan::naming::QueueType::Quorum
+        row!(token_quorum, lockkeeper_plan::naming::Protocol::Token(
+            lockkeeper_plan::naming::QueueType::Quorum
         ), [$($($fencing)*)?]);
-        row!(true_mutex, lockkeeper::plan::naming::Protocol::TrueMutex, [$($($mutex)*)?]);
+        row!(true_mutex, lockkeeper_plan::naming::Protocol::TrueMutex, [$($($mutex)*)?]);
     };
 }
 

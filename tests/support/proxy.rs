@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
+use lockkeeper_plan::connection::RabbitmqSettings;
 pub use lockkeeper_prove::history::{ConnectionState, Sender};
 use lockkeeper_prove::wire;
 pub use lockkeeper_prove::wire::{Awaited, Method, Observer, Passed, When, named, nth};

@@ -6,9 +6,9 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::{KEY_SUFFIXES, QueueName};
-use lockkeeper::pressure::{Store, StoreOptions};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::{KEY_SUFFIXES, QueueName};
+use lockkeeper_pressure::{Store, StoreOptions};
 use redis::aio::MultiplexedConnection;
 
 use super::environment::{pause, signal};

@@ -1,9 +1,9 @@
 //! A Redis Cluster of three private nodes, whose slots can be moved step by step as
 //! `redis-cli --cluster reshard` does. Contains no queue protocol.
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::pressure::{Store, StoreOptions};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_pressure::{Store, StoreOptions};
 
 use crate::redis_support::{PrivateRedis, connect, in_time};
 

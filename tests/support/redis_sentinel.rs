@@ -3,8 +3,8 @@
 
 use std::process::Child;
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::pressure::{Store, StoreOptions};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_pressure::{Store, StoreOptions};
 
 use crate::redis_support::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
 

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
-use lockkeeper::api::{PressureQueue, Semaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
@@ -135,7 +135,7 @@ impl World {
         for object in api.list(&ListParams::default()).await.unwrap() {
             // Objects that a test left must not wait for servers that it stopped.
             let force = serde_json::json!({
-                "metadata": {"annotations": {lockkeeper::api::FORCE_FINALIZE: "true"}}
+                "metadata": {"annotations": {lockkeeper_api::FORCE_FINALIZE: "true"}}
             });
             if self.operators.lock().await.is_empty() {
                 let bare = serde_json::json!({"metadata": {"finalizers": null}});

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::LockName;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Permit,
 };
 use redis::Script;

@@ -11,7 +11,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
-use lockkeeper::plan::naming::{LockName, Protocol};
+use lockkeeper_plan::naming::{LockName, Protocol};
 use tokio::sync::Mutex;
 
 use super::{AT_REST, Site};

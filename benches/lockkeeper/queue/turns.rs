@@ -3,8 +3,8 @@
 
 use std::process::Stdio;
 
-use lockkeeper::plan::connection::RedisSettings;
-use lockkeeper::pressure::Wait;
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_pressure::Wait;
 use redis::aio::MultiplexedConnection;
 
 use super::{Corner, timed};

@@ -8,9 +8,9 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
+use lockkeeper_api::all_crds;
 
 use super::finding::Finding;
-use crate::api::all_crds;
 use crate::cli::kubernetes::Cluster;
 
 /// Label selector of the operator's Deployment, independent of the release name.

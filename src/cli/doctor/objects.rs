@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Resource, ResourceExt};
+use lockkeeper_api::conditions::{BACKEND_REACHABLE, DAMAGED, READY, STALLED, find};
+use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_plan::connection::{RabbitmqSettings, RedisSettings};
+use lockkeeper_plan::pressure_queue::eviction;
+use lockkeeper_pressure::{Store, StoreIdentity, StoreOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 
 use super::finding::{Finding, Level};
-use crate::api::conditions::{BACKEND_REACHABLE, DAMAGED, READY, STALLED, find};
-use crate::api::{PressureQueue, Semaphore};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{Cluster, FoundObject, Kubernetes};
 use crate::cli::target::{LockLocation, QueueLocation, variable};
-use crate::plan::connection::{RabbitmqSettings, RedisSettings};
-use crate::plan::pressure_queue::eviction;
-use crate::pressure::{Store, StoreIdentity, StoreOptions};
-use crate::semaphore::{Broker, BrokerOptions};
 
 /// Time limit for a server's response.
 const PATIENCE: Duration = Duration::from_secs(5);

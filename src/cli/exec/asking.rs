@@ -8,11 +8,11 @@ use std::convert::Infallible;
 use std::io::{self, Read};
 use std::time::Duration;
 
+use lockkeeper_semaphore::{Permit, Verdict};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::cli::processes::is_of_this_process;
-use crate::semaphore::{Permit, Verdict};
 
 /// Maximum time for the answer. Longer than a verification takes.
 const PATIENCE: Duration = Duration::from_secs(15);

@@ -11,6 +11,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use futures::FutureExt;
+use lockkeeper_net::clock::Moment;
 use nix::sys::signal::Signal;
 use nix::unistd::getpgrp;
 use tokio::process::{Child, Command};
@@ -23,7 +24,6 @@ use super::terminal;
 use crate::cli::failure::Failure;
 use crate::cli::processes::{Awaited, Descendants, Ending, LOOK, Progress};
 use crate::cli::signals::{ENDING, STOPPING, Signals};
-use crate::clock::Moment;
 
 /// The last process is killed this long before another client may acquire the lock.
 /// (`valid_until` already leaves room for other delays.)

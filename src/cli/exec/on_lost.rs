@@ -5,10 +5,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use lockkeeper_net::clock::Moment;
 use nix::sys::signal::Signal;
 
 use crate::cli::processes::{Descendants, Ending};
-use crate::clock::Moment;
 
 /// What happens to the command when the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,13 +11,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use lockkeeper_net::clock::Moment;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::unix::pipe::{self, Receiver};
 
 use super::starter::Environment;
-use crate::clock::Moment;
 
 /// Message from `exec` to the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]

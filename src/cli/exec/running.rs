@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use lockkeeper_semaphore::{LostReason, Moment, Permit};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
@@ -26,7 +27,6 @@ use crate::cli::processes::{Descendants, Ending};
 use crate::cli::signals::Signals;
 use crate::cli::target::FoundLock;
 use crate::cli::telemetry::traceparent;
-use crate::semaphore::{LostReason, Moment, Permit};
 
 /// Time limit for learning the reason of a lost permit.
 const REASON: Duration = Duration::from_secs(1);

@@ -5,12 +5,12 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};
+use lockkeeper_api::validate::{self, DefaultRules};
+use lockkeeper_api::{GROUP, PressureQueue, Semaphore, all_crds};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::schema::{self, Problem, did_you_mean};
-use crate::api::validate::{self, DefaultRules};
-use crate::api::{GROUP, PressureQueue, Semaphore, all_crds};
 use crate::cli::manifest::Manifest;
 
 /// An object that the API server would accept, with defaults applied.

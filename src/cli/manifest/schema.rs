@@ -259,8 +259,9 @@ fn type_of(value: &Value) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_api::all_crds;
+
     use super::*;
-    use crate::api::all_crds;
 
     #[test]
     fn no_definition_has_a_word_that_is_not_understood() {

@@ -1,20 +1,22 @@
 //! Observes an object on its server and determines the required changes. Uses the
-//! operator's own decisions in [`crate::plan`].
+//! operator's own decisions in [`lockkeeper_plan`].
 
+use lockkeeper_api::validate::{self, DefaultRules, ValidQueue, ValidSemaphore};
+use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_plan::pressure_queue::{
+    ObservedQueue, PreviousStatus, QueueEffect, plan as plan_queue,
+};
+use lockkeeper_plan::semaphore::{Observed, Plan, SlotPlan, plan as plan_slots, sweep_to};
+use lockkeeper_pressure::{Store, StoreError, StoreOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 use serde_json::Value;
 
 use super::servers::Resolver;
 use super::shown::{Action, Change, Shown};
-use crate::api::validate::{self, DefaultRules, ValidQueue, ValidSemaphore};
-use crate::api::{PressureQueue, Semaphore};
 use crate::cli::failure::Failure;
 use crate::cli::manifest::Object;
 use crate::cli::semaphore::target::failed;
 use crate::cli::validate::INVALID;
-use crate::plan::pressure_queue::{ObservedQueue, PreviousStatus, QueueEffect, plan as plan_queue};
-use crate::plan::semaphore::{Observed, Plan, SlotPlan, plan as plan_slots, sweep_to};
-use crate::pressure::{Store, StoreError, StoreOptions};
-use crate::semaphore::{Broker, BrokerOptions};
 
 /// The required changes of one object, and how to apply them.
 pub(in crate::cli) struct Step {

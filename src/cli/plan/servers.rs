@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
+use lockkeeper_plan::connection::{RabbitmqSettings, RedisSettings, SecretData, secret_data};
 
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::Kubernetes;
 use crate::cli::manifest::{Manifest, read_all};
 use crate::cli::target::{LockLocation, QueueLocation};
-use crate::plan::connection::{RabbitmqSettings, RedisSettings, SecretData, secret_data};
 
 /// Connections to servers.
 #[derive(Debug, clap::Args)]

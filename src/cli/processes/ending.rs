@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use lockkeeper_net::clock::Moment;
+
 use super::Descendants;
-use crate::clock::Moment;
 
 /// Interval of checks whether the ending processes have ended.
 pub(in crate::cli) const LOOK: Duration = Duration::from_millis(20);

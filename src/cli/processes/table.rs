@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 
-use crate::plan::clean_text;
+use lockkeeper_plan::clean_text;
 
 /// A process that is not a zombie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use lockkeeper_plan::pressure_queue::{DATA_LABEL, ObservedQueue, eviction, residue};
+use lockkeeper_pressure::{Queue, QueueError, StoreError, Wait};
 use nix::sys::signal::Signal;
 
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::plan::pressure_queue::{DATA_LABEL, ObservedQueue, eviction, residue};
-use crate::pressure::{Queue, QueueError, StoreError, Wait};
 
 /// How long to wait.
 #[derive(Clone, Debug, clap::Args)]

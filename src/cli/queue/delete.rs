@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::pressure_queue::ObservedQueue;
+use lockkeeper_pressure::{Queue, QueueError, Removed};
 use tokio::time::sleep;
 
 use super::common::{Patience, code, elements, explained, failed};
@@ -10,8 +12,6 @@ use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
 use crate::cli::target::QueueTarget;
-use crate::plan::pressure_queue::ObservedQueue;
-use crate::pressure::{Queue, QueueError, Removed};
 
 /// Time after which the clients that the deletion waits for are reported. A client that
 /// works on the queue releases its role within milliseconds.

@@ -1,8 +1,13 @@
 //! `lockkeeper queue doctor`: diagnoses and repairs a queue. See
-//! [`plan`](crate::plan::pressure_queue::doctor) for which damage is repaired, and when.
+//! [`plan`](lockkeeper_plan::pressure_queue::doctor) for which damage is repaired, and when.
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_plan::pressure_queue::Remark;
+use lockkeeper_plan::pressure_queue::doctor::{
+    Against, Connection, Diagnosis, Effort, Finding, Remedy,
+};
+use lockkeeper_pressure::{Queue, QueueError, Repaired};
 use serde::Serialize;
 
 use super::common::{failed, warn_of_eviction};
@@ -10,11 +15,6 @@ use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::cli::target::QueueTarget;
-use crate::plan::pressure_queue::Remark;
-use crate::plan::pressure_queue::doctor::{
-    Against, Connection, Diagnosis, Effort, Finding, Remedy,
-};
-use crate::pressure::{Queue, QueueError, Repaired};
 
 /// Interval between two examinations.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -6,6 +6,7 @@ use std::io::{self, PipeReader, PipeWriter, stdout};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions};
 use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -20,7 +21,6 @@ use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
 use crate::cli::streams::unwritable;
 use crate::cli::target::QueueTarget;
-use crate::pressure::{Limit, Queue, QueueError, QueueOptions};
 
 /// Arguments of `lockkeeper queue get`.
 #[derive(Debug, clap::Args)]

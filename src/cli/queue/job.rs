@@ -8,6 +8,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_pressure::{Delivery, Queue, QueueError, Wait};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
@@ -16,7 +17,6 @@ use tokio::sync::watch;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::processes::Awaited;
-use crate::pressure::{Delivery, Queue, QueueError, Wait};
 
 /// First and longest time until an element returns whose command failed.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

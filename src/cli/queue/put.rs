@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::io::stdin;
 use std::time::Duration;
 
+use lockkeeper_pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 use tokio::time::timeout;
 
 use super::common::{Patience, Tally, code, count, failed, is_closed, stopped_by};
@@ -15,7 +16,6 @@ use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
 use crate::cli::streams::unreadable;
 use crate::cli::target::QueueTarget;
-use crate::pressure::{MAX_ELEMENT_BYTES, PutBatchError, Queue, QueueError};
 
 /// Arguments of `lockkeeper queue put`.
 #[derive(Debug, clap::Args)]

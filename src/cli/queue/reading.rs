@@ -6,11 +6,11 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_pressure::MAX_ELEMENT_BYTES;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::cli::streams::Stdin;
-use crate::pressure::MAX_ELEMENT_BYTES;
 
 /// Maximum number of elements, and of bytes unless a single element is larger, that are
 /// put together or read ahead.

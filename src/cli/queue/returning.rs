@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_pressure::{Delivery, Queue, QueueError, Taken, Wait};
+
 use super::common::{Tally, count};
 use super::rescue;
 use crate::cli::target::QueueTarget;
-use crate::pressure::{Delivery, Queue, QueueError, Taken, Wait};
 
 /// Time to wait for another consumer of the queue.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use lockkeeper_net::clock::Moment;
+use lockkeeper_pressure::{Delivery, Queue, QueueError};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -21,8 +23,6 @@ use crate::cli::processes::{Descendants, Ending};
 use crate::cli::signals::Signals;
 use crate::cli::streams::has_no_reader;
 use crate::cli::target::QueueTarget;
-use crate::clock::Moment;
-use crate::pressure::{Delivery, Queue, QueueError};
 
 /// Time for the rest of a command to end after its first process was ended by a signal.
 const REST: Duration = Duration::from_secs(5);

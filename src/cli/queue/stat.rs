@@ -1,6 +1,7 @@
 //! `lockkeeper queue stat`: prints the state of the queue from one atomic read of its
 //! keys.
 
+use lockkeeper_plan::pressure_queue::Role;
 use serde::Serialize;
 
 use super::common::{absent, failed};
@@ -8,7 +9,6 @@ use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
 use crate::cli::target::QueueTarget;
-use crate::plan::pressure_queue::Role;
 
 /// Arguments of `lockkeeper queue stat`.
 #[derive(Debug, clap::Args)]

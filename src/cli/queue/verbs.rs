@@ -1,14 +1,15 @@
 //! The subcommands of `lockkeeper queue` that are one request each: create, set-bound,
 //! length, exists, closed, close and peek. See `delete` for the deletion.
 
+use lockkeeper_plan::pressure_queue::{ObservedQueue, residue};
+use lockkeeper_pressure::Queue;
+
 use super::common::{Patience, answer, elements, explained, failed, is_closed, warn_of_eviction};
 use super::get::Separated;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::target::QueueTarget;
-use crate::plan::pressure_queue::{ObservedQueue, residue};
-use crate::pressure::Queue;
 
 /// Arguments of `lockkeeper queue create`.
 #[derive(Debug, clap::Args)]

@@ -1,13 +1,13 @@
 //! `lockkeeper semaphore count`: prints the number of slots, held slots and free slots.
 //! `lockkeeper semaphore waiters`: lists the clients that wait.
 
+use lockkeeper_plan::semaphore::Observed;
 use serde::Serialize;
 
 use super::target::{Form, LockOnBroker, SemaphoreTarget, failed};
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, or_dash};
 use crate::cli::waiters;
-use crate::plan::semaphore::Observed;
 
 /// Arguments of `lockkeeper semaphore count` and `waiters`.
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::semaphore::{DesiredSlots, Observed, sweep_to};
+use lockkeeper_semaphore::{ResizeError, ResizeTo, Resized};
 use tokio_util::sync::CancellationToken;
 
 use super::target::{LockOnBroker, failed};
@@ -10,8 +12,6 @@ use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::shell::quoted;
 use crate::cli::signals::{INTERRUPTING, Signals};
-use crate::plan::semaphore::{DesiredSlots, Observed, sweep_to};
-use crate::semaphore::{ResizeError, ResizeTo, Resized};
 
 /// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_api::semaphore::HolderStatus;
+use lockkeeper_plan::semaphore::{Holder, Observed};
 use serde::Serialize;
 
 use super::target::{Form, LockOnBroker, SemaphoreTarget};
-use crate::api::semaphore::HolderStatus;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format, or_dash};
-use crate::plan::semaphore::{Holder, Observed};
 
 /// Time that the management API may take to be complete. It reports a connection only
 /// after some seconds.

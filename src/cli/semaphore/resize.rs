@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder, DesiredSlots};
+use lockkeeper_semaphore::{ResizeError, ResizeTo};
 use tokio_util::sync::CancellationToken;
 
 use super::count;
@@ -9,9 +12,6 @@ use super::draining::Draining;
 use super::target::{Form, SemaphoreTarget, failed, missing};
 use crate::cli::common::{duration, say};
 use crate::cli::failure::Failure;
-use crate::plan::naming::{LockName, Protocol, QueueType};
-use crate::plan::semaphore::{DEFAULT_OVERSHOOT, DeletionOrder, DesiredSlots};
-use crate::semaphore::{ResizeError, ResizeTo};
 
 /// Settings in the record of each slot.
 #[derive(Debug, Default, clap::Args)]

@@ -4,6 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_plan::clean_text;
+use lockkeeper_plan::semaphore::{DesiredSlots, Holder};
+use lockkeeper_semaphore::{Revocation, RevokeError};
 use tokio_util::sync::CancellationToken;
 
 use super::holders::live;
@@ -13,9 +16,6 @@ use crate::cli::failure::Failure;
 use crate::cli::question::confirmed;
 use crate::cli::revoke;
 use crate::cli::target::FoundLock;
-use crate::plan::clean_text;
-use crate::plan::semaphore::{DesiredSlots, Holder};
-use crate::semaphore::{Revocation, RevokeError};
 
 /// Arguments of `lockkeeper semaphore revoke`.
 #[derive(Debug, clap::Args)]

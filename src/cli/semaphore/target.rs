@@ -1,11 +1,12 @@
 //! The semaphore of a subcommand: found by name or resource, and observed.
 
-use crate::api::Semaphore;
+use lockkeeper_api::Semaphore;
+use lockkeeper_plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
+use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Presence};
+
 use crate::cli::failure::Failure;
 use crate::cli::output::Format;
 use crate::cli::target::{FoundLock, LockLocation, resource};
-use crate::plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
-use crate::semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Presence};
 
 /// The semaphore.
 #[derive(Debug, clap::Args)]

@@ -1,12 +1,12 @@
 //! `lockkeeper semaphore verify`: verifies that the slots are intact.
 
+use lockkeeper_semaphore::{Expected, Fault};
 use tokio_util::sync::CancellationToken;
 
 use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::semaphore::{Expected, Fault};
 
 /// Arguments of `lockkeeper semaphore verify`.
 #[derive(Debug, clap::Args)]

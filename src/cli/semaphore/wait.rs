@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::Observed;
+
 use super::target::{SemaphoreTarget, failed};
 use crate::cli::common::duration;
 use crate::cli::failure::Failure;
 use crate::cli::within::within;
-use crate::plan::naming::LockName;
-use crate::plan::semaphore::Observed;
 
 /// Polling interval.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -1,11 +1,12 @@
 //! Finds the broker of a command: from arguments or from the environment. See `lock` for
 //! the lock on it.
 
+use lockkeeper_plan::connection::{Probe, RabbitmqSettings};
+use lockkeeper_plan::naming::{LockName, Protocol};
+
 use super::lock::FoundLock;
 use super::usage;
 use crate::cli::failure::Failure;
-use crate::plan::connection::{Probe, RabbitmqSettings};
-use crate::plan::naming::{LockName, Protocol};
 
 /// Location of the broker.
 #[derive(Clone, Debug, clap::Args)]

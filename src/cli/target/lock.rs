@@ -5,16 +5,16 @@
 use std::time::Duration;
 
 use kube::ResourceExt;
+use lockkeeper_api::Semaphore;
+use lockkeeper_api::validate::{self, DefaultRules};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType, Unit};
+use lockkeeper_semaphore::{Client as LockClient, Lock};
 
 use super::broker::BrokerLocation;
 use super::{may_log_in, on_default_connection, resource, usage};
-use crate::api::Semaphore;
-use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
-use crate::plan::connection::RabbitmqSettings;
-use crate::plan::naming::{LockName, Profile, Protocol, QueueType, Unit};
-use crate::semaphore::{Client as LockClient, Lock};
 
 /// Location of the lock.
 #[derive(Clone, Debug, clap::Args)]

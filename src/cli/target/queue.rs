@@ -3,15 +3,15 @@
 //! used.
 
 use kube::ResourceExt;
+use lockkeeper_api::PressureQueue;
+use lockkeeper_api::validate::{self, DefaultRules};
+use lockkeeper_plan::connection::RedisSettings;
+use lockkeeper_plan::naming::{DEFAULT_PREFIX, QueueName};
+use lockkeeper_pressure::{Queue, QueueOptions};
 
 use super::{may_log_in, on_default_connection, resource, usage, variable};
-use crate::api::PressureQueue;
-use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
-use crate::plan::connection::RedisSettings;
-use crate::plan::naming::{DEFAULT_PREFIX, QueueName};
-use crate::pressure::{Queue, QueueOptions};
 
 /// Location of the queue.
 #[derive(Clone, Debug, clap::Args)]

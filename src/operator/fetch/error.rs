@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_api::conditions::reason;
+use lockkeeper_plan::ErrorClass;
+use lockkeeper_plan::connection::{ALLOWED_NAMESPACES, SettingsError};
+
 use super::reading::FRESH;
-use crate::api::conditions::reason;
-use crate::plan::ErrorClass;
-use crate::plan::connection::{ALLOWED_NAMESPACES, SettingsError};
 
 /// Pause before a cluster without nodes is checked again. A user who scales it up can
 /// wait that long for a lock.

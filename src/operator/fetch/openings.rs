@@ -5,9 +5,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use lockkeeper_net::opening::Gate;
 use tokio::sync::Semaphore;
-
-use crate::opening::Gate;
 
 /// Maximum number of connections of one namespace that are being opened.
 const OF_NAMESPACE: usize = 8;
@@ -50,9 +49,9 @@ mod tests {
     use std::time::Instant;
 
     use futures::future::join_all;
+    use lockkeeper_net::opening::PATIENCE;
 
     use super::*;
-    use crate::opening::PATIENCE;
 
     #[tokio::test]
     async fn a_namespace_with_silent_servers_leaves_places_for_others() {

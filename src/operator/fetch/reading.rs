@@ -11,12 +11,12 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::DynamicObject;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, ResourceExt};
-
-use super::FetchError;
-use crate::plan::connection::{
+use lockkeeper_plan::connection::{
     ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, RabbitmqSettings,
     SecretData, admin_secret, is_allowed, secret_data, with_admin_secret,
 };
+
+use super::FetchError;
 
 /// Time for which a read object is cached. Objects with the same Secret share its reads.
 /// A rotated password or certificate is used after at most this time.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Resource;
+use lockkeeper_plan::ErrorClass;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -20,7 +21,6 @@ use prometheus_client::registry::Registry;
 use tracing::Span;
 
 use crate::operator::error::ReconcileError;
-use crate::plan::ErrorClass;
 
 type OfController = [(&'static str, String); 1];
 type OfResult = [(&'static str, String); 2];

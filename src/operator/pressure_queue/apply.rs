@@ -1,23 +1,24 @@
 //! The reconcile of a `PressureQueue` with its server: observe, plan, apply, then its
-//! diagnosis. See [`plan::pressure_queue`](crate::plan::pressure_queue) for the decisions,
-//! and [`crate::pressure`] for the access to Redis.
+//! diagnosis. See [`plan::pressure_queue`](lockkeeper_plan::pressure_queue) for the decisions,
+//! and [`lockkeeper_pressure`] for the access to Redis.
+
+use lockkeeper_api::PressureQueue;
+use lockkeeper_api::conditions::{READY, find, reason};
+use lockkeeper_plan::pressure_queue::doctor::needs_second_look;
+use lockkeeper_plan::pressure_queue::{
+    DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
+};
+use lockkeeper_pressure::Applied as Effected;
 
 use super::doctor;
 use super::state::{Observation, QueueState};
 use super::status::outcome;
 use super::step::Step;
-use crate::api::PressureQueue;
-use crate::api::conditions::{READY, find, reason};
 use crate::operator::error::StepError;
 use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Applied, Note, Outcome};
 use crate::operator::report::{announce, claiming};
-use crate::plan::pressure_queue::doctor::needs_second_look;
-use crate::plan::pressure_queue::{
-    DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
-};
-use crate::pressure::Applied as Effected;
 
 /// Brings the queue to the spec, and diagnoses it.
 pub(super) async fn converge(

@@ -1,8 +1,17 @@
 //! The repairs of a reconcile: diagnoses the queue, applies the repairs that the spec
 //! allows, and reports by condition, events and metrics. See
-//! [`plan`](crate::plan::pressure_queue::doctor) for the diagnosis.
+//! [`plan`](lockkeeper_plan::pressure_queue::doctor) for the diagnosis.
 
 use std::collections::BTreeSet;
+
+use lockkeeper_api::conditions::{DAMAGED, Say, find, reason};
+use lockkeeper_api::validate::ValidQueue;
+use lockkeeper_api::{PressureQueue, PressureQueueStatus};
+use lockkeeper_plan::pressure_queue::doctor::{
+    Against, Diagnosis, Effort, Finding, Remedy, Repair, symptoms,
+};
+use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueRole, Remark};
+use lockkeeper_pressure::{Deed, QueueDoctor, Repaired, Store};
 
 use super::super::context::Context;
 use super::super::error::StepError;
@@ -10,14 +19,6 @@ use super::super::outcome::Note;
 use super::super::report::publish;
 use super::state::{Diagnosed, Observation, State};
 use super::step::Step;
-use crate::api::conditions::{DAMAGED, Say, find, reason};
-use crate::api::validate::ValidQueue;
-use crate::api::{PressureQueue, PressureQueueStatus};
-use crate::plan::pressure_queue::doctor::{
-    Against, Diagnosis, Effort, Finding, Remedy, Repair, symptoms,
-};
-use crate::plan::pressure_queue::{ObservedQueue, QueueRole, Remark};
-use crate::pressure::{Deed, QueueDoctor, Repaired, Store};
 
 /// Number of observations after which damage from before the start is visible again.
 /// Until then the previous condition is kept.

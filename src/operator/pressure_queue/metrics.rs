@@ -4,11 +4,11 @@
 use std::fmt::Error;
 use std::sync::Arc;
 
+use lockkeeper_api::pressure_queue::RoleStatus;
+use lockkeeper_api::{PressureQueue, PressureQueueStatus};
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType::{Counter, Gauge};
 
-use crate::api::pressure_queue::RoleStatus;
-use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::operator::watched::{Told, tell};
 
 const GAUGES: [Told<PressureQueueStatus>; 6] = [

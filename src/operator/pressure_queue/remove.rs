@@ -3,14 +3,15 @@
 
 use std::time::Duration;
 
+use lockkeeper_api::conditions::reason;
+use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, PressureQueueStatus};
+use lockkeeper_pressure::{Deletion, Holder, StoreError};
+
 use super::doctor;
 use super::state::State;
-use crate::api::conditions::reason;
-use crate::api::{FORCE_FINALIZE, PressureQueue, PressureQueueStatus};
 use crate::operator::error::{StepError, jitter};
 use crate::operator::kind::Session;
 use crate::operator::outcome::{Outcome, Removal, Report};
-use crate::pressure::{Deletion, Holder, StoreError};
 
 /// First pause while a client has to release its role. The client may be dead.
 const SOON: Duration = Duration::from_millis(250);

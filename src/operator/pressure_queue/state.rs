@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::api::PressureQueue;
-use crate::api::conditions::Say;
+use lockkeeper_api::PressureQueue;
+use lockkeeper_api::conditions::Say;
+use lockkeeper_plan::pressure_queue::doctor::Finding;
+use lockkeeper_plan::pressure_queue::{ObservedQueue, Remark};
+use lockkeeper_pressure::{QueueDoctor, Store};
+
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
-use crate::plan::pressure_queue::doctor::Finding;
-use crate::plan::pressure_queue::{ObservedQueue, Remark};
-use crate::pressure::{QueueDoctor, Store};
 
 /// State that is kept only for `PressureQueue`s.
 #[derive(Default)]

@@ -2,17 +2,17 @@
 //! `report` for when it is written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use lockkeeper_api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
+use lockkeeper_api::pressure_queue::RoleStatus;
+use lockkeeper_api::validate;
+use lockkeeper_api::{PressureQueue, PressureQueueStatus};
+use lockkeeper_plan::clean_text;
+use lockkeeper_plan::pressure_queue::{Remark, Role};
 
 use super::doctor;
 use super::state::Observation;
-use crate::api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
-use crate::api::pressure_queue::RoleStatus;
-use crate::api::validate;
-use crate::api::{PressureQueue, PressureQueueStatus};
 use crate::operator::kind::ReportedStatus;
 use crate::operator::outcome::Outcome;
-use crate::plan::clean_text;
-use crate::plan::pressure_queue::{Remark, Role};
 
 /// Maximum length of a client's name in a table. Fits the names of a pod, process and
 /// thread.

@@ -1,12 +1,13 @@
 //! Input of the steps of a reconcile that use the server. See `apply` and `doctor` for the
 //! steps.
 
-use crate::api::validate::ValidQueue;
-use crate::api::{PressureQueue, PressureQueueStatus};
+use lockkeeper_api::validate::ValidQueue;
+use lockkeeper_api::{PressureQueue, PressureQueueStatus};
+use lockkeeper_plan::pressure_queue::ObservedQueue;
+use lockkeeper_pressure::{Store, StoreError};
+
 use crate::operator::context::Context;
 use crate::operator::metrics::Asked;
-use crate::plan::pressure_queue::ObservedQueue;
-use crate::pressure::{Store, StoreError};
 
 /// Input of the steps that use the server.
 pub(super) struct Step<'a> {

@@ -1,23 +1,26 @@
 //! The reconcile of a Semaphore with its broker: observe, plan, apply, then its waiters,
-//! holders and revocations. See [`plan::semaphore`](crate::plan::semaphore) for the
-//! decisions, and [`crate::semaphore`] for the access to the broker.
+//! holders and revocations. See [`plan::semaphore`](lockkeeper_plan::semaphore) for the
+//! decisions, and [`lockkeeper_semaphore`] for the access to the broker.
 
 use std::time::Instant;
 
+use lockkeeper_api::conditions::{READY, RECONCILING, Say, find, reason};
+use lockkeeper_api::semaphore::MAX_LISTED_HOLDERS;
+use lockkeeper_api::validate::ValidSemaphore;
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_plan::semaphore::{
+    Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to,
+};
+use lockkeeper_semaphore::{Broker, BrokerError, Converged};
+
 use super::state::{Observation, SemaphoreState};
 use super::status::{in_sync_message, to_i32};
-use crate::api::conditions::{READY, RECONCILING, Say, find, reason};
-use crate::api::semaphore::MAX_LISTED_HOLDERS;
-use crate::api::validate::ValidSemaphore;
-use crate::api::{Semaphore, SemaphoreStatus};
 use crate::operator::context::Context;
 use crate::operator::error::StepError;
 use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
 use crate::operator::outcome::{Applied, Note, Outcome};
 use crate::operator::report::{announce, claiming};
-use crate::plan::semaphore::{Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to};
-use crate::semaphore::{Broker, BrokerError, Converged};
 
 /// Converges the slots to the spec, and observes their holders and waiters.
 pub(super) async fn converge(

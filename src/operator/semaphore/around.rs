@@ -1,10 +1,11 @@
 //! The auxiliary queues of a Semaphore: the wait queue with its waiters, and the slots'
 //! records.
 
+use lockkeeper_plan::semaphore::wake_ups;
+use lockkeeper_semaphore::BrokerError;
+
 use super::apply::Step;
 use super::state::Observation;
-use crate::plan::semaphore::wake_ups;
-use crate::semaphore::BrokerError;
 
 impl Step<'_> {
     /// Returns descriptions of the auxiliary queues that should exist but do not. Reads the

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::plan::semaphore::Holder;
+use lockkeeper_plan::semaphore::Holder;
 
 /// State of holders. After a restart all of them are new, so that no holder is revoked
 /// too early.

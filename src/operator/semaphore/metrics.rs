@@ -4,12 +4,12 @@ use std::fmt::Error;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
+use lockkeeper_api::conditions::{DRAINED, find};
+use lockkeeper_api::{Semaphore, SemaphoreStatus};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType::Gauge;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::api::conditions::{DRAINED, find};
-use crate::api::{Semaphore, SemaphoreStatus};
 use crate::operator::watched::{Told, place, tell};
 
 const GAUGES: [Told<SemaphoreStatus>; 6] = [

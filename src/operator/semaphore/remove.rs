@@ -3,18 +3,19 @@
 
 use std::time::Duration;
 
+use lockkeeper_api::conditions::reason;
+use lockkeeper_api::semaphore::MAX_LISTED_HOLDERS;
+use lockkeeper_api::{FORCE_FINALIZE, Semaphore, SemaphoreStatus};
+use lockkeeper_plan::naming::Unit;
+use lockkeeper_plan::semaphore::{ObservedSlots, sweep_to};
+use lockkeeper_semaphore::BrokerError;
+
 use super::state::{FACTS_INTERVAL, Observation};
 use super::status::describe;
-use crate::api::conditions::reason;
-use crate::api::semaphore::MAX_LISTED_HOLDERS;
-use crate::api::{FORCE_FINALIZE, Semaphore, SemaphoreStatus};
 use crate::operator::cleanup::namespace_is_terminating;
 use crate::operator::error::jitter;
 use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::outcome::{Outcome, Removal, Report};
-use crate::plan::naming::Unit;
-use crate::plan::semaphore::{ObservedSlots, sweep_to};
-use crate::semaphore::BrokerError;
 
 /// First pause while clients hold slots. Each observation takes the admin mutex.
 const HELD: Duration = Duration::from_secs(2);

@@ -1,22 +1,22 @@
 //! Revokes slots: on request by the annotation, or because their holders have been
 //! draining for too long. Decides when, and reports the result. See
-//! [`Broker::revoke`](crate::semaphore::Broker::revoke) for how.
+//! [`Broker::revoke`](lockkeeper_semaphore::Broker::revoke) for how.
 
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
+use lockkeeper_api::revoke::RevokeRequest;
+use lockkeeper_api::{REVOKE, Semaphore};
+use lockkeeper_plan::clean_text;
+use lockkeeper_plan::semaphore::Holder;
+use lockkeeper_semaphore::{BrokerError, Revocation, RevokeError};
 
 use super::apply::Step;
 use super::holding::Holding;
 use super::state::SemaphoreState;
-use crate::api::revoke::RevokeRequest;
-use crate::api::{REVOKE, Semaphore};
 use crate::operator::context::Context;
 use crate::operator::outcome::Note;
-use crate::plan::clean_text;
-use crate::plan::semaphore::Holder;
-use crate::semaphore::{BrokerError, Revocation, RevokeError};
 
 /// Retry interval after a draining holder could not be revoked.
 const AGAIN: Duration = Duration::from_secs(60);

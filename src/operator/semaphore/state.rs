@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_api::Semaphore;
+use lockkeeper_plan::semaphore::Observed;
+use lockkeeper_semaphore::{Broker, Holders, Risks};
+
 use super::holding::Holding;
-use crate::api::Semaphore;
 use crate::operator::fetch::Connected;
 use crate::operator::kind::StateOf;
-use crate::plan::semaphore::Observed;
-use crate::semaphore::{Broker, Holders, Risks};
 
 /// State that is kept only for Semaphores.
 #[derive(Default)]

@@ -2,16 +2,16 @@
 //! `report` for when it is written.
 
 use kube::ResourceExt;
+use lockkeeper_api::conditions::{DRAINED, SATURATED, Say, UNSAFE, reason};
+use lockkeeper_api::semaphore::HolderStatus;
+use lockkeeper_api::validate::{self, ValidSemaphore};
+use lockkeeper_api::{GROUP, Semaphore, SemaphoreStatus};
+use lockkeeper_plan::clean_text;
+use lockkeeper_plan::naming::Unit;
+use lockkeeper_plan::semaphore::{Observed, ObservedSlots};
+use lockkeeper_semaphore::Risks;
 
 use super::state::{Observation, State};
-use crate::api::conditions::{DRAINED, SATURATED, Say, UNSAFE, reason};
-use crate::api::semaphore::HolderStatus;
-use crate::api::validate::{self, ValidSemaphore};
-use crate::api::{GROUP, Semaphore, SemaphoreStatus};
-use crate::plan::clean_text;
-use crate::plan::naming::Unit;
-use crate::plan::semaphore::{Holder, Observed, ObservedSlots};
-use crate::semaphore::Risks;
 
 pub(super) fn in_sync_message(observation: &Observation, valid: &ValidSemaphore) -> String {
     let suspended = if valid.suspend { "; suspended" } else { "" };
@@ -160,16 +160,6 @@ fn summary(holders: &[HolderStatus], all: usize) -> String {
 
 pub(super) fn to_i32(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-impl From<&Holder> for HolderStatus {
-    fn from(holder: &Holder) -> Self {
-        // Without `..`, so that each new field of a holder must be shown or omitted here
-        // explicitly.
-        let Holder { id, slot, identity, reason, url, since, connection, draining } =
-            holder.clone();
-        Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
-    }
 }
 
 #[cfg(test)]

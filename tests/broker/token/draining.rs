@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use lapin::options::BasicAckOptions;
-use lockkeeper::plan::naming::QueueType;
-use lockkeeper::semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_plan::naming::QueueType;
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
 use tokio_util::sync::CancellationToken;
 
 use super::{

@@ -1,6 +1,6 @@
 //! Policies that limit the token queue: no change succeeds with fewer tokens than requested.
 
-use lockkeeper::semaphore::{BrokerError, PolicyEffect, ResizeError, ResizeTo, Risk};
+use lockkeeper_semaphore::{BrokerError, PolicyEffect, ResizeError, ResizeTo, Risk};
 use serde_json::{Value, json};
 
 use super::{QUEUE, classic, make, resize, settles_at, total};

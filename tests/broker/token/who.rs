@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::semaphore::{AcquireOptions, Client, ClientOptions};
+use lockkeeper_semaphore::{AcquireOptions, Client, ClientOptions};
 
 use super::{QUEUE, classic, hold, make};
 use crate::broker::broker;
@@ -25,7 +25,7 @@ async fn holders_are_shown_with_identity_and_reason_foreign_ones_by_their_connec
     // By basic.get: the holder is unknown.
     let (_connection, channel) = vhost.channel().await;
     let _held = hold(&channel, 1).await;
-    let mut holders = lockkeeper::semaphore::Holders::default();
+    let mut holders = lockkeeper_semaphore::Holders::default();
     eventually("all is known", async || {
         let seen = broker.observe(&classic(), 0, 0).await.unwrap();
         holders = broker.holders(&classic(), &seen, 4, 50).await;

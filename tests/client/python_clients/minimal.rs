@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
 
 use super::{

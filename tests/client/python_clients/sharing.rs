@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::plan::naming::{Profile, Protocol};
-use lockkeeper::semaphore::Verdict;
+use lockkeeper_plan::naming::{Profile, Protocol};
+use lockkeeper_semaphore::Verdict;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

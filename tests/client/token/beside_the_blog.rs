@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{ResizeTo, Verdict};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use super::{classic, consumers, create, free, lock, waiting, with_priority};

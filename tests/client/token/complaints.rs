@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{AcquireError, Client, LostReason, ResizeTo, Verdict};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{AcquireError, Client, LostReason, ResizeTo, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use super::{QUEUE, classic, create, free, lock, waiting};

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{
     Broker, BrokerOptions, Client, ClientOptions, Lock, LostReason, Permit, ResizeTo,
 };
 use tokio_util::sync::CancellationToken;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use lockkeeper::api::SemaphoreStatus;
+use lockkeeper_api::SemaphoreStatus;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::client::Client;

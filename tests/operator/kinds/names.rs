@@ -2,8 +2,8 @@
 //! those that the operator would reject.
 
 use kube::api::PostParams;
-use lockkeeper::api::{PressureQueue, Semaphore};
-use lockkeeper::plan::naming::{DEFAULT_PREFIX, KEY_SUFFIXES, LockName, QueueName};
+use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_plan::naming::{DEFAULT_PREFIX, KEY_SUFFIXES, LockName, QueueName};
 use serde_json::json;
 
 use crate::operator::world::{Kind, PATIENCE, World, has_reason, in_a_world};

@@ -1,6 +1,6 @@
 //! Fields of a Semaphore that exclude each other, or are immutable.
 
-use lockkeeper::api::Semaphore;
+use lockkeeper_api::Semaphore;
 
 use super::refusal;
 use crate::operator::world::in_a_world;

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use kube::api::{DeleteParams, ListParams};
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
-use lockkeeper::api::Semaphore;
-use lockkeeper::plan::connection::RabbitmqSettings;
-use lockkeeper::plan::naming::{LockName, Protocol, QueueType};
-use lockkeeper::plan::semaphore::DesiredSlots;
-use lockkeeper::semaphore::{Broker, BrokerOptions, ResizeTo};
+use lockkeeper_api::Semaphore;
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Broker, BrokerOptions, ResizeTo};
 use tokio_util::sync::CancellationToken;
 
 use crate::operator::environment::variable;
 use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 const PROTOCOLS: [(&str, Protocol); 3] = [
-    ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper::plan::naming::Profile::Guideline)),
+    ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline)),
     ("ExclusiveConsumer", Protocol::ExclusiveConsumer),
     ("Token", Protocol::Token(QueueType::Classic)),
 ];

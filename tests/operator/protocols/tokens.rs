@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use lapin::options::{BasicAckOptions, BasicGetOptions, QueuePurgeOptions};
-use lockkeeper::api::SemaphoreStatus;
-use lockkeeper::plan::naming::{Protocol, QueueType};
-use lockkeeper::semaphore::{AcquireError, AcquireOptions};
+use lockkeeper_api::SemaphoreStatus;
+use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_semaphore::{AcquireError, AcquireOptions};
 
 use super::{Deploy, Row};
 use crate::operator::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
@@ -148,7 +148,7 @@ async fn without_the_management_api_nothing_about_tokens_is_guessed() {
         let deploy = Deploy { world: &world, row: CLASSIC };
         deploy.resize(2).await;
         world.secret("rabbit", &[("amqpUri", world.amqp_url())]).await;
-        let blind = |s: &lockkeeper::api::Semaphore| has_reason(s, "Ready", "CountUnknown");
+        let blind = |s: &lockkeeper_api::Semaphore| has_reason(s, "Ready", "CountUnknown");
         world.until("deploy", "CountUnknown", PATIENCE, blind).await;
         deploy.apply(3).await;
         let object = world.until("deploy", "CountUnknown", PATIENCE, blind).await;

@@ -2,8 +2,8 @@
 //! tested by users with limited permissions.
 
 use kube::api::{Patch, PatchParams};
-use lockkeeper::api::{PressureQueue, REVOKE, Semaphore};
-use lockkeeper::semaphore::LostReason;
+use lockkeeper_api::{PressureQueue, REVOKE, Semaphore};
+use lockkeeper_semaphore::LostReason;
 use serde_json::json;
 use tokio::process::Command;
 

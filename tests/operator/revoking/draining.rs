@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::api::Semaphore;
-use lockkeeper::semaphore::LostReason;
+use lockkeeper_api::Semaphore;
+use lockkeeper_semaphore::LostReason;
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
 use crate::operator::world::{PATIENCE, has, in_a_world};

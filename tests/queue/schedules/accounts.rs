@@ -7,8 +7,8 @@ mod model;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use lockkeeper::plan::pressure_queue::QueueEffect;
-use lockkeeper::pressure::{
+use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_pressure::{
     Applied, Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Removed, Wait,
 };
 use rand::rngs::SmallRng;
@@ -35,7 +35,7 @@ impl Lane {
     async fn at(url: &str) -> Self {
         let place = Place::at(url).await;
         let clients = [ours(&place, "one"), ours(&place, "two")];
-        let letters = lockkeeper::plan::naming::QueueName::new(place.queue.prefix(), "letters");
+        let letters = lockkeeper_plan::naming::QueueName::new(place.queue.prefix(), "letters");
         let letters = Queue::new(place.settings(), letters.unwrap(), QueueOptions::default());
         letters.create(0).await.unwrap();
         Self { place, clients, letters }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::pressure_queue::{ObservedQueue, QueueEffect};
-use lockkeeper::pressure::{Applied, Awaited, Deletion, QueueRole};
+use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_pressure::{Applied, Awaited, Deletion, QueueRole};
 
 use super::clients::{Client, Kind, Mode, Refusal};
 use super::workers::{Got, is, set};

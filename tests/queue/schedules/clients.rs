@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::pressure::{
+use lockkeeper_pressure::{
     Awaited, Limit, PutBatchError, Queue, QueueError, QueueOptions, QueueRole, Wait,
 };
 use rand::RngExt;

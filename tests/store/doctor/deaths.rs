@@ -2,7 +2,7 @@
 //! doctor reports the damage, and a repair removes it.
 
 use futures::future::BoxFuture;
-use lockkeeper::plan::pressure_queue::doctor::{Remedy, Repair};
+use lockkeeper_plan::pressure_queue::doctor::{Remedy, Repair};
 
 use super::{IDLE, Ward, reasons, repairs, server};
 use crate::store::pressure_text::{TextClient, TextError, Worker};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
-use lockkeeper::pressure::{Repaired, Store, StoreOptions};
+use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
+use lockkeeper_pressure::{Repaired, Store, StoreOptions};
 
 use super::{IDLE, Ward, reasons, repairs, server};
 use crate::store::redis_support::{AclUser, PrivateRedis, eventually};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::Remark;
-use lockkeeper::plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
+use lockkeeper_plan::pressure_queue::Remark;
+use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
 use redis::aio::MultiplexedConnection;
 
 use super::{Ward, reasons, repairs, server};

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lockkeeper::plan::naming::QueueName;
-use lockkeeper::plan::pressure_queue::doctor::{Effort, Repair};
-use lockkeeper::pressure::{Repaired, Store};
+use lockkeeper_plan::naming::QueueName;
+use lockkeeper_plan::pressure_queue::doctor::{Effort, Repair};
+use lockkeeper_pressure::{Repaired, Store};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

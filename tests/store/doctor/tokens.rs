@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::plan::pressure_queue::Remark;
-use lockkeeper::plan::pressure_queue::doctor::Repair;
-use lockkeeper::pressure::Repaired;
+use lockkeeper_plan::pressure_queue::Remark;
+use lockkeeper_plan::pressure_queue::doctor::Repair;
+use lockkeeper_pressure::Repaired;
 
 use super::{Ward, reasons, repairs, server};
 use crate::store::pressure_text::Worker;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lockkeeper::pressure::QueueError;
+use lockkeeper_pressure::QueueError;
 
 pub type Element = String;
 

@@ -1,0 +1,359 @@
+//! Tracks ownership at the broker, one outcome at a time. See the parent module for the result,
+//! and `answers` for the outcomes.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_plan::naming::LockName;
+
+use super::answers::{Connection, Delivery, End, Fact, Request};
+use super::{Change, Destroyed, Ended, Owned, Ownerships, SlotChange, Takeover, Thing};
+use crate::check::holds::Key;
+use crate::check::register::{NEVER, Position, Write};
+use crate::history::{Frame, Rules};
+
+/// The state after the outcomes so far.
+pub struct Tracker<'a> {
+    lock: &'a LockName,
+    rules: Rules,
+    /// The result so far.
+    pub known: Ownerships,
+    /// The open ownerships of each connection, as indices.
+    open: BTreeMap<Connection, Vec<usize>>,
+    /// All ownerships of each slot, as indices.
+    by_slot: BTreeMap<u32, Vec<usize>>,
+    /// The queue of each consumer, and whether it consumes without acknowledgement.
+    consumers: BTreeMap<(Connection, u16, &'a str), (&'a str, bool)>,
+}
+
+/// How matching ownerships end.
+#[derive(Clone, Copy)]
+struct Ending {
+    ended: Ended,
+    certain: Position,
+    known: Position,
+    answered: bool,
+}
+
+fn connection(frame: &Frame) -> Connection {
+    (frame.process, frame.connection)
+}
+
+impl<'a> Tracker<'a> {
+    /// Creates a tracker without any ownership.
+    pub fn new(lock: &'a LockName, rules: Rules) -> Self {
+        let (open, by_slot, consumers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { lock, rules, known: Ownerships::default(), open, by_slot, consumers }
+    }
+
+    /// Applies an outcome.
+    pub fn fact(&mut self, at: Position, fact: Fact<'a>) {
+        match fact {
+            Fact::Done(request, answer) => self.done(at, request, answer),
+            Fact::Refused(request, code) => self.refused(at, request, code),
+            Fact::Unknown(request) => self.unknown(at, request),
+            Fact::Delivered(delivery, body) => self.delivered(at, &delivery, body),
+            Fact::Sent(frame) => self.sent(at, frame),
+            Fact::Cancelled(frame) => {
+                // The broker cancels a consumer of tokens because the token queue was deleted.
+                let tokens = self.rules == Rules::Token;
+                let ending =
+                    Ending { ended: Ended::Cancelled, certain: at, known: at, answered: true };
+                self.end(connection(frame), ending, |owned| {
+                    owned.channel == frame.channel
+                        && if tokens {
+                            owned.delivery.is_some()
+                        } else {
+                            owned.consumer.is_some() && owned.consumer == frame.consumer
+                        }
+                });
+            }
+            Fact::ChannelEnded(connection, channel, end) => {
+                let ended = if end == End::Client { Ended::ChannelClosed } else { Ended::Broker };
+                let ending = Ending { ended, certain: at, known: at, answered: false };
+                self.end(connection, ending, |owned| owned.channel == channel);
+            }
+            Fact::ConnectionEnded(connection, end) => {
+                let ended = match end {
+                    End::Client => Ended::Disconnected,
+                    End::Broker => Ended::Broker,
+                    End::Cut => Ended::Cut,
+                };
+                let ending = Ending { ended, certain: at, known: at, answered: false };
+                self.end(connection, ending, |_| true);
+                self.open.remove(&connection);
+            }
+        }
+    }
+
+    fn begin(&mut self, frame: &Frame, thing: Thing, requested: Position, began: Position) {
+        let whole_connection = thing == Thing::Mutex || self.holds_by_queue();
+        let token = self.rules == Rules::Token && thing != Thing::Mutex;
+        let index = self.known.owned.len();
+        if let Thing::Held(Key::Slot(slot)) = thing {
+            self.by_slot.entry(slot).or_default().push(index);
+        }
+        self.known.owned.push(Owned {
+            process: frame.process,
+            connection: frame.connection,
+            thing,
+            requested,
+            began,
+            certain_end: NEVER,
+            end: NEVER,
+            known_end: NEVER,
+            ended: Ended::Open,
+            // An exclusive queue belongs to the connection, not to the channel.
+            channel: if whole_connection { 0 } else { frame.channel },
+            consumer: frame.consumer.clone().filter(|_| !token),
+            delivery: frame.delivery.filter(|_| token),
+            proof: requested,
+            limit: NEVER,
+            answered: false,
+        });
+        self.open.entry(connection(frame)).or_default().push(index);
+    }
+
+    /// Ends the ownerships of this connection that match. Returns their number.
+    fn end(
+        &mut self,
+        connection: Connection,
+        ending: Ending,
+        matches: impl Fn(&Owned) -> bool,
+    ) -> usize {
+        let Some(open) = self.open.get_mut(&connection) else { return 0 };
+        let before = open.len();
+        open.retain(|&index| {
+            let owned = &mut self.known.owned[index];
+            let ends = matches(owned);
+            if ends {
+                (owned.ended, owned.answered) = (ending.ended, ending.answered);
+                (owned.certain_end, owned.known_end) = (ending.certain, ending.known);
+                owned.end = ending.certain;
+            }
+            !ends
+        });
+        before - open.len()
+    }
+
+    fn holds_by_queue(&self) -> bool {
+        matches!(self.rules, Rules::ExclusiveQueue | Rules::AmqpLocksPython)
+    }
+
+    /// Returns the resource that the owner of this exclusive queue owns.
+    fn exclusive(&self, queue: &str) -> Option<Thing> {
+        if queue == self.lock.admin_mutex() {
+            return Some(Thing::Mutex);
+        }
+        let slot = self.lock.slot_of_holder_queue(queue).filter(|_| self.holds_by_queue())?;
+        Some(Thing::Held(Key::Slot(slot)))
+    }
+
+    fn done(&mut self, at: Position, request: Request<'a>, answer: &'a Frame) {
+        let frame = request.frame;
+        let queue = frame.queue.as_str();
+        self.prove(request);
+        match frame.method.as_str() {
+            "queue.declare" if frame.exclusive => {
+                let mine = self.open.get(&connection(frame)).map_or(&[][..], Vec::as_slice);
+                let known = &self.known.owned;
+                if let Some(thing) = self.exclusive(queue)
+                    && !mine.iter().any(|&index| known[index].thing == thing)
+                {
+                    self.begin(frame, thing, request.at, at);
+                }
+            }
+            "queue.declare" => {
+                self.exists(queue, request.at, at, 1);
+                self.change(request, at, Change::Declared);
+            }
+            "queue.declare(passive)" => self.exists(queue, request.at, at, 1),
+            "queue.delete" => self.deleted(at, request),
+            "basic.consume" => self.consuming(at, request, answer),
+            "basic.cancel" => self.cancelled(request, at, true),
+            "basic.recover" if self.rules == Rules::Token => {
+                let ending = Ending {
+                    ended: Ended::Released,
+                    certain: request.at,
+                    known: at,
+                    answered: true,
+                };
+                self.end(connection(frame), ending, |owned| owned.channel == frame.channel);
+            }
+            _ => {}
+        }
+    }
+
+    /// Extends the certain ownership: an answer proves that the connection, or the channel, was
+    /// open at the request.
+    fn prove(&mut self, request: Request) {
+        let frame = request.frame;
+        let thing = self.exclusive(&frame.queue);
+        for &index in self.open.get(&connection(frame)).map_or(&[][..], Vec::as_slice) {
+            let owned = &mut self.known.owned[index];
+            let same_channel = owned.channel > 0 && owned.channel == frame.channel;
+            if same_channel || thing.as_ref() == Some(&owned.thing) {
+                owned.proof = owned.proof.max(request.at);
+            }
+        }
+    }
+
+    fn consuming(&mut self, at: Position, request: Request<'a>, answer: &'a Frame) {
+        let frame = request.frame;
+        let tag = answer.consumer.as_deref().or(frame.consumer.as_deref()).unwrap_or_default();
+        let consumer = (connection(frame), frame.channel, tag);
+        self.consumers.insert(consumer, (&frame.queue, frame.flag));
+        let slot = self.lock.slot_of_holder_queue(&frame.queue);
+        if let Some(slot) = slot.filter(|_| frame.exclusive && !self.holds_by_queue()) {
+            let named = Frame { consumer: Some(tag.to_owned()), ..frame.clone() };
+            self.begin(&named, Thing::Held(Key::Slot(slot)), request.at, at);
+        }
+    }
+
+    fn cancelled(&mut self, request: Request, known: Position, answered: bool) {
+        let frame = request.frame;
+        let ending = Ending { ended: Ended::Released, certain: request.at, known, answered };
+        self.end(connection(frame), ending, |owned| {
+            owned.channel == frame.channel
+                && owned.consumer.is_some()
+                && owned.consumer == frame.consumer
+        });
+    }
+
+    fn exists(&mut self, queue: &str, invoked: Position, done: Position, value: u32) {
+        if let Some(slot) = self.lock.slot_of_slot_queue(queue) {
+            self.known.existence.entry(slot).or_default().push(Write { invoked, done, value });
+        }
+    }
+
+    fn change(&mut self, request: Request, done: Position, change: Change) {
+        let frame = request.frame;
+        let token = self.rules == Rules::Token && frame.queue == self.lock.token_queue();
+        let slot = self.lock.slot_of_slot_queue(&frame.queue).filter(|_| !token);
+        let slot = slot.or((token && change != Change::Declared).then_some(0));
+        if let Some(slot) = slot {
+            let (process, at) = (frame.process, request.at);
+            self.known.changes.push(SlotChange { process, at, done, slot, change });
+        }
+    }
+
+    fn deleted(&mut self, at: Position, request: Request) {
+        let frame = request.frame;
+        self.exists(&frame.queue, request.at, at, 0);
+        self.change(request, at, Change::Deleted);
+        if self.end_deleted(request, at, true) > 0 {
+            // The client deleted its own queue. The next ownership may have begun before this
+            // answer was read.
+            return;
+        }
+        let Some(slot) = self.lock.slot_of_holder_queue(&frame.queue) else { return };
+        for &victim in self.by_slot.get(&slot).into_iter().flatten().rev() {
+            let owned = &mut self.known.owned[victim];
+            if owned.known_end < request.at {
+                break;
+            }
+            if owned.known_end != NEVER && owned.ended != Ended::Cancelled {
+                continue;
+            }
+            owned.limit = owned.limit.min(request.at);
+            if owned.began < request.at {
+                let (process, done, at) = (frame.process, at, request.at);
+                self.known.takeovers.push(Takeover { process, at, done, slot, victim });
+            }
+        }
+    }
+
+    /// Ends the requesting connection's ownership by this queue. Returns the number of ended
+    /// ownerships.
+    fn end_deleted(&mut self, request: Request, known: Position, answered: bool) -> usize {
+        let frame = request.frame;
+        let slot = self.lock.slot_of_holder_queue(&frame.queue);
+        let thing = slot.map(|slot| Thing::Held(Key::Slot(slot)));
+        let Some(thing) = thing.or_else(|| self.exclusive(&frame.queue)) else { return 0 };
+        let ending = Ending { ended: Ended::Released, certain: request.at, known, answered };
+        self.end(connection(frame), ending, |owned| owned.thing == thing)
+    }
+
+    fn refused(&mut self, at: Position, request: Request, code: Option<u16>) {
+        let frame = request.frame;
+        let declares = frame.method.starts_with("queue.declare");
+        match code {
+            Some(404) if declares => self.exists(&frame.queue, request.at, at, 0),
+            Some(405 | 406) if declares => self.exists(&frame.queue, request.at, at, 1),
+            _ => {}
+        }
+        // The queue does not exist, or belongs to another connection.
+        if let (Some(404 | 405), Some(thing)) = (code, self.exclusive(&frame.queue)) {
+            let ending = Ending { ended: Ended::Broker, certain: at, known: at, answered: true };
+            self.end(connection(frame), ending, |owned| owned.thing == thing);
+        }
+    }
+
+    fn unknown(&mut self, at: Position, request: Request) {
+        let queue = &request.frame.queue;
+        match request.frame.method.as_str() {
+            "queue.declare" => {
+                self.exists(queue, request.at, NEVER, 1);
+                self.change(request, NEVER, Change::Declared);
+            }
+            "queue.delete" => {
+                self.exists(queue, request.at, NEVER, 0);
+                self.change(request, NEVER, Change::Deleted);
+                self.end_deleted(request, at, false);
+            }
+            "basic.cancel" => self.cancelled(request, at, false),
+            _ => {}
+        }
+    }
+
+    fn delivered(&mut self, at: Position, delivery: &Delivery, body: &str) {
+        let frame = delivery.frame;
+        let tag = frame.consumer.as_deref().unwrap_or_default();
+        let (queue, no_ack) = match delivery.get {
+            Some(get) => (get.queue.as_str(), get.flag),
+            None => match self.consumers.get(&(connection(frame), frame.channel, tag)) {
+                Some(&consumer) => consumer,
+                None => (frame.queue.as_str(), false),
+            },
+        };
+        if self.rules != Rules::Token || queue != self.lock.token_queue() {
+            return;
+        }
+        if no_ack {
+            return self.destroyed(frame.process, delivery.at, "consumed it with no-ack");
+        }
+        let key = Key::of_token(self.rules, body);
+        let thing = key.map_or(Thing::Token, Thing::Held);
+        self.begin(frame, thing, delivery.at, at);
+    }
+
+    fn destroyed(&mut self, process: u32, at: Position, how: &'static str) {
+        self.known.destroyed.push(Destroyed { process, at, how });
+    }
+
+    fn sent(&mut self, at: Position, frame: &'a Frame) {
+        if frame.method == "basic.publish" {
+            // A publish to a slot's queue is a probe.
+            if self.rules != Rules::Token {
+                return;
+            }
+            return self.change(Request { at, frame }, at, Change::Published);
+        }
+        let tag = frame.delivery.unwrap_or_default();
+        let multiple = frame.flag && frame.method != "basic.reject";
+        let ending = Ending { ended: Ended::Released, certain: at, known: at, answered: true };
+        let ended = self.end(connection(frame), ending, |owned| {
+            let mine = owned.channel == frame.channel;
+            mine && owned.delivery.is_some_and(|delivery| {
+                delivery == tag || (multiple && (tag == 0 || delivery < tag))
+            })
+        });
+        let how = match frame.method.as_str() {
+            "basic.ack" => "acknowledged it",
+            _ if !frame.requeue => "rejected it without requeue",
+            _ => return,
+        };
+        for _ in 0..ended {
+            self.destroyed(frame.process, at, how);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Converges a semaphore to its desired state, removes it, and checks it for faults. See
+//! [`lockkeeper_plan::semaphore`] for the plan, and `protocol` for how each protocol applies
+//! it.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to, wake_ups};
+use tokio_util::sync::CancellationToken;
+
+use super::broker::Broker;
+use crate::error::BrokerError;
+use crate::protocol::fault::{Expected, Fault};
+use crate::session::change::{Change, Converged};
+
+impl Broker {
+    /// Converges the semaphore `lock` to the desired state, under the admin mutex. The
+    /// steps are:
+    ///
+    /// * Observe the slots and plan the change.
+    /// * Declare missing objects: the wait queue, the records, then the slots in
+    ///   ascending order, at most 16 in flight.
+    /// * Delete surplus slots one at a time, each confirmed.
+    /// * Observe again, release the mutex, and wake a waiter for each added slot.
+    ///
+    /// Holders are never touched. With 0 slots the semaphore stays, and no client can
+    /// acquire it. [`Broker::destroy`] removes it.
+    ///
+    /// `sweep_to` is [`lockkeeper_plan::semaphore::sweep_to`] with the high-water mark. If
+    /// the plan for the observed state raises that mark, the caller must have persisted
+    /// it before. `thorough` has two effects: existing slots are declared again to detect
+    /// different arguments, and records are deleted if none are desired.
+    ///
+    /// # Errors
+    ///
+    /// * [`BrokerError::NothingToAdminister`] without any request, if it is a true mutex.
+    /// * [`BrokerError::ProtocolMismatch`] before any change, if the slots belong to
+    ///   another protocol.
+    /// * [`BrokerError::IncompatibleQueue`] only after all other changes were made.
+    /// * [`BrokerError::Interrupted`] when `cancel` fires. It is checked between effects.
+    /// * [`BrokerError::MutexBusy`] after the configured patience.
+    ///
+    /// After any error, calling again completes the rest.
+    ///
+    /// # Cancel safety
+    ///
+    /// The change runs as a task of its own. Dropping this future has the same effect as
+    /// firing `cancel`. The mutex is released in both cases.
+    pub async fn converge(
+        &self,
+        lock: &LockName,
+        desired: DesiredSlots,
+        sweep_to: u32,
+        thorough: bool,
+        cancel: &CancellationToken,
+    ) -> Result<Converged, BrokerError> {
+        let mut change = self.change(lock, desired, cancel)?;
+        change.thorough = thorough;
+        let sweep_to = sweep_to.max(desired.slots);
+        let handle = Arc::clone(self.handle());
+        let work = change.run(move |change, lane| {
+            async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
+                .boxed()
+        });
+        let done = work.await?;
+        self.tell_waiters(lock, &done).await;
+        Ok(done)
+    }
+
+    /// Removes the semaphore: all slots in the configured order, then the records and the
+    /// wait queue. Holders keep their slots until they release. The broker cancels the
+    /// consumers of waiting clients. If the queues of holders would outlive them,
+    /// [`Converged::left`] returns the number of these holders. Call again when they may
+    /// have released.
+    ///
+    /// `mark` is the high-water mark. If `None`, it is determined under the mutex. Errors
+    /// and cancel safety are those of [`Broker::converge`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Broker::converge`].
+    pub async fn destroy(
+        &self,
+        lock: &LockName,
+        desired: DesiredSlots,
+        mark: Option<u32>,
+        cancel: &CancellationToken,
+    ) -> Result<Converged, BrokerError> {
+        let none = DesiredSlots { slots: 0, records: None, ..desired };
+        let mut change = self.change(lock, none, cancel)?;
+        change.destroy = true;
+        let handle = Arc::clone(self.handle());
+        let work = change.run(move |change, lane| {
+            async move {
+                let protocol = handle.administered(&change.lock)?;
+                let (access, overshoot) = (&change.access, change.desired.overshoot);
+                let mark = match mark {
+                    Some(mark) => mark,
+                    None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
+                };
+                protocol.apply(change, lane, sweep_to(change.desired, mark)).await
+            }
+            .boxed()
+        });
+        work.await
+    }
+
+    /// Lists the faults of `lock`, in ascending order of slots. Exactly the expected
+    /// slots should exist, as Lockkeeper declares them, with all their queues. Runs under
+    /// the admin mutex, so that an unfinished change is not reported as a fault. Changes
+    /// nothing. Cancel safe like [`Broker::converge`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Broker::converge`].
+    pub async fn check(
+        &self,
+        lock: &LockName,
+        expected: Expected,
+        cancel: &CancellationToken,
+    ) -> Result<Vec<Fault>, BrokerError> {
+        let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel)?;
+        let handle = Arc::clone(self.handle());
+        let work = change.run(move |change, lane| {
+            async move { handle.administered(&change.lock)?.check(change, lane, expected).await }
+                .boxed()
+        });
+        work.await
+    }
+
+    /// Prepares a change to a lock that an administrator may change.
+    pub(super) fn change(
+        &self,
+        lock: &LockName,
+        desired: DesiredSlots,
+        cancel: &CancellationToken,
+    ) -> Result<Change, BrokerError> {
+        self.handle().administered(lock)?;
+        Ok(Change::new(Arc::clone(&self.handle().access), lock.clone(), desired, cancel))
+    }
+
+    /// Wakes one waiter for each added slot.
+    pub(super) async fn tell_waiters(&self, lock: &LockName, done: &Converged) {
+        if let Err(error) = self.wake(lock, wake_ups(done.declared, done.waiting)).await {
+            // Waiters also poll from time to time.
+            tracing::debug!(%error, "Waiters could not be notified of new slots");
+        }
+    }
+}

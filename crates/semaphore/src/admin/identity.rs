@@ -1,0 +1,68 @@
+//! Finds out whether two addresses lead to the same broker.
+
+use std::time::Duration;
+
+use lapin::types::AMQPValue;
+use lockkeeper_plan::naming::LockName;
+
+use super::broker::Broker;
+use crate::amqp::lane::{Declared, Lane, exclusive_arguments};
+use crate::error::BrokerError;
+
+/// Time after which the broker deletes a probe queue that was not deleted before.
+const PROBE_EXPIRES_MILLIS: i32 = 60_000;
+
+/// Number of checks for a probe queue, and the pause before each further one. Another
+/// node of the broker may see the queue slightly later.
+const LOOKS: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+impl Broker {
+    /// Whether `other` manages this lock in the same virtual host of the same broker, at
+    /// any address. Connects to both if necessary.
+    ///
+    /// Declares a queue with a random name that begins with the lock's name over `other`,
+    /// and looks for it over `self`. The server behind `other` can therefore not
+    /// impersonate this one. Only a login with permission to declare the lock's queues
+    /// here can pass.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future may be dropped at any time. The probe queue then expires after a
+    /// minute, or is deleted with the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
+    /// rejects the request.
+    pub async fn is_same_as(&self, other: &Self, lock: &LockName) -> Result<bool, BrokerError> {
+        let [ours, theirs] = [self, other].map(|broker| &broker.handle().access.settings().vhost);
+        if ours != theirs {
+            return Ok(false);
+        }
+        let name = lock.probe_queue(rand::random());
+        let mut arguments = exclusive_arguments();
+        arguments.insert("x-expires".into(), AMQPValue::LongInt(PROBE_EXPIRES_MILLIS));
+        let mut lane = Lane::take(&other.handle().access.admin_of(lock).get().await?).await?;
+        if let Declared::Locked(_) = lane.declare_exclusive(&name, arguments).await? {
+            return Ok(false);
+        }
+        let seen = self.sees(&name).await;
+        // If this fails, the queue expires.
+        let _ = lane.delete(&name).await;
+        seen
+    }
+
+    async fn sees(&self, queue: &str) -> Result<bool, BrokerError> {
+        let names = [queue.to_owned()];
+        for look in 0..LOOKS {
+            if look > 0 {
+                tokio::time::sleep(BETWEEN_LOOKS).await;
+            }
+            if self.handle().access.any_exists(&names).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,344 @@
+//! Opens one connection to the broker, and closes it reliably. See `endpoint` for its
+//! address, `stream` for its bytes, `link` for retries and sharing, and `lane` and `probe`
+//! for operations.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
+use lockkeeper_net::process_limit;
+use tokio::runtime::Handle;
+use tokio::sync::SetOnce;
+use tokio_util::task::TaskTracker;
+
+use super::endpoint::Endpoint;
+use super::features::Features;
+use super::identity::greet;
+use super::lane::IdleLanes;
+use super::new_id;
+use super::stream::{Dialer, Kit, for_lapin};
+use super::unanswered::Unanswered;
+use crate::error::BrokerError;
+
+/// The number of channels that RabbitMQ allows by default. A broker that proposes it is
+/// taken for RabbitMQ. Any other is asked for its properties, which takes a connection of
+/// its own, because lapin does not expose them.
+const RABBITMQ_CHANNELS: u16 = 2047;
+
+/// How long to wait for the reason with which a closed connection was closed. lapin tells
+/// it right after the operations fail.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The tasks that end connections on which a claim was given up, of all clients.
+static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
+
+/// An open connection. It is never recovered: a replacement is a new connection, and
+/// exclusive objects of the old one are gone (hazard A11).
+pub struct Conn {
+    lapin: Connection,
+    /// A second handle on the socket, to close the connection if the broker no longer
+    /// answers.
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    retired: AtomicBool,
+    /// The first error of the connection.
+    failure: Arc<SetOnce<BrokerError>>,
+    pub operation_timeout: Duration,
+    /// What the broker offers.
+    pub features: Features,
+    pub idle: IdleLanes,
+    /// The queues that do not answer.
+    pub unanswered: Unanswered,
+    /// The tasks that wait for the answers to abandoned operations.
+    pub abandoned: TaskTracker,
+}
+
+impl Conn {
+    /// Connects within the endpoint's time limit. `role` is appended to the client's name,
+    /// so that an operator of the broker sees the purpose of each connection.
+    ///
+    /// Cancel safe: a dropped attempt closes its socket.
+    pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        let limit = endpoint.connect_timeout;
+        let delayed = |why: &str| BrokerError::ConnectionDelayed { why: why.to_owned() };
+        let _place = endpoint.gate.enter().await.map_err(delayed)?;
+        tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
+            let why = format!("no answer within {limit:?}");
+            Err(BrokerError::Unreachable { endpoint: endpoint.address(), why })
+        })
+    }
+
+    async fn open_twice(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        match Self::open_once(endpoint, role).await {
+            // A broker rejects the client certificate only after the handshake. Whether
+            // its reason arrives or the connection just breaks is a race.
+            Err(error) if endpoint.settings.tls.is_some() && error.is_cut() => {}
+            other => return other,
+        }
+        Self::open_once(endpoint, role).await.map_err(|error| {
+            if !error.is_cut() {
+                return error;
+            }
+            let why = "the broker ended the connection right after the handshake".to_owned();
+            BrokerError::CertificateRefused { endpoint: endpoint.address(), why }
+        })
+    }
+
+    async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+        let settings = &endpoint.settings;
+        let uri = endpoint.uri();
+        let dialer = Dialer::new(endpoint)?;
+        // Never use `enable_auto_recover`: it would declare exclusive queues again on a
+        // new connection, an unnoticed gap in a lock.
+        let properties = ConnectionProperties::default()
+            .with_connection_name(format!("{} {role}", endpoint.client_name).into())
+            .with_client_property("product".into(), "lockkeeper".into())
+            .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
+            // For Qpid: the owner of exclusive queues, and mandatory messages that reach no
+            // queue are returned instead of ending the connection.
+            .with_client_property("instance".into(), new_id().into())
+            .with_client_property("qpid.close_when_no_route".into(), "false".into());
+
+        let failed = |error: lapin::Error| {
+            let (user, vhost) = (&settings.username, &settings.vhost);
+            BrokerError::connecting(&error, &endpoint.address(), user, vhost)
+        };
+        process_limit::check_connection()
+            .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
+        let attempt = Attempt { socket: Arc::default(), kept: false };
+        let shared = Arc::clone(&attempt.socket);
+        let patience = endpoint.connect_timeout;
+        let connect = Connection::connector(
+            uri,
+            Kit::current(),
+            async move |_, _| {
+                // lapin runs this on its own thread. Nothing else would stop it while a
+                // packet filter drops the SYNs.
+                let dialing = dialer.dial(|socket| *lock(&shared) = Some(socket));
+                let result = tokio::time::timeout(patience, dialing).await;
+                let stream = result.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                Ok(AsyncTcpStream::Plain(for_lapin(stream)))
+            },
+            properties,
+        );
+        let lapin = connect.await.map_err(failed)?;
+        let features = match endpoint.features.get() {
+            Some(features) => *features,
+            None => {
+                let found = features_of(endpoint, &lapin).await?;
+                *endpoint.features.get_or_init(|| found)
+            }
+        };
+        endpoint.connected.store(true, Ordering::Release);
+        Ok(Self {
+            lapin,
+            socket: attempt.keep(),
+            retired: AtomicBool::new(false),
+            failure: Arc::default(),
+            operation_timeout: endpoint.operation_timeout,
+            features,
+            idle: IdleLanes::default(),
+            unanswered: Unanswered::default(),
+            abandoned: TaskTracker::new(),
+        })
+    }
+
+    /// Returns lapin's connection, to open channels and listen to events.
+    pub fn lapin(&self) -> &Connection {
+        &self.lapin
+    }
+
+    /// Whether the connection is open and no error was found.
+    pub fn is_usable(&self) -> bool {
+        !self.retired.load(Ordering::Acquire) && self.lapin.status().connected()
+    }
+
+    /// Whether the broker has blocked this connection (an alarm).
+    pub fn is_blocked(&self) -> bool {
+        self.lapin.status().blocked()
+    }
+
+    /// Closes the socket immediately, without the AMQP close handshake. Use it when the
+    /// broker did not answer, or when objects declared on the connection must be freed
+    /// for certain. The handshake could hang too.
+    pub fn kill(&self) {
+        self.retired.store(true, Ordering::Release);
+        shut_down(&self.socket);
+    }
+
+    /// Like [`Conn::kill`], but if operations were abandoned, in the background after the
+    /// broker has answered them (hazard A49). Without a runtime, immediately.
+    pub fn kill_when_answered(self: &Arc<Self>) {
+        self.retired.store(true, Ordering::Release);
+        match Handle::try_current() {
+            Ok(runtime) if !self.abandoned.is_empty() => {
+                let conn = Arc::clone(self);
+                let ending = async move {
+                    conn.abandoned.close();
+                    conn.abandoned.wait().await;
+                    conn.kill();
+                };
+                ENDING.spawn_on(ending, &runtime);
+            }
+            _ => self.kill(),
+        }
+    }
+
+    /// Returns the first error found on the connection.
+    pub fn failure(&self) -> Option<BrokerError> {
+        self.failure.get().cloned()
+    }
+
+    /// Records why the broker closes the connection, also if each operation fails only
+    /// because it is closed already. Must be called once at most: lapin gives each event to
+    /// one of the listeners.
+    pub fn record_close_reason(&self) {
+        let mut events = Box::pin(self.lapin.events_listener());
+        let failure = Arc::clone(&self.failure);
+        tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                if let Event::Error(error) = event
+                    && !error.is_amqp_soft_error()
+                {
+                    let _ = failure.set(BrokerError::operating(&error, ""));
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Returns why the closed connection was closed, if [`Conn::record_close_reason`] or an
+    /// operation finds it in time. Cancel safe.
+    pub async fn close_reason(&self) -> Option<BrokerError> {
+        tokio::time::timeout(LAST_WORDS, self.failure.wait()).await.ok().cloned()
+    }
+
+    /// Returns the error for a channel that was found closed. The listener of the
+    /// connection's events receives the reason.
+    pub fn closed(&self) -> BrokerError {
+        let closed = BrokerError::ConnectionLost { why: "the channel was closed".to_owned() };
+        self.failure().unwrap_or(closed)
+    }
+
+    /// Closes the connection immediately because of `error`. Returns the error to report:
+    /// if several operations fail together, the first error is the cause, and the lost
+    /// connection is its consequence.
+    pub fn fail(&self, error: BrokerError) -> BrokerError {
+        let error = self.blame(error);
+        self.kill();
+        error
+    }
+
+    /// Returns the error to report for one that an operation on the connection met. An error
+    /// that makes the connection unusable closes it ([`Conn::fail`]).
+    pub fn found(&self, error: BrokerError) -> BrokerError {
+        if error.is_fatal_for_connection() { self.fail(error) } else { error }
+    }
+
+    /// Like [`Conn::found`]. If the connection was closed before, waits for the reason.
+    pub async fn found_cause(&self, error: BrokerError) -> BrokerError {
+        let found = self.found(error);
+        if found.is_closed_before() { self.close_reason().await.unwrap_or(found) } else { found }
+    }
+
+    /// Returns the error to report for a channel that could not be opened. If all channel
+    /// numbers are in use, the connection continues. If another operation has ended it, that
+    /// one's error is the cause.
+    pub fn unopened(&self, error: &lapin::Error) -> BrokerError {
+        let error = BrokerError::operating(error, "");
+        if self.is_usable() { error } else { self.fail(error) }
+    }
+
+    /// Like [`Conn::fail`], but ends the connection as [`Conn::kill_when_answered`] does.
+    pub fn fail_when_answered(self: &Arc<Self>, error: BrokerError) -> BrokerError {
+        let error = self.blame(error);
+        self.kill_when_answered();
+        error
+    }
+
+    /// Records the first error that is a cause, and returns the one to report.
+    fn blame(&self, error: BrokerError) -> BrokerError {
+        if !error.is_closed_before() {
+            let _ = self.failure.set(error.clone());
+        }
+        let cause = self.failure().unwrap_or_else(|| error.clone());
+        if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
+    }
+
+    /// Closes the connection by the AMQP close handshake, and by force if it is not
+    /// answered in time.
+    pub async fn close(&self) {
+        self.retired.store(true, Ordering::Release);
+        let closing = self.lapin.close(200, "OK".into());
+        if !matches!(tokio::time::timeout(self.operation_timeout, closing).await, Ok(Ok(()))) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        // lapin sends the close handshake when its last handle is dropped, and its thread
+        // ends with it. A retired connection got no answer before.
+        if self.retired.load(Ordering::Acquire) {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+/// Determines what the broker at the other end of `connection` offers. Cancel safe.
+async fn features_of(
+    endpoint: &Endpoint,
+    connection: &Connection,
+) -> Result<Features, BrokerError> {
+    let chosen = endpoint.settings.probe;
+    if connection.configuration().channel_max() == RABBITMQ_CHANNELS {
+        return Ok(Features::of_rabbitmq(chosen));
+    }
+    let greeting = greet(endpoint).await?;
+    Ok(Features::announced(&greeting.identity.product, greeting.confirms, chosen))
+}
+
+/// A connection attempt that closes its socket when it is dropped. Otherwise lapin's
+/// thread would wait without limit for a broker that accepts the connection but sends
+/// nothing.
+struct Attempt {
+    socket: Arc<Mutex<Option<TcpStream>>>,
+    kept: bool,
+}
+
+impl Attempt {
+    fn keep(mut self) -> Arc<Mutex<Option<TcpStream>>> {
+        self.kept = true;
+        Arc::clone(&self.socket)
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.kept {
+            shut_down(&self.socket);
+        }
+    }
+}
+
+/// Waits for the end of connections on which a claim was given up. A process that ends
+/// should wait for that, at most for `limit`. Cancel safe.
+pub async fn until_ended(limit: Duration) {
+    ENDING.close();
+    let _ = tokio::time::timeout(limit, ENDING.wait()).await;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn shut_down(socket: &Mutex<Option<TcpStream>>) {
+    if let Some(socket) = lock(socket).take() {
+        // Fails only if the socket is closed already.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}

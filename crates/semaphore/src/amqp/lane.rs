@@ -1,0 +1,417 @@
+//! A pooled channel that runs operations one after the other, each with a time limit:
+//! declare, inspect, delete. Channels that the broker closed (405, 406: AMQP's way to
+//! refuse) are replaced, and healthy ones are reused. The caller decides which operation
+//! to run.
+
+mod holders;
+mod inspecting;
+mod leaving;
+mod looking;
+mod records;
+mod slots;
+mod waiting;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::Channel;
+use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+pub use self::waiting::{Waiters, mutex_wait_arguments};
+use super::connect::Conn;
+use crate::error::{BrokerError, refusal_code};
+
+/// Maximum number of idle channels. Further ones are closed.
+const MAX_IDLE: usize = 64;
+
+/// Number of declares after which a channel is retired. lapin keeps the name and
+/// arguments of every declared queue as long as the channel exists (for its recovery,
+/// which is not used). This would grow without limit.
+const MAX_DECLARES: u32 = 512;
+
+/// The result of a declare that the broker answered.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Declared {
+    /// The queue exists with the requested properties.
+    Ok,
+    /// 405: the queue is exclusive to another connection, or the declare is exclusive and
+    /// the queue isn't. The text is the broker's.
+    Locked(String),
+}
+
+/// The result of verifying a connection's `B[i]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// `B[i]` belongs to this connection and `A[i]` exists.
+    Held,
+    /// `B[i]` belongs to this connection and `A[i]` is gone: the slot is draining.
+    WithoutSlot,
+    /// `B[i]` is gone or belongs to another connection.
+    Gone,
+}
+
+/// Idle channels of one connection.
+#[derive(Default)]
+pub struct IdleLanes(Mutex<Vec<(Channel, u32)>>);
+
+/// A channel in use. On drop, it returns to the idle channels if it is healthy and no
+/// operation on it was abandoned.
+pub struct Lane {
+    conn: Arc<Conn>,
+    channel: Option<Channel>,
+    declares: u32,
+    /// An operation is in progress. If its future is dropped, its answer is still
+    /// pending, and the channel must not be reused.
+    busy: bool,
+    /// If true, no other channel is opened to replace this one.
+    pinned: bool,
+    limit: Duration,
+}
+
+impl Lane {
+    /// Takes an idle channel of `conn`, or opens one.
+    pub async fn take(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
+        let mut lane = Self::closed(conn);
+        while let Some((channel, declares)) = lane.conn.idle.pop() {
+            if channel.status().connected() {
+                (lane.channel, lane.declares) = (Some(channel), declares);
+                return Ok(lane);
+            }
+        }
+        lane.open().await?;
+        Ok(lane)
+    }
+
+    /// Opens a channel that was not used before and is not reused after.
+    pub async fn fresh(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
+        let mut lane = Self::closed(conn);
+        lane.open().await?;
+        lane.pin();
+        Ok(lane)
+    }
+
+    fn closed(conn: &Arc<Conn>) -> Self {
+        Self {
+            conn: Arc::clone(conn),
+            channel: None,
+            declares: 0,
+            busy: false,
+            pinned: false,
+            limit: conn.operation_timeout,
+        }
+    }
+
+    /// Replaces the usual time limit for answers, for a caller that knows better how much
+    /// time is left.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    /// From now on, uses only the current channel, because it carries state.
+    pub fn pin(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Ends the restriction of [`Lane::pin`].
+    pub fn unpin(&mut self) {
+        self.pinned = false;
+    }
+
+    /// Whether [`Lane::pin`] applies.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// Takes the current channel away. The next operation uses another one.
+    pub fn give_up(&mut self) -> Option<Channel> {
+        self.channel.take()
+    }
+
+    /// Returns the current channel.
+    pub fn current(&self) -> Option<Channel> {
+        self.channel.clone()
+    }
+
+    /// Counts declares that are about to be sent.
+    pub fn count_declares(&mut self, declares: u32) {
+        self.declares = self.declares.saturating_add(declares);
+    }
+
+    /// Returns the connection of this channel.
+    pub fn conn(&self) -> &Arc<Conn> {
+        &self.conn
+    }
+
+    async fn open(&mut self) -> Result<Channel, BrokerError> {
+        let limit = self.limit;
+        let opened = tokio::time::timeout(limit, self.conn.lapin().create_channel()).await;
+        let channel = match opened {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Err(self.conn.unopened(&error)),
+            Err(_) => return Err(self.no_answer("to a new channel", limit)),
+        };
+        self.channel = Some(channel.clone());
+        self.declares = 0;
+        Ok(channel)
+    }
+
+    /// Returns the channel, and opens one if there is none that can be used.
+    pub async fn channel(&mut self) -> Result<Channel, BrokerError> {
+        match &self.channel {
+            Some(channel)
+                if channel.status().connected()
+                    && (self.pinned || self.declares < MAX_DECLARES) =>
+            {
+                Ok(channel.clone())
+            }
+            _ if self.pinned => {
+                Err(BrokerError::ConnectionLost { why: "its channel was closed".to_owned() })
+            }
+            _ => self.open().await,
+        }
+    }
+
+    fn no_answer(&self, what: &'static str, after: Duration) -> BrokerError {
+        // Whether the operation was performed is unknown, and can't be determined on this
+        // connection.
+        let blocked = self.conn.is_blocked();
+        self.conn.fail(if blocked {
+            BrokerError::Blocked
+        } else {
+            BrokerError::Timeout { what, after }
+        })
+    }
+
+    /// Waits for an operation's answer. A refusal is returned as lapin's error, so that
+    /// the caller can distinguish refusals.
+    pub async fn answer<T>(
+        &mut self,
+        what: &'static str,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        match self.answer_in_time(queue, operation).await {
+            Some(answer) => answer,
+            None => Err(self.unanswered(what)),
+        }
+    }
+
+    /// Ends the connection, because an operation was not answered in time.
+    pub fn unanswered(&mut self, what: &'static str) -> BrokerError {
+        self.channel = None;
+        self.no_answer(what, self.limit)
+    }
+
+    /// Waits for the answer to a declare of an exclusive queue, like [`Lane::answer`].
+    /// Without an answer in time, the connection ends, but only once the broker has
+    /// answered, or the same time has passed again (hazard A49).
+    pub async fn answer_to_claim<T>(
+        &mut self,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        match self.answer_in_time(queue, operation).await {
+            Some(answer) => answer,
+            None => {
+                if let Some(channel) = self.channel.take() {
+                    close_when_answered(&self.conn.abandoned, channel, self.limit);
+                }
+                let what = "to queue.declare";
+                Err(self.conn.fail_when_answered(BrokerError::Timeout { what, after: self.limit }))
+            }
+        }
+    }
+
+    /// Waits for an operation's answer. `None` if there is none in time.
+    pub async fn answer_in_time<T>(
+        &mut self,
+        queue: &str,
+        operation: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Option<Result<Result<T, Refused>, BrokerError>> {
+        self.busy = true;
+        let answer = tokio::time::timeout(self.limit, operation).await;
+        self.busy = false;
+        Some(self.answered(queue, answer.ok()?))
+    }
+
+    /// Distinguishes a refusal from an error of the connection.
+    fn answered<T>(
+        &mut self,
+        queue: &str,
+        answer: Result<T, lapin::Error>,
+    ) -> Result<Result<T, Refused>, BrokerError> {
+        match answer {
+            Ok(value) => Ok(Ok(value)),
+            Err(error) => self.refused(&error, queue).map(Err),
+        }
+    }
+
+    /// Classifies an error as a refusal, which closed only this channel, or as fatal for
+    /// the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError::NodeDown`] also has the code 404, but is no refusal: nothing is known
+    /// of the queue. Otherwise, the error of the connection.
+    pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
+        self.channel = None;
+        let code = refusal_code(error);
+        let error = BrokerError::operating(error, queue);
+        match code {
+            Some(404) if matches!(error, BrokerError::NodeDown { .. }) => {}
+            Some(code @ 403..=406) => return Ok(Refused { code, error }),
+            // The same as a 405 of RabbitMQ, except that it ended the connection.
+            Some(530) if matches!(error, BrokerError::IncompatibleQueue { .. }) => {
+                self.conn.kill();
+                return Ok(Refused { code: 405, error });
+            }
+            _ => {}
+        }
+        Err(self.conn.found(error))
+    }
+
+    /// Declares a queue. An existing queue with other arguments results in
+    /// [`BrokerError::IncompatibleQueue`].
+    pub async fn declare(
+        &mut self,
+        name: &str,
+        options: QueueDeclareOptions,
+        arguments: FieldTable,
+    ) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let arguments = self.conn.features.arguments(arguments);
+        let declaring = channel.queue_declare(short(name)?, options, arguments);
+        self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
+    }
+
+    /// Deletes the queue `name` with any arguments, and waits for delete-ok. A queue that
+    /// is exclusive to another connection results in [`BrokerError::IncompatibleQueue`]
+    /// and stays.
+    pub async fn delete(&mut self, name: &str) -> Result<(), BrokerError> {
+        let channel = self.channel().await?;
+        let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+        match self.answer("to queue.delete", name, deleting).await? {
+            Ok(_) => Ok(()),
+            Err(Refused { code: 404, .. }) if self.conn.features.reports_missing_at_delete() => {
+                Ok(())
+            }
+            Err(refused) => Err(refused.error),
+        }
+    }
+
+    /// Declares `name` exclusive to this connection.
+    pub async fn declare_exclusive(
+        &mut self,
+        name: &str,
+        arguments: FieldTable,
+    ) -> Result<Declared, BrokerError> {
+        let channel = self.channel().await?;
+        self.declares += 1;
+        let arguments = self.conn.features.exclusive_arguments(arguments);
+        let declaring =
+            channel.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
+        match self.answer_to_claim(name, declaring).await? {
+            Ok(_) => Ok(Declared::Ok),
+            Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
+            Err(refused) => Err(refused.error),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let Some(channel) = self.channel.take() else { return };
+        if !channel.status().connected() || !self.conn.is_usable() {
+            return;
+        }
+        if self.busy {
+            close_when_answered(&self.conn.abandoned, channel, self.limit);
+        } else if !self.pinned && self.declares < MAX_DECLARES {
+            self.conn.idle.push(channel, self.declares);
+        }
+    }
+}
+
+/// Closes the channel of an abandoned operation, but not before the broker has answered. A
+/// refusal closes the channel too. If both sides close it at once, lapin 4.12 closes the
+/// connection and everything held on it: it finds the channel closed when it is about to
+/// confirm the broker's close (hazard A48).
+fn close_when_answered(abandoned: &TaskTracker, channel: Channel, limit: Duration) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    let closing = async move {
+        // Answered after the abandoned operation, and without an effect on this channel.
+        let after = channel.basic_qos(0, BasicQosOptions::default());
+        let _ = tokio::time::timeout(limit, after).await;
+    };
+    abandoned.spawn_on(closing, &runtime);
+}
+
+impl IdleLanes {
+    fn pop(&self) -> Option<(Channel, u32)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn push(&self, channel: Channel, declares: u32) {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push((channel, declares));
+        }
+    }
+}
+
+/// Waits for operations that were sent together on one channel. Returns their answers, or
+/// the error of the first that failed. That one was refused. Later ones only found the
+/// channel closing, and may fail sooner.
+async fn together<T>(
+    operations: impl IntoIterator<Item = impl Future<Output = Result<T, lapin::Error>>>,
+) -> Result<Vec<T>, lapin::Error> {
+    futures::future::join_all(operations).await.into_iter().collect()
+}
+
+/// A refusal that closed only the channel.
+pub struct Refused {
+    /// The reply code, 403 to 406.
+    pub code: u16,
+    pub error: BrokerError,
+}
+
+/// The type is explicit. Otherwise a virtual host whose default is quorum would make each
+/// queue a Raft group.
+fn classic_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    arguments
+}
+
+/// Returns the arguments of the admin mutex and, together with a holder's facts, of
+/// `B[i]`.
+pub fn exclusive_arguments() -> FieldTable {
+    let mut arguments = FieldTable::default();
+    exclusive(&mut arguments);
+    arguments
+}
+
+/// Adds these arguments to a holder's facts.
+pub fn exclusive(arguments: &mut FieldTable) {
+    // Only probes publish to this queue. Without this argument they would pile up.
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+}
+
+/// Returns the arguments of `A[i]` and `C[i]`. A message that no consumer takes
+/// immediately is dropped.
+pub fn bare_arguments() -> FieldTable {
+    let mut arguments = classic_arguments();
+    exclusive(&mut arguments);
+    arguments
+}
+
+/// Converts a queue name for the wire. Its maximum is 255 bytes, which `LockName`
+/// enforces.
+pub fn short(name: &str) -> Result<ShortString, BrokerError> {
+    ShortString::try_new(name)
+        .map_err(|_| BrokerError::Protocol { why: "a queue name over 255 bytes".to_owned() })
+}

@@ -1,0 +1,201 @@
+//! The bytes of a connection: dials the broker, with TLS if configured, and checks its
+//! frames before lapin reads them. See `incoming` for the checks, and `connect` for
+//! the protocol above.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use async_rs::traits::{Executor, Reactor, RuntimeKit};
+use async_rs::util::Task;
+use async_rs::{Runtime, Tokio};
+use futures::Stream;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::compat::{Compat, TokioAsyncReadCompatExt};
+
+use super::endpoint::Endpoint;
+use super::incoming::Frames;
+use crate::error::BrokerError;
+
+/// Number of bytes that are read together.
+const CHUNK: usize = 8 * 1024;
+
+/// The bytes between two peers, encrypted or not.
+pub trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+
+/// How to dial a broker.
+pub struct Dialer {
+    host: String,
+    port: u16,
+    tls: Option<TlsConnector>,
+}
+
+impl Dialer {
+    /// Fails if the endpoint's certificates can't be used.
+    pub fn new(endpoint: &Endpoint) -> Result<Self, BrokerError> {
+        let (host, port) = (endpoint.settings.host.clone(), endpoint.settings.port);
+        Ok(Self { host, port, tls: endpoint.tls()?.map(TlsConnector::from) })
+    }
+
+    /// Connects. Gives `opened` a second handle on the socket before the TLS handshake.
+    /// Cancel safe.
+    pub async fn dial(
+        &self,
+        opened: impl FnOnce(std::net::TcpStream),
+    ) -> io::Result<Checked<Box<dyn Bytes>>> {
+        let socket = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        socket.set_nodelay(true)?;
+        opened(socket.as_fd().try_clone_to_owned()?.into());
+        let bytes: Box<dyn Bytes> = match &self.tls {
+            None => Box::new(socket),
+            Some(tls) => {
+                let name = ServerName::try_from(self.host.clone()).map_err(io::Error::other)?;
+                Box::new(tls.connect(name, socket).await?)
+            }
+        };
+        Ok(Checked::new(bytes))
+    }
+}
+
+/// A stream whose reader sees only frames that were checked.
+pub struct Checked<S> {
+    stream: S,
+    frames: Frames,
+    /// Checked bytes that were not read yet, from `read` on.
+    ready: Vec<u8>,
+    read: usize,
+}
+
+impl<S> Checked<S> {
+    pub fn new(stream: S) -> Self {
+        Self { stream, frames: Frames::default(), ready: Vec::new(), read: 0 }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { stream, frames, ready, read } = &mut *self;
+        while *read == ready.len() {
+            ready.clear();
+            *read = 0;
+            let mut chunk = [0; CHUNK];
+            let mut chunk = ReadBuf::new(&mut chunk);
+            ready!(Pin::new(&mut *stream).poll_read(context, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            frames
+                .receive(chunk.filled(), ready)
+                .map_err(|violation| io::Error::new(io::ErrorKind::InvalidData, violation))?;
+        }
+        let len = buffer.remaining().min(ready.len() - *read);
+        buffer.put_slice(&ready[*read..*read + len]);
+        *read += len;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.frames.send(&bytes[..written]);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// The runtime of lapin's connections: tokio, with checked streams.
+#[derive(Clone, Debug)]
+pub struct Kit(Tokio);
+
+impl Kit {
+    /// Returns a runtime that uses the current tokio runtime.
+    pub fn current() -> Runtime<Self> {
+        Runtime::new(Self(Tokio::current()))
+    }
+}
+
+/// A stream as lapin takes it.
+pub type LapinStream = Compat<Checked<Box<dyn Bytes>>>;
+
+/// Returns the stream as lapin takes it.
+pub fn for_lapin(stream: Checked<Box<dyn Bytes>>) -> LapinStream {
+    stream.compat()
+}
+
+impl RuntimeKit for Kit {}
+
+impl Executor for Kit {
+    type Task<T: Send + 'static> = <Tokio as Executor>::Task<T>;
+
+    fn block_on<T, F: Future<Output = T>>(&self, future: F) -> T {
+        self.0.block_on(future)
+    }
+
+    fn spawn<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        future: F,
+    ) -> Task<Self::Task<T>> {
+        self.0.spawn(future)
+    }
+
+    fn spawn_blocking<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
+        &self,
+        work: F,
+    ) -> Task<Self::Task<T>> {
+        self.0.spawn_blocking(work)
+    }
+}
+
+impl Reactor for Kit {
+    type TcpStream = LapinStream;
+    type Sleep = <Tokio as Reactor>::Sleep;
+
+    /// Not used: a [`Dialer`] connects.
+    #[expect(refining_impl_trait, reason = "there is no other stream")]
+    fn register<H: io::Read + io::Write + Send + 'static>(
+        &self,
+        _: H,
+    ) -> io::Result<Self::TcpStream> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sleep(&self, time: Duration) -> Self::Sleep {
+        self.0.sleep(time)
+    }
+
+    fn interval(&self, time: Duration) -> impl Stream<Item = Instant> + Send + 'static {
+        self.0.interval(time)
+    }
+
+    /// Not used, as above.
+    fn tcp_connect_addr(
+        &self,
+        _: SocketAddr,
+    ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
+        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+}

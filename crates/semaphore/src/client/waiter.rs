@@ -1,0 +1,242 @@
+//! Waits for a slot without polling: a consumer on the lock's wait queue, woken by every
+//! client that releases a slot or adds one. See `lock` for the attempts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use lapin::Consumer;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_net::clock::Moment;
+
+use super::facts::fact;
+use super::options::AcquireOptions;
+use crate::amqp::connect::Conn;
+use crate::amqp::lane::{Lane, short};
+use crate::amqp::link::Link;
+use crate::error::BrokerError;
+use crate::protocol::claim::WaitRules;
+
+/// How long a waiter relies on being woken, before jitter, for the first wait behind other
+/// waiters, for each of them. The woken one may be suspended or gone. Many waiters need not all
+/// find that out.
+const BEHIND_OTHERS: Duration = Duration::from_secs(1);
+
+/// How long a slot must stay free before a waiter that was not woken takes it. Until then
+/// another waiter may have been woken for it.
+const HAND_OVER: Duration = Duration::from_millis(500);
+
+/// Maximum number of wake-ups that a waiter has at a time. Others go to other waiters. The
+/// first may be late: for a slot that its waiter has found itself. While this one tries in
+/// vain, the next release must still reach it, and not a client that joins later.
+const PREFETCH: u16 = 2;
+
+/// A place in the wait queue. Dropping it leaves the queue. An unused wake-up goes to the
+/// next waiter.
+pub struct Waiter {
+    // Declared before the channel, because dropping it cancels on the channel.
+    consumer: Consumer,
+    /// Its channel, which is closed if the waiter is dropped. Pinned, because its consumer is
+    /// bound to it.
+    lane: Lane,
+    tag: ShortString,
+    woken_by: Option<Delivery>,
+    /// Number of other waiters when this one joined.
+    pub others: u32,
+    /// Minimum time until the next probe. The maximum is twice that.
+    next_look: Duration,
+    /// The same from the second wait on.
+    safety_net: Duration,
+    limit: Duration,
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// A slot is free, or was a moment ago: this slot, if one was named.
+    Called(Option<u32>),
+    /// No wake-up for a long time, or the limit passed: probe anyway.
+    Uncalled,
+    /// The wait queue or the connection is gone.
+    Ended,
+}
+
+impl Waiter {
+    /// Joins the wait queue. `None` if the lock has no wait queue, or if this client may
+    /// not use it.
+    ///
+    /// Cancel safe: dropping the future leaves the queue.
+    pub async fn join(
+        link: &Link,
+        rules: WaitRules,
+        wait_queue: &str,
+        id: &str,
+        options: &AcquireOptions,
+    ) -> Result<Option<Self>, BrokerError> {
+        let conn = link.get().await?;
+        if !conn.features.expires_later() {
+            return Ok(None);
+        }
+        let limit = conn.operation_timeout;
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-priority".into(), AMQPValue::LongInt(i32::from(options.priority)));
+        if let Some(identity) = &options.identity {
+            arguments.insert("x-lockkeeper-identity".into(), fact(identity));
+        }
+        let (queue, tag) = (short(wait_queue)?, short(&format!("lockkeeper-{id}"))?);
+        // In a task of its own, which leaves the queue if the caller has given up. lapin
+        // never cancels a consumer whose basic.consume was dropped before the answer.
+        let joining = tokio::spawn(Self::consume(Arc::clone(&conn), rules, queue, tag, arguments));
+        match tokio::time::timeout(limit, joining).await {
+            Ok(Ok(joined)) => joined,
+            Ok(Err(_)) => Err(BrokerError::Interrupted),
+            // Probably blocked by an alarm. A later operation reports it.
+            Err(_) if conn.is_blocked() => Ok(None),
+            Err(_) => {
+                // If only the wait queue does not answer, because its node is down, the
+                // client polls. Otherwise this ends the connection.
+                Lane::fresh(&conn).await?;
+                tracing::debug!(wait_queue, "The wait queue does not answer: polling instead");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn consume(
+        conn: Arc<Conn>,
+        rules: WaitRules,
+        queue: ShortString,
+        tag: ShortString,
+        arguments: FieldTable,
+    ) -> Result<Option<Self>, BrokerError> {
+        let mut lane = Lane::take(&conn).await?;
+        let channel = lane.channel().await?;
+        lane.pin();
+        lane.count_declares(1);
+        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
+        // The answer contains the number of waiters, which must not include this one: of
+        // clients that join an unused wait queue together, at least one then finds itself alone,
+        // and looks for a slot. If each of them saw the others, all would wait in vain.
+        let (declare, declared) = match rules.declare {
+            Some(arguments) => (QueueDeclareOptions::durable(), arguments),
+            None => (QueueDeclareOptions::default().passive(), FieldTable::default()),
+        };
+        let declare = channel.queue_declare(queue.clone(), declare, declared);
+        let consume = BasicConsumeOptions::default();
+        let consume = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
+        // Sent together. A refusal closes the channel, so the first error counts.
+        let (qos, declared, consumer) = futures::join!(qos, declare, consume);
+        let joined = qos.and(declared).and_then(|declared| Ok((declared, consumer?)));
+        let (others, consumer) = match joined {
+            Ok((declared, consumer)) => (declared.consumer_count(), consumer),
+            Err(error) => return Self::refused(&mut lane, &error, queue.as_str()),
+        };
+        let safety_net = rules.safety_net;
+        let behind = BEHIND_OTHERS.saturating_mul(others).min(safety_net);
+        let next_look = if others > 0 { behind } else { safety_net };
+        let limit = conn.operation_timeout;
+        let woken_by = None;
+        Ok(Some(Self { consumer, lane, tag, woken_by, others, next_look, safety_net, limit }))
+    }
+
+    /// The client polls if the wait queue can't be used. One whose node is down is missing
+    /// too.
+    fn refused(
+        lane: &mut Lane,
+        error: &lapin::Error,
+        wait_queue: &str,
+    ) -> Result<Option<Self>, BrokerError> {
+        match lane.refused(error, wait_queue) {
+            Ok(_) | Err(BrokerError::NodeDown { .. }) => {
+                tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits to be woken, at most until `until`. Cancel safe.
+    pub async fn wait(&mut self, until: Option<Moment>) -> Woken {
+        let net = std::mem::replace(&mut self.next_look, self.safety_net);
+        let net = rand::random_range(net..net * 2);
+        self.wait_for(until.map_or(net, |until| until.left().min(net))).await
+    }
+
+    /// Waits to be woken, at most for `limit`. Cancel safe.
+    pub async fn wait_for(&mut self, limit: Duration) -> Woken {
+        if self.done().await.is_err() {
+            return Woken::Ended;
+        }
+        match tokio::time::timeout(limit, self.consumer.next()).await {
+            Ok(Some(Ok(delivery))) => {
+                let slot = slot_of(&delivery);
+                self.woken_by = Some(delivery);
+                Woken::Called(slot)
+            }
+            Ok(_) => Woken::Ended,
+            Err(_) => Woken::Uncalled,
+        }
+    }
+
+    /// A probe found a free slot for which this waiter was not woken: the next probe
+    /// follows soon.
+    pub fn look_soon(&mut self) {
+        self.next_look = HAND_OVER;
+    }
+
+    /// Leaves the wait queue after acquiring `slot`, and waits for the broker's
+    /// confirmation. Leaving earlier would let the next client see no waiter and take the
+    /// slot for which this one was woken. Best effort, because closing the channel has the
+    /// same effect. Cancel safe.
+    pub async fn leave(mut self, slot: Option<u32>) {
+        let limit = self.limit;
+        match tokio::time::timeout(limit, self.cancel(slot)).await {
+            // Another request may use the channel now.
+            Ok(Ok(())) => self.lane.unpin(),
+            _ => {
+                let tag = self.tag.as_str();
+                tracing::debug!(tag, "A wait queue was left by closing its channel");
+            }
+        }
+    }
+
+    async fn cancel(&mut self, slot: Option<u32>) -> Result<(), lapin::Error> {
+        let Some(channel) = self.lane.current() else { return Ok(()) };
+        let cancelling = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
+        // Sent together. The acknowledgement comes second: if it came first, another wake-up
+        // could arrive before the broker hears that this waiter leaves.
+        let (cancelled, done) = futures::join!(cancelling, self.done());
+        cancelled?;
+        done?;
+        // A wake-up that arrived in the meantime goes to the next waiter, unless it is for the
+        // slot that was just taken. There it would disturb the next hand-over, because the
+        // waiter that it wakes can't be woken by the next release.
+        while let Some(delivery) = self.consumer.next().await {
+            let delivery = delivery?;
+            if slot.is_some() && slot_of(&delivery) == slot {
+                delivery.acker.ack(BasicAckOptions::default()).await?;
+            } else {
+                delivery.acker.reject(BasicRejectOptions { requeue: true }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Acknowledges the wake-up, whether it was used or not.
+    async fn done(&mut self) -> Result<(), lapin::Error> {
+        match self.woken_by.take() {
+            Some(delivery) => delivery.acker.ack(BasicAckOptions::default()).await.map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the slot that a wake-up names, if any.
+fn slot_of(wake_up: &Delivery) -> Option<u32> {
+    wake_up.properties.correlation_id().as_ref()?.as_str().parse().ok()
+}

@@ -1,0 +1,139 @@
+//! The interface that each protocol implements for clients, except Token, whose broker
+//! chooses for the client: take a slot, and look which ones are free. A true mutex is a
+//! lock with the one slot 1. See `interface` for administrators.
+
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lapin::types::FieldTable;
+use lockkeeper_plan::naming::LockName;
+
+use crate::amqp::connect::Conn;
+use crate::amqp::probe::{Eyes, Seen};
+use crate::error::BrokerError;
+use crate::protocol::hold::Hold;
+
+/// The one slot of a true mutex.
+pub const MUTEX_SLOT: u32 = 1;
+
+/// A protocol whose clients choose a slot and take it.
+#[async_trait]
+pub trait ClientProtocol: Send + Sync {
+    /// Takes a slot. If the claim fails, nothing is left declared on the connection.
+    async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError>;
+
+    /// Observes which of `slots` exist and which of `holders` are held. Unless
+    /// `draining`, holders of missing slots may be left out.
+    async fn look(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+        holders: RangeInclusive<u32>,
+        draining: bool,
+    ) -> Result<Looked, BrokerError>;
+
+    /// Returns the rules for clients that wait.
+    fn waiting(&self) -> WaitRules {
+        WaitRules { declare: None, safety_net: SAFETY_NET }
+    }
+}
+
+/// How long a waiter of an administered lock relies on being woken, before jitter. A
+/// holder that died wakes no waiter, and only the operator would notice.
+const SAFETY_NET: Duration = Duration::from_secs(10);
+
+/// How clients of a protocol wait.
+pub struct WaitRules {
+    /// The arguments with which a waiter declares the wait queue. `None` if the
+    /// administrator declares it.
+    pub declare: Option<FieldTable>,
+    /// Minimum time after which a waiter that was not woken looks itself. The maximum is
+    /// twice that.
+    pub safety_net: Duration,
+}
+
+/// The observed slots and holders, in the order of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Looked {
+    pub slots: Vec<Seen>,
+    pub holders: Vec<HolderSeen>,
+}
+
+/// The observed state of a slot's holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HolderSeen {
+    /// The holder queue does not exist, or was not probed.
+    Absent,
+    /// The holder queue exists without a holder.
+    Unheld,
+    /// The slot is held.
+    Held,
+    /// Unknown, because the holder queue's node is down.
+    Unknown,
+}
+
+impl HolderSeen {
+    /// Returns the state of the holder whose exclusive queue a probe has seen. Such a queue
+    /// is gone with its node.
+    pub fn of_exclusive_queue(seen: Seen) -> Self {
+        match seen {
+            Seen::Yes => Self::Held,
+            Seen::No => Self::Absent,
+            Seen::Unknown => Self::Unknown,
+        }
+    }
+}
+
+/// Parameters for taking one slot.
+pub struct Claim<'a> {
+    /// The connection that will hold the slot.
+    pub conn: &'a Arc<Conn>,
+    pub lock: &'a LockName,
+    pub slot: u32,
+    /// True if a probe has just seen the slot.
+    pub looked: bool,
+    /// The id of this acquisition.
+    pub id: &'a str,
+    /// The holder's description of itself.
+    pub facts: FieldTable,
+    pub checked: &'a Checked,
+}
+
+/// The result of taking a slot.
+pub enum Claimed {
+    /// The slot is held by this connection, and still existed after it was taken.
+    Yes(Box<dyn Hold>),
+    /// The slot does not exist, or no longer exists.
+    NoSlot,
+    /// Another client holds the slot.
+    Locked,
+}
+
+/// Queues whose properties this client has already verified.
+#[derive(Default)]
+pub struct Checked(Mutex<HashSet<String>>);
+
+impl Checked {
+    /// Maximum number of names kept. Beyond it, the set is cleared.
+    const MOST: usize = 16_384;
+
+    pub fn contains(&self, queue: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(queue)
+    }
+
+    pub fn insert(&self, queue: String) {
+        let mut checked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if checked.len() >= Self::MOST {
+            checked.clear();
+        }
+        checked.insert(queue);
+    }
+
+    pub fn remove(&self, queue: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+    }
+}

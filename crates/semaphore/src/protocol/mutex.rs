@@ -1,0 +1,145 @@
+//! The true mutex: one exclusive queue with the lock's name, which its holder declares
+//! (source document "distributed locks"). It has one slot, which always exists, so there is
+//! nothing to administer. See `exclusive_queue` for the same technique with numbered
+//! slots, and `session` for the admin mutex of a semaphore, which is a true mutex.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
+
+use super::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked, MUTEX_SLOT, WaitRules};
+use super::holders::{Holders, PATIENCE};
+use super::interface::LockProtocol;
+use super::numbered::exclusive_queue::HeldQueue;
+use super::revoke::{HeldBy, Revoke, RevokeError};
+use crate::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
+use crate::amqp::probe::{Eyes, Seen};
+use crate::error::BrokerError;
+use crate::session::access::Access;
+
+/// How long a waiter relies on being woken, before jitter. There is no operator to notice a
+/// holder that died, or one that wakes no waiters.
+const SAFETY_NET: Duration = Duration::from_secs(5);
+
+/// Implementation of the true mutex.
+pub struct TrueMutex;
+
+#[async_trait]
+impl ClientProtocol for TrueMutex {
+    async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
+        let Claim { conn, lock, mut facts, .. } = claim;
+        exclusive(&mut facts);
+        let holder_queue = lock.holder_queue(MUTEX_SLOT);
+        let mut lane = Lane::take(conn).await?;
+        match lane.declare_exclusive(&holder_queue, facts).await? {
+            Declared::Ok => {
+                let conn = Arc::clone(conn);
+                let held = HeldQueue { conn, holder_queue, slot_queue: None };
+                Ok(Claimed::Yes(Box::new(held)))
+            }
+            Declared::Locked(_) => {
+                // The refusal closed the channel. Opens a new one, so that the next
+                // attempt need not wait for it.
+                if conn.is_usable() {
+                    lane.channel().await?;
+                }
+                Ok(Claimed::Locked)
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+        holders: RangeInclusive<u32>,
+        _draining: bool,
+    ) -> Result<Looked, BrokerError> {
+        let holder = eyes.prober.see(&[lock.holder_queue(MUTEX_SLOT)]).await?;
+        let seen = |slot| match holder.first() {
+            Some(holder) if slot == MUTEX_SLOT => HolderSeen::of_exclusive_queue(*holder),
+            _ => HolderSeen::Absent,
+        };
+        let exists = |slot| if slot == MUTEX_SLOT { Seen::Yes } else { Seen::No };
+        Ok(Looked { slots: slots.map(exists).collect(), holders: holders.map(seen).collect() })
+    }
+
+    fn waiting(&self) -> WaitRules {
+        WaitRules { declare: Some(mutex_wait_arguments()), safety_net: SAFETY_NET }
+    }
+}
+
+#[async_trait]
+impl LockProtocol for TrueMutex {
+    /// An ordinary queue of that name is an error: no client could ever take the mutex.
+    async fn observe(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        _: u32,
+        _: u32,
+    ) -> Result<Observed, BrokerError> {
+        let queue = lock.holder_queue(MUTEX_SLOT);
+        let mut lane = access.publisher().await?;
+        if lane.conn().features.refusal_ends_connection() {
+            let held = u32::from(access.any_exists(&[queue]).await?);
+            return Ok(Observed::Counted(ObservedTokens { total: 1, held }));
+        }
+        let held = match lane.look(&queue).await? {
+            None => 0,
+            Some(Declared::Locked(_)) => 1,
+            Some(Declared::Ok) => {
+                return Err(BrokerError::IncompatibleQueue {
+                    queue,
+                    why: "an ordinary queue has the name of the mutex".to_owned(),
+                });
+            }
+        };
+        Ok(Observed::Counted(ObservedTokens { total: 1, held }))
+    }
+
+    async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
+        let Some(queue) = lock.wait_queue() else { return Ok(None) };
+        // The first waiter declares the wait queue.
+        let waiting = access.publisher().await?.consumers(&queue).await?;
+        Ok(Some(waiting.unwrap_or(0)))
+    }
+
+    async fn holders(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        seen: &Observed,
+        _: u32,
+        limit: usize,
+    ) -> Holders {
+        if seen.held() == 0 || limit == 0 {
+            return Holders::default();
+        }
+        let mut found = Holders::default();
+        let mut known = HolderFacts::default();
+        if let Some(management) = &access.management {
+            let queue = lock.holder_queue(MUTEX_SLOT);
+            match tokio::time::timeout(PATIENCE, management.owned(&queue)).await {
+                Ok(Ok(Some(owned))) => known = owned.facts,
+                Ok(Err(error)) => found.management_error = Some(error),
+                Ok(Ok(None)) | Err(_) => {}
+            }
+            found.incomplete = found.management_error.is_none() && known.connection.is_none();
+        }
+        found.list = describe_holders(&[MUTEX_SLOT].into(), MUTEX_SLOT, 1, |_| known.clone());
+        for holder in &mut found.list {
+            holder.slot = None;
+        }
+        found
+    }
+
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        revoke.by_closing(HeldBy::Mutex).await
+    }
+}

@@ -1,0 +1,121 @@
+//! Checks numbered slots for faults without changing them. See `converge` for the repair.
+
+use std::collections::BTreeSet;
+
+use lockkeeper_plan::semaphore::{ObservedSlots, sweep_to};
+
+use super::holding::Holding;
+use super::observe::{find_mark, observe};
+use super::records::{self, RecordsSeen};
+use crate::amqp::lane::Lane;
+use crate::error::BrokerError;
+use crate::protocol::fault::{Expected, Fault};
+use crate::protocol::mismatch;
+use crate::session::change::Change;
+
+impl Change {
+    pub async fn check_slots(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        expected: Expected,
+    ) -> Result<Vec<Fault>, BrokerError> {
+        let mark = find_mark(&self.access, how, &self.lock, self.desired.overshoot).await?;
+        let sweep = sweep_to(self.desired, mark);
+        let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
+        let highest = seen.highest();
+        let mismatch = mismatch::check(&self.access, &self.lock, &seen.slots, highest).await;
+        if let Some(fault) = Fault::of_protocol(mismatch)? {
+            return Ok(vec![fault]);
+        }
+        let mut faults: Vec<Fault> = self.check_wait_queue(lane).await?.into_iter().collect();
+        if seen.slots.is_empty() && self.is_absent(lane, &faults, expected).await? {
+            return Ok(vec![Fault::Absent]);
+        }
+        let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
+        let records = expected.records || self.has_any_record(slots.max(seen.highest())).await?;
+        let mut recorded = BTreeSet::new();
+        for slot in 1..=slots.max(seen.highest()) {
+            faults.extend(self.check_slot(lane, slot, slots, &seen).await?);
+            faults.extend(how.check_holder(lane, &self.lock, slot, &seen).await?);
+            if records && slot <= slots && seen.slots.contains(&slot) {
+                if self.has_record_queue(lane, slot).await? {
+                    recorded.insert(slot);
+                } else {
+                    faults.push(Fault::WithoutRecord { slot });
+                }
+            }
+        }
+        if let RecordsSeen::Emptied(slots) =
+            records::look(&self.access, &self.lock, recorded).await?
+        {
+            faults.extend(slots.into_iter().map(|slot| Fault::EmptiedRecord { slot }));
+        }
+        Ok(faults)
+    }
+
+    async fn check_wait_queue(&self, lane: &mut Lane) -> Result<Option<Fault>, BrokerError> {
+        let Some(queue) = self.lock.wait_queue() else { return Ok(None) };
+        match lane.inspect_wait_queue(&queue).await {
+            Ok(found) => Ok(found.is_none().then_some(Fault::WithoutWaitQueue)),
+            Err(BrokerError::IncompatibleQueue { why, .. }) => {
+                Ok(Some(Fault::ForeignWaitQueue { why }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a semaphore without slots does not exist at all, as opposed to one with 0
+    /// slots.
+    async fn is_absent(
+        &self,
+        lane: &mut Lane,
+        faults: &[Fault],
+        expected: Expected,
+    ) -> Result<bool, BrokerError> {
+        // Distinguishes a missing slot from one whose node is down.
+        lane.inspect_slot(&self.lock.slot_queue(1), self.lock.profile()).await?;
+        Ok(match self.lock.wait_queue() {
+            Some(_) => faults.contains(&Fault::WithoutWaitQueue),
+            None => expected.slots != Some(0),
+        })
+    }
+
+    async fn check_slot(
+        &self,
+        lane: &mut Lane,
+        slot: u32,
+        slots: u32,
+        seen: &ObservedSlots,
+    ) -> Result<Vec<Fault>, BrokerError> {
+        let mut faults = Vec::new();
+        if slot > slots && seen.slots.contains(&slot) {
+            faults.push(Fault::Stray { slot });
+        }
+        match lane.inspect_slot(&self.lock.slot_queue(slot), self.lock.profile()).await {
+            Ok(None) => faults.extend((slot <= slots).then_some(Fault::Missing { slot })),
+            Ok(Some(_)) => {}
+            Err(BrokerError::IncompatibleQueue { why, .. }) => {
+                faults.push(Fault::Foreign { slot, why });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(faults)
+    }
+
+    async fn has_any_record(&self, slots: u32) -> Result<bool, BrokerError> {
+        let names: Vec<String> =
+            (1..=slots).filter_map(|slot| self.lock.record_queue(slot)).collect();
+        self.access.any_exists(&names).await
+    }
+
+    async fn has_record_queue(&self, lane: &mut Lane, slot: u32) -> Result<bool, BrokerError> {
+        let Some(record) = self.lock.record_queue(slot) else { return Ok(false) };
+        match lane.inspect_record(&record).await {
+            Ok(queue) => Ok(queue.is_some()),
+            // Not a record queue, whatever it is.
+            Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A change to a semaphore with numbered slots: observe, plan, declare, delete, observe
+//! again. See [`lockkeeper_plan::semaphore`] for the plan, and `auxiliary` for the wait queue
+//! and the records.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use futures::future::join_all;
+use lockkeeper_plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
+use tokio_util::sync::CancellationToken;
+
+use super::holding::Holding;
+use super::observe::{find_highest, observe};
+use crate::amqp::lane::Lane;
+use crate::error::BrokerError;
+use crate::protocol::mismatch;
+use crate::session::change::{Change, Converged};
+use crate::session::offered;
+
+/// Maximum number of slot declares in flight, each on its own channel. After a lost
+/// connection, that many may still take effect.
+pub const IN_FLIGHT: u32 = 16;
+
+/// Number of surplus slots whose arguments are verified together.
+const CHECKED_TOGETHER: usize = 100;
+
+impl Change {
+    /// Applies the change with a protocol that has numbered slots.
+    pub async fn make_slots(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Converged, BrokerError> {
+        self.go_on(lane)?;
+        if self.desired.records.is_some() && !self.destroy {
+            offered::check_records(lane.conn().features)?;
+        }
+        // Declares in flight on a lost connection may have created slots above the sweep.
+        let disturbed = self.access.take_disturbed(&self.lock);
+        let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
+        let (before, swept_to) = self.look_before(how, swept_to).await?;
+        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
+        if self.destroy {
+            mismatch::check_removal(&self.access, &self.lock, existing, to).await?;
+        } else {
+            mismatch::check(&self.access, &self.lock, existing, to).await?;
+        }
+        let plan = plan_slots(self.desired, &before, None);
+        let mut in_the_way = None;
+        self.check_nodes(lane, &before, swept_to).await?;
+        let mut seeded = 0;
+        if !self.destroy {
+            self.declare_wait_queue(lane, &mut in_the_way).await?;
+            // Before the slot, so that a client that finds the slot also finds its
+            // record.
+            seeded = self.declare_records(how, lane, &mut in_the_way).await?;
+        }
+        let declared = self.declare(how, lane, &before, &plan, &mut in_the_way).await?;
+        let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        let left = how.tidy(self, lane, swept_to).await?;
+        if self.destroy || self.thorough && self.desired.records.is_none() {
+            self.delete_records(lane, swept_to, &mut in_the_way).await?;
+        }
+        if self.destroy {
+            self.delete_wait_queue(lane, &mut in_the_way).await?;
+        }
+        if let Some(error) = in_the_way {
+            return Err(error);
+        }
+        self.go_on(lane)?;
+        // A slot above the highest one that ever existed or is desired can't have a
+        // holder.
+        let once_there = swept_to.saturating_sub(self.desired.overshoot);
+        let holders_to = once_there.max(before.highest());
+        let seen = observe(&self.access, how, &self.lock, swept_to, holders_to).await?;
+        let waiting = match self.lock.wait_queue() {
+            Some(queue) if !self.destroy => lane.consumers(&queue).await?,
+            _ => None,
+        };
+        Ok(Converged {
+            seen: Observed::Numbered(seen),
+            declared,
+            deleted,
+            seeded,
+            waiting,
+            left,
+            mutex_wait: self.mutex_wait,
+        })
+    }
+
+    /// Observes the slots up to `swept_to`. If there are any above the mark that it was
+    /// computed from, that mark was wrong. Then it searches the highest slot, and sweeps
+    /// further. Returns the end of the sweep too.
+    async fn look_before(
+        &self,
+        how: &dyn Holding,
+        swept_to: u32,
+    ) -> Result<(ObservedSlots, u32), BrokerError> {
+        let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
+        let before = observe(access, how, lock, swept_to, 0).await?;
+        if before.highest().saturating_add(overshoot) <= swept_to {
+            return Ok((before, swept_to));
+        }
+        let listed = Some(before.highest());
+        let highest = find_highest(access, how, lock, overshoot, listed).await?;
+        let further = highest.saturating_add(overshoot).max(swept_to);
+        Ok((observe(access, how, lock, further, 0).await?, further))
+    }
+
+    /// Checks all slots that are missing and not desired. A slot queue whose node is down
+    /// looks missing, and returns with its node. The mark doesn't show how many there are,
+    /// because it may come from probes. For desired slots, the declare itself reveals this.
+    async fn check_nodes(
+        &self,
+        lane: &mut Lane,
+        before: &ObservedSlots,
+        swept_to: u32,
+    ) -> Result<(), BrokerError> {
+        let missing: Vec<String> = (self.desired.slots + 1..=swept_to)
+            .filter(|slot| !before.slots.contains(slot))
+            .map(|slot| self.lock.slot_queue(slot))
+            .collect();
+        for batch in missing.chunks(1000) {
+            self.go_on(lane)?;
+            lane.delete_missing(batch).await?;
+        }
+        Ok(())
+    }
+
+    /// Declares missing slots in ascending order, several concurrently.
+    async fn declare(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        before: &ObservedSlots,
+        plan: &SlotPlan,
+        in_the_way: &mut Option<BrokerError>,
+    ) -> Result<u32, BrokerError> {
+        let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
+        let highest = before.slots.range(..=self.desired.slots).next_back().copied().unwrap_or(0);
+        let all = self.thorough || !how.can_be_held(&self.access, &self.lock, 1..=highest).await?;
+        let mut slots: Vec<u32> =
+            if all { (1..=self.desired.slots).collect() } else { plan.declare.clone() };
+        let mut declared = 0;
+        if let Some(first) = missing.first() {
+            // The first one is declared alone: if a node is down, nothing else has been
+            // changed.
+            self.go_on(lane)?;
+            how.declare_slot(lane, &self.lock, *first).await?;
+            declared += 1;
+            slots.retain(|slot| slot != first);
+        }
+        let width = slots.len().min(IN_FLIGHT as usize);
+        if width == 0 {
+            return Ok(declared);
+        }
+        let next = AtomicUsize::new(0);
+        let done = AtomicU32::new(declared);
+        let failed = CancellationToken::new();
+        let conn = Arc::clone(lane.conn());
+        let workers = (0..width).map(|_| async {
+            let work = async {
+                let mut lane = Lane::take(&conn).await?;
+                let mut in_the_way = None;
+                while !failed.is_cancelled()
+                    && let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    self.go_on(&lane)?;
+                    match how.declare_slot(&mut lane, &self.lock, *slot).await {
+                        Ok(()) if missing.contains(slot) => {
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Ok(()) => {}
+                        Err(error @ BrokerError::IncompatibleQueue { .. }) => {
+                            in_the_way.get_or_insert(error);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(in_the_way)
+            };
+            work.await.inspect_err(|_| failed.cancel())
+        });
+        // All are awaited even after an error, so that nothing stays in flight.
+        for result in join_all(workers).await {
+            let found = result?;
+            *in_the_way = in_the_way.take().or(found);
+        }
+        Ok(done.into_inner())
+    }
+
+    /// Deletes surplus slots one at a time, each confirmed.
+    async fn delete(
+        &self,
+        lane: &mut Lane,
+        plan: &SlotPlan,
+        in_the_way: &mut Option<BrokerError>,
+    ) -> Result<u32, BrokerError> {
+        let names: Vec<String> =
+            plan.delete.iter().map(|slot| self.lock.slot_queue(*slot)).collect();
+        let mut chunks = names.chunks(CHECKED_TOGETHER);
+        let Some(mut chunk) = chunks.next() else { return Ok(0) };
+        self.go_on(lane)?;
+        let mut second = Lane::take(lane.conn()).await?;
+        let mut all_ours = self.are_ours(&mut second, chunk).await?;
+        let mut deleted = 0;
+        loop {
+            // While these are deleted, the next ones are already verified.
+            let following = chunks.next();
+            let check = async {
+                match following {
+                    Some(next) => self.are_ours(&mut second, next).await,
+                    None => Ok(true),
+                }
+            };
+            let delete = self.delete_chunk(lane, chunk, all_ours, in_the_way);
+            let (gone, checked) = futures::join!(delete, check);
+            deleted += gone?;
+            all_ours = checked?;
+            match following {
+                Some(next) => chunk = next,
+                None => return Ok(deleted),
+            }
+        }
+    }
+
+    async fn delete_chunk(
+        &self,
+        lane: &mut Lane,
+        names: &[String],
+        all_ours: bool,
+        in_the_way: &mut Option<BrokerError>,
+    ) -> Result<u32, BrokerError> {
+        let mut deleted = 0;
+        for name in names {
+            self.go_on(lane)?;
+            let ours =
+                if all_ours { Ok(()) } else { lane.declare_slot(name, self.lock.profile()).await };
+            let gone = match ours {
+                Ok(()) => lane.delete(name).await,
+                Err(error) => Err(error),
+            };
+            match gone {
+                Ok(()) => deleted += 1,
+                Err(error @ BrokerError::IncompatibleQueue { .. }) => {
+                    in_the_way.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(deleted)
+    }
+
+    /// Whether all of these are Lockkeeper's slot queues. A queue with other arguments
+    /// must not be deleted. Verifying many together costs little. After a refusal, each
+    /// one is verified alone.
+    async fn are_ours(&self, lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
+        match lane.check_slots(names, self.lock.profile()).await {
+            Ok(()) => Ok(true),
+            Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Protocol `ExclusiveConsumer`: the holder of slot `i` is the exclusive consumer of
+//! `C[i]`. The administrator declares this queue before `A[i]`. The broker notifies a
+//! holder when `C[i]` is deleted, and administrators send messages to the holder through
+//! it. See `numbered` for numbered slots and `client` for the choice of a slot.
+
+mod administering;
+mod held;
+mod revoking;
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+use async_trait::async_trait;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::ObservedSlots;
+
+use self::held::HeldConsumer;
+use super::holding::Holding;
+use crate::amqp::lane::{Lane, Refused, bare_arguments, short};
+use crate::amqp::probe::{Eyes, INSPECTED_TOGETHER, Seen};
+use crate::error::BrokerError;
+use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
+use crate::protocol::fault::Fault;
+use crate::protocol::revoke::{Revoke, RevokeError};
+use crate::refusal::is_in_use;
+use crate::session::access::Access;
+use crate::session::change::Change;
+
+/// Number of attempts to observe holder queues. Each repetition means that a queue was
+/// deleted in the meantime.
+const LOOKS: u32 = 4;
+
+/// Number of holder queues inspected together on one channel.
+const LOOKED_AT_TOGETHER: usize = 400;
+
+/// Implementation of protocol `ExclusiveConsumer`.
+pub struct ExclusiveConsumer;
+
+#[async_trait]
+impl ClientProtocol for ExclusiveConsumer {
+    async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
+        take(claim).await
+    }
+
+    async fn look(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+        holders: RangeInclusive<u32>,
+        draining: bool,
+    ) -> Result<Looked, BrokerError> {
+        let names: Vec<String> = slots.clone().map(|slot| lock.slot_queue(slot)).collect();
+        let seen = eyes.prober.see(&names).await?;
+        // An existing slot has its holder queue. A missing slot may be draining. A
+        // probe then shows whether its holder queue exists, and prompts its holder to
+        // verify the slot.
+        let exists = |slot: u32| {
+            let seen = slot.checked_sub(*slots.start()).and_then(|i| seen.get(i as usize));
+            !matches!(seen, Some(Seen::No))
+        };
+        let gone: Vec<u32> = holders.clone().filter(|slot| draining && !exists(*slot)).collect();
+        let names: Vec<String> = gone.iter().map(|slot| lock.holder_queue(*slot)).collect();
+        let left = eyes.prober.see(&names).await?;
+        let left = gone.into_iter().zip(left).filter(|(_, left)| *left != Seen::No);
+        let left: BTreeSet<u32> = left.map(|(slot, _)| slot).collect();
+        let inspected = |slot: &u32| exists(*slot) || left.contains(slot);
+        let names: Vec<String> =
+            holders.clone().filter(inspected).map(|slot| lock.holder_queue(slot)).collect();
+        let mut counted = held(eyes, &names).await?.into_iter();
+        let held = |slot: u32| {
+            if inspected(&slot) {
+                counted.next().unwrap_or(HolderSeen::Absent)
+            } else {
+                HolderSeen::Absent
+            }
+        };
+        let holders = holders.map(held).collect();
+        Ok(Looked { slots: seen, holders })
+    }
+}
+
+#[async_trait]
+impl Holding for ExclusiveConsumer {
+    async fn declare_slot(
+        &self,
+        lane: &mut Lane,
+        lock: &LockName,
+        slot: u32,
+    ) -> Result<(), BrokerError> {
+        // First, so that a client that finds the slot can hold it.
+        lane.declare_holder_queue(&lock.holder_queue(slot)).await.map_err(explain)?;
+        lane.declare_slot(&lock.slot_queue(slot), lock.profile()).await
+    }
+
+    async fn check_holder(
+        &self,
+        lane: &mut Lane,
+        lock: &LockName,
+        slot: u32,
+        seen: &ObservedSlots,
+    ) -> Result<Option<Fault>, BrokerError> {
+        if !seen.slots.contains(&slot) {
+            return Ok(None);
+        }
+        match lane.inspect_holder_queue(&lock.holder_queue(slot)).await.map_err(explain) {
+            Ok(found) => Ok(found.is_none().then_some(Fault::WithoutHolderQueue { slot })),
+            Err(BrokerError::IncompatibleQueue { why, .. }) => {
+                Ok(Some(Fault::Foreign { slot, why }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn can_be_held(
+        &self,
+        access: &Access,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+    ) -> Result<bool, BrokerError> {
+        let names: Vec<String> = slots.map(|slot| lock.holder_queue(slot)).collect();
+        access.all_exist(&names).await
+    }
+
+    async fn tidy(&self, change: &Change, lane: &mut Lane, to: u32) -> Result<u32, BrokerError> {
+        administering::tidy(change, lane, to).await
+    }
+
+    fn has_separate_holders(&self) -> bool {
+        // A slot's holder queue tells whether it is held, and exists with the slot.
+        false
+    }
+
+    async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError> {
+        revoking::revoke(revoke).await
+    }
+}
+
+/// Returns the state of each of these holder queues.
+///
+/// Uses passive declares, which any connection may send. A missing queue closes the
+/// channel and leaves the rest unanswered. In this case a probe finds the missing ones,
+/// and prompts holders to verify their slots. If the node of one is down, each is inspected
+/// alone.
+async fn held(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+    let mut seen = vec![Seen::Yes; names.len()];
+    let mut lane = eyes.link.publisher().await?;
+    let all = names;
+    for _ in 0..LOOKS {
+        let there = names.iter().zip(&seen).filter(|(_, seen)| **seen == Seen::Yes);
+        let there: Vec<String> = there.map(|(name, _)| name.clone()).collect();
+        let mut counts = Vec::with_capacity(there.len());
+        for names in there.chunks(LOOKED_AT_TOGETHER) {
+            match lane.consumers_of(names).await {
+                Ok(Some(more)) => counts.extend(more),
+                Ok(None) => break,
+                Err(BrokerError::NodeDown { .. }) => return held_each(eyes, all).await,
+                Err(error) => return Err(error),
+            }
+        }
+        if counts.len() == there.len() {
+            let mut counts = counts.into_iter().map(with_consumers);
+            let holder = |seen| match seen {
+                Seen::Yes => counts.next().unwrap_or(HolderSeen::Absent),
+                Seen::No => HolderSeen::Absent,
+                Seen::Unknown => HolderSeen::Unknown,
+            };
+            return Ok(seen.into_iter().map(holder).collect());
+        }
+        seen = eyes.prober.see(names).await?;
+    }
+    Err(BrokerError::Protocol { why: "holder queues come and go".to_owned() })
+}
+
+/// Inspects each of these holder queues alone.
+async fn held_each(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+    let inspect = |name: String| async move {
+        let mut lane = eyes.link.publisher().await?;
+        match lane.consumers(&name).await {
+            Ok(consumers) => Ok(consumers.map_or(HolderSeen::Absent, with_consumers)),
+            Err(BrokerError::NodeDown { .. }) => Ok(HolderSeen::Unknown),
+            Err(error) => Err(error),
+        }
+    };
+    stream::iter(names.to_vec()).map(inspect).buffered(INSPECTED_TOGETHER).try_collect().await
+}
+
+/// Returns the state of the holder whose queue has this many consumers.
+fn with_consumers(consumers: u32) -> HolderSeen {
+    if consumers > 0 { HolderSeen::Held } else { HolderSeen::Unheld }
+}
+
+/// Consumes from the holder queue exclusively and checks that the slot exists, sent
+/// together.
+async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
+    let Claim { conn, lock, slot, id, facts, checked, .. } = claim;
+    let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
+    let tag = format!("lockkeeper-{id}");
+    let mut lane = Lane::take(conn).await?;
+    let channel = lane.channel().await?;
+    lane.count_declares(2);
+    let (holder, tag) = (short(&holder_queue)?, short(&tag)?);
+    let exclusive = BasicConsumeOptions { exclusive: true, no_ack: true, ..Default::default() };
+    let consume = channel.basic_consume(holder.clone(), tag.clone(), exclusive, facts);
+    // A queue of another type silently grants a second exclusive consumer, so it must not
+    // hold a slot. Declaring it again reveals this without creating anything: the queue
+    // exists, because it has a consumer.
+    let is_checked = checked.contains(&holder_queue);
+    let check = async {
+        if is_checked {
+            return Ok(());
+        }
+        let durable = QueueDeclareOptions::durable();
+        channel.queue_declare(holder, durable, bare_arguments()).await.map(drop)
+    };
+    let slot = short(&slot_queue)?;
+    let passive = QueueDeclareOptions::default().passive();
+    let exists = channel.queue_declare(slot, passive, FieldTable::default());
+    let all = async { Ok(futures::join!(consume, check, exists)) };
+    let (consumer, check, exists) =
+        match lane.answer("to basic.consume", &holder_queue, all).await? {
+            Ok(answers) => answers,
+            Err(refused) => return Err(refused.error),
+        };
+    // A refusal closes the channel, which ends the consumer. The broker ignores
+    // everything sent after it, so the first error counts.
+    let claimed = match (consumer, check, exists) {
+        (Ok(consumer), Ok(()), Ok(_)) => {
+            if !is_checked {
+                checked.insert(holder_queue.clone());
+            }
+            let held = HeldConsumer::new(lane, consumer, tag, holder_queue, slot_queue);
+            return Ok(Claimed::Yes(Box::new(held)));
+        }
+        (Err(error), _, _) => {
+            match lane.refused(&error, &holder_queue)? {
+                Refused { code: 404, .. } => Claimed::NoSlot,
+                Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
+                // The answer to the check may arrive first.
+                refused => return Err(explain(refused.error)),
+            }
+        }
+        (_, Err(error), _) => {
+            return Err(explain(lane.refused(&error, &holder_queue)?.error));
+        }
+        (_, _, Err(error)) => match lane.refused(&error, &slot_queue)? {
+            Refused { code: 404, .. } => Claimed::NoSlot,
+            refused => return Err(refused.error),
+        },
+    };
+    // In any case, it may be another queue next time.
+    checked.remove(&holder_queue);
+    // Opens a new channel, so that the next acquisition need not wait for it.
+    lane.channel().await?;
+    Ok(claimed)
+}
+
+/// Adds why another kind of queue is not usable, before the difference.
+fn explain(error: BrokerError) -> BrokerError {
+    match error {
+        BrokerError::IncompatibleQueue { queue, why } => BrokerError::IncompatibleQueue {
+            queue,
+            why: format!(
+                "a holder queue must be a durable classic queue with x-max-length 0, because one of another type, such as a quorum queue, lets two clients hold the slot at once; delete it. {why}"
+            ),
+        },
+        error => error,
+    }
+}

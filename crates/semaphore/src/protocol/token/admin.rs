@@ -1,0 +1,204 @@
+//! Observes the number of tokens and converges it: publishes missing tokens and removes
+//! surplus ones. Everything except observing runs under the admin mutex. See `count` for
+//! the number and `drain` for surplus tokens that are held.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lapin::options::QueueDeclareOptions;
+use lockkeeper_plan::naming::{LockName, QueueType};
+use lockkeeper_plan::semaphore::{Observed, ObservedTokens, TokenPlan, plan_tokens};
+
+use super::account::Account;
+use super::count::{Tokens, apart, count, queue_type, total, unknown};
+use super::drain::Drains;
+use super::queue::{Ready, arguments, release};
+use crate::amqp::lane::Lane;
+use crate::error::BrokerError;
+use crate::protocol::fault::Fault;
+use crate::protocol::mismatch;
+use crate::session::access::Access;
+use crate::session::change::{Change, Converged};
+
+/// Each token that is not free is held.
+fn seen(total: u32, ready: Ready) -> ObservedTokens {
+    ObservedTokens { total, held: total.saturating_sub(ready.free) }
+}
+
+/// Observes the tokens without changes.
+pub async fn observe(
+    access: &Access,
+    tokens: &Tokens,
+    lock: &LockName,
+) -> Result<ObservedTokens, BrokerError> {
+    let ready = access.publisher().await?.ready(&lock.token_queue()).await?;
+    let Some(ready) = ready else { return Ok(ObservedTokens::default()) };
+    let ours = tokens.account(lock, |account| account.ours(Instant::now(), apart(lock)));
+    let total = match ours {
+        Some(total) => total,
+        // At least the free tokens exist, however old or foreign the figures are.
+        None => total(access, lock).await?.max(ready.free),
+    };
+    Ok(seen(total, ready))
+}
+
+/// Returns the tokens, counted as those that a running drain will leave.
+pub async fn survey(
+    (tokens, drains): (&Tokens, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+) -> Result<ObservedTokens, BrokerError> {
+    mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await?;
+    let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
+        return Ok(ObservedTokens::default());
+    };
+    let total = match drains.desired(&change.lock) {
+        Some(desired) => desired,
+        None => count(tokens, change, lane, None).await?,
+    };
+    Ok(seen(total, ready))
+}
+
+/// Applies the change.
+pub async fn apply(
+    (tokens, drains): (&Arc<Tokens>, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+) -> Result<Converged, BrokerError> {
+    let (access, lock) = (&change.access, &change.lock);
+    let (queue, desired) = (lock.token_queue(), change.desired.slots);
+    change.go_on(lane)?;
+    let none = BTreeSet::new();
+    if change.destroy {
+        mismatch::check_removal(access, lock, &none, 0).await?;
+    } else {
+        mismatch::check(access, lock, &none, 0).await?;
+    }
+    // The drain has another target. Its token must be free again.
+    drains.stop(lock).await;
+    let mut done = Converged {
+        seen: Observed::Counted(ObservedTokens::default()),
+        declared: 0,
+        deleted: 0,
+        seeded: 0,
+        waiting: None,
+        left: 0,
+        mutex_wait: change.mutex_wait,
+    };
+    if lane.ready(&queue).await?.is_none() {
+        tokens.forget(lock);
+        if change.destroy {
+            return Ok(done);
+        }
+        let version = access.identity().await?.version;
+        change.go_on(lane)?;
+        let arguments = arguments(queue_type(lock), release(&version));
+        lane.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
+        tokens.account(lock, |account| account.changed(0, Instant::now()));
+    }
+    let mut total = count(tokens, change, lane, Some(desired)).await?;
+    change.go_on(lane)?;
+    if total != desired {
+        // Until the outcome of the change is known.
+        tokens.account(lock, Account::forget);
+    }
+    let plan = plan_tokens(desired, total);
+    if plan.add > 0 {
+        add(tokens, change, lane, total).await?;
+        (done.declared, total) = (plan.add, desired);
+    } else if plan.remove > 0 {
+        done.deleted = lane.remove_free(&queue, plan.remove).await?;
+        total -= done.deleted;
+    }
+    if done.declared > 0 || done.deleted > 0 {
+        tokens.account(lock, |account| account.changed(total, Instant::now()));
+    }
+    done.left = total.saturating_sub(desired);
+    if change.destroy && total == 0 {
+        tokens.forget(lock);
+        if !lane.delete_tokens(&queue, queue_type(lock)).await? {
+            return Err(unknown(lock, "another client has published one concurrently"));
+        }
+        return Ok(done);
+    }
+    if done.left > 0 {
+        drains.start(access, tokens, lock, change.desired);
+    }
+    if let Some(ready) = lane.ready(&queue).await? {
+        done.seen = Observed::Counted(seen(total, ready));
+    }
+    Ok(done)
+}
+
+/// Publishes the tokens that are missing from `total`. A confirm only shows that the queue
+/// received a token: with a policy it may drop it, or another one.
+async fn add(
+    tokens: &Tokens,
+    change: &Change,
+    lane: &mut Lane,
+    total: u32,
+) -> Result<(), BrokerError> {
+    let (queue, desired) = (change.lock.token_queue(), change.desired.slots);
+    let limited = |kept: u64| {
+        let queue = queue.clone();
+        BrokerError::TokensLimited { queue, kept, desired }
+    };
+    let effects = match &change.access.management {
+        Some(management) => management.policy_effects(&queue).await.ok(),
+        None => None,
+    };
+    if let Some(kept) = effects.and_then(|effects| effects.token_limit)
+        && kept < desired.into()
+    {
+        return Err(limited(kept));
+    }
+    let free = |ready: Option<Ready>| ready.map_or(0, |ready| ready.free);
+    let before = free(lane.ready(&queue).await?);
+    let count_of_new = desired.saturating_sub(total);
+    let first_id = tokens.new_ids(count_of_new);
+    let accepted = lane.publish_tokens(&queue, first_id, count_of_new).await?;
+    let after = free(lane.ready(&queue).await?);
+    // Clients may have taken some. The figure of a quorum queue is seconds old.
+    let is_certain = after >= before.saturating_add(count_of_new)
+        || effects.is_some_and(|effects| !effects.any())
+            && queue_type(&change.lock) == QueueType::Quorum;
+    if accepted && is_certain {
+        return Ok(());
+    }
+    match count(tokens, change, lane, Some(desired)).await? {
+        kept if kept < desired => Err(limited(kept.into())),
+        _ => Ok(()),
+    }
+}
+
+/// Lists the faults of the lock. Changes nothing.
+pub async fn check(
+    (tokens, drains): (&Tokens, &Drains),
+    change: &Change,
+    lane: &mut Lane,
+    slots: Option<u32>,
+) -> Result<Vec<Fault>, BrokerError> {
+    let mismatch = mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await;
+    if let Some(fault) = Fault::of_protocol(mismatch)? {
+        return Ok(vec![fault]);
+    }
+    if lane.look(&change.lock.token_queue()).await?.is_none() {
+        return Ok(vec![Fault::Absent]);
+    }
+    let total = match drains.desired(&change.lock) {
+        Some(desired) if slots.is_none() => desired,
+        _ => match count(tokens, change, lane, slots).await {
+            Ok(total) => total,
+            Err(BrokerError::IncompatibleQueue { why, .. }) => {
+                return Ok(vec![Fault::ForeignTokenQueue { why }]);
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    let TokenPlan { add, remove } = plan_tokens(slots.unwrap_or(total), total);
+    if (add, remove) == (0, 0) {
+        return Ok(Vec::new());
+    }
+    Ok(vec![Fault::TokenCount { missing: add, surplus: remove }])
+}

@@ -1,0 +1,193 @@
+//! A held token: verifies it, receives its revocation, announces the holder and releases
+//! it. See `client` for acquiring one.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use lapin::options::{BasicCancelOptions, BasicRejectOptions, QueueDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Consumer};
+use lockkeeper_net::clock::Moment;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::amqp::connect::Conn;
+use crate::amqp::lane::{Lane, Standing, Waiters, exclusive, short};
+use crate::error::BrokerError;
+use crate::protocol::hold::{Hold, News};
+
+/// How long a token is held before its holder is announced. One more queue per short hold
+/// would cost more than the hold itself.
+const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
+
+/// An unacknowledged token and its channel.
+pub struct HeldToken {
+    conn: Arc<Conn>,
+    /// The channel on which the token was delivered. Closing it requeues the token.
+    /// `None` after the release.
+    lane: Mutex<Option<Lane>>,
+    channel: Channel,
+    delivery_tag: u64,
+    queue: String,
+    consuming: Option<Consuming>,
+    announcement: Announcement,
+}
+
+/// The consumer that received the token. It stays open to be notified when the queue is
+/// deleted. It gets no second token before it releases the first.
+struct Consuming {
+    consumer: Mutex<Consumer>,
+    tag: ShortString,
+}
+
+/// A queue that announces the holder. It is exclusive to the connection, so it is deleted
+/// with it.
+struct Announcement {
+    queue: String,
+    facts: FieldTable,
+    due: Moment,
+    task: std::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The announcement's queue name and arguments.
+pub struct Announced {
+    pub queue: String,
+    pub facts: FieldTable,
+}
+
+impl HeldToken {
+    /// Takes over a token that was delivered on `channel`, which belongs to `lane`, with
+    /// this delivery tag from `queue`. `consumer` is `None` if the token came from
+    /// `basic.get`.
+    pub fn new(
+        mut lane: Lane,
+        channel: Channel,
+        delivery_tag: u64,
+        queue: String,
+        consumer: Option<(Consumer, ShortString)>,
+        announced: Announced,
+    ) -> Self {
+        lane.pin();
+        let conn = Arc::clone(lane.conn());
+        let consuming =
+            consumer.map(|(consumer, tag)| Consuming { consumer: Mutex::new(consumer), tag });
+        let Announced { queue: announcement, mut facts } = announced;
+        exclusive(&mut facts);
+        let announcement = Announcement {
+            queue: announcement,
+            facts,
+            due: Moment::now() + ANNOUNCED_AFTER,
+            task: std::sync::Mutex::default(),
+        };
+        let lane = Mutex::new(Some(lane));
+        Self { conn, lane, channel, delivery_tag, queue, consuming, announcement }
+    }
+
+    /// Announces the holder in the background, on a channel of its own. A refusal must
+    /// not close the token's channel.
+    fn announce(&self) {
+        let (conn, queue) = (Arc::clone(&self.conn), self.announcement.queue.clone());
+        let facts = self.announcement.facts.clone();
+        let task = tokio::spawn(async move {
+            let announcing =
+                async { Lane::take(&conn).await?.declare_exclusive(&queue, facts).await };
+            if let Err(error) = announcing.await {
+                tracing::debug!(%error, queue, "The holder of a token could not be announced");
+            }
+        });
+        *self.announcement.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    fn is_announced(&self) -> bool {
+        self.announcement.task.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    async fn withdraw_announcement(&self) -> Result<(), BrokerError> {
+        let task = self.announcement.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(task) = task else { return Ok(()) };
+        // A declare sent on another channel may still take effect after a delete.
+        let _ = task.await;
+        Lane::take(&self.conn).await?.delete(&self.announcement.queue).await
+    }
+}
+
+#[async_trait]
+impl Hold for HeldToken {
+    async fn verify(&self, limit: Duration) -> Result<Standing, BrokerError> {
+        // On the token's own channel: an answer proves that the channel is open. The
+        // token is then still held, from the queue that existed when it was taken.
+        let mut lane = self.lane.lock().await;
+        let Some(lane) = lane.as_mut() else { return Ok(Standing::Gone) };
+        if !self.is_open() {
+            return Err(self.conn.closed());
+        }
+        lane.set_limit(limit);
+        let exists = lane.look(&self.queue).await?;
+        Ok(if exists.is_some() { Standing::Held } else { Standing::Gone })
+    }
+
+    /// A reject has no answer. A passive declare on the same channel follows it: its
+    /// answer proves that the token is back in the queue, where the next client finds it.
+    async fn give_back(&self, _wait_queue: Option<&str>) -> Result<Waiters, BrokerError> {
+        let Some(mut lane) = self.lane.lock().await.take() else {
+            return Ok(Waiters::Unknown);
+        };
+        let channel = &self.channel;
+        let cancel = async {
+            // Cancel first, or the token would be delivered to this consumer again.
+            match &self.consuming {
+                Some(Consuming { tag, .. }) => {
+                    let nowait = BasicCancelOptions { nowait: true };
+                    channel.basic_cancel(tag.clone(), nowait).await
+                }
+                None => Ok(()),
+            }
+        };
+        let reject = channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: true });
+        let passive = QueueDeclareOptions::default().passive();
+        let look = channel.queue_declare(short(&self.queue)?, passive, FieldTable::default());
+        lane.count_declares(1);
+        let all = async {
+            let (cancel, reject, look) = futures::join!(cancel, reject, look);
+            cancel.and(reject).and(look)
+        };
+        let sent = lane.answer("to basic.reject", &self.queue, all).await?;
+        sent.map_err(|refused| refused.error)?;
+        lane.unpin();
+        drop(lane);
+        self.withdraw_announcement().await?;
+        Ok(Waiters::Unknown)
+    }
+
+    async fn news(&self) -> News {
+        let announce = async {
+            if !self.is_announced() {
+                self.announcement.due.reached().await;
+                self.announce();
+            }
+            std::future::pending::<()>().await;
+        };
+        let told = async {
+            let Some(Consuming { consumer, .. }) = &self.consuming else {
+                return std::future::pending().await;
+            };
+            match consumer.lock().await.next().await {
+                // No second token can arrive. If one does, ask the broker.
+                Some(Ok(_)) => News::Look,
+                Some(Err(error)) => News::Ended(Some(error)),
+                None if self.is_open() && self.conn.is_usable() => News::Gone,
+                None => News::Ended(None),
+            }
+        };
+        tokio::select! {
+            () = announce => News::Look,
+            news = told => news,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+}
