@@ -17,6 +17,7 @@ mod broker;
 mod chart;
 mod client;
 mod clusters;
+mod documents;
 mod exec;
 mod generated;
 mod gitops;
