@@ -9,9 +9,10 @@ use super::error::AcquireError;
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
-use crate::amqp::lane::{Lane, Waiters};
+use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
+use crate::queues::wait::Waiters;
 
 /// How an acquisition begins.
 pub enum Approach {

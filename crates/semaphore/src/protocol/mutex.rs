@@ -16,9 +16,11 @@ use super::holders::{Holders, PATIENCE};
 use super::interface::LockProtocol;
 use super::numbered::exclusive_queue::HeldQueue;
 use super::revoke::{HeldBy, Revoke, RevokeError};
-use crate::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
+use crate::amqp::lane::{Declared, Lane};
 use crate::amqp::probe::{Eyes, Seen};
 use crate::error::BrokerError;
+use crate::queues::arguments::exclusive;
+use crate::queues::wait::mutex_wait_arguments;
 use crate::session::access::Access;
 
 /// How long a waiter relies on being woken, before jitter. There is no operator to notice a

@@ -15,6 +15,7 @@ use super::observe::{find_highest, observe};
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::mismatch;
+use crate::queues::slot;
 use crate::session::change::{Change, Converged};
 use crate::session::offered;
 
@@ -124,7 +125,7 @@ impl Change {
             .collect();
         for batch in missing.chunks(1000) {
             self.go_on(lane)?;
-            lane.delete_missing(batch).await?;
+            slot::delete_missing(lane, batch).await?;
         }
         Ok(())
     }
@@ -236,8 +237,11 @@ impl Change {
         let mut deleted = 0;
         for name in names {
             self.go_on(lane)?;
-            let ours =
-                if all_ours { Ok(()) } else { lane.declare_slot(name, self.lock.profile()).await };
+            let ours = if all_ours {
+                Ok(())
+            } else {
+                slot::declare(lane, name, self.lock.profile()).await
+            };
             let gone = match ours {
                 Ok(()) => lane.delete(name).await,
                 Err(error) => Err(error),
@@ -257,7 +261,7 @@ impl Change {
     /// must not be deleted. Verifying many together costs little. After a refusal, each
     /// one is verified alone.
     async fn are_ours(&self, lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
-        match lane.check_slots(names, self.lock.profile()).await {
+        match slot::check(lane, names, self.lock.profile()).await {
             Ok(()) => Ok(true),
             Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
             Err(error) => Err(error),
