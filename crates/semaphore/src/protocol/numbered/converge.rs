@@ -42,12 +42,6 @@ impl Change {
         let disturbed = self.access.take_disturbed(&self.lock);
         let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
         let (before, swept_to) = self.look_before(how, swept_to).await?;
-        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
-        if self.destroy {
-            mismatch::check_removal(&self.access, &self.lock, existing, to).await?;
-        } else {
-            mismatch::check(&self.access, &self.lock, existing, to).await?;
-        }
         let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;
         self.check_nodes(lane, &before, swept_to).await?;
@@ -91,23 +85,55 @@ impl Change {
         })
     }
 
-    /// Observes the slots up to `swept_to`. If there are any above the mark that it was
-    /// computed from, that mark was wrong. Then it searches the highest slot, and sweeps
-    /// further. Returns the end of the sweep too.
+    /// Deletes the first surplus slot, or the wait queue of a lock without slots that is to be
+    /// removed. Returns the number of slots deleted, or `None` if nothing was. The change under
+    /// the admin mutex follows, and observes the slots again.
+    pub async fn delete_one(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        let (before, _) = self.look_before(how, swept_to).await?;
+        let mut plan = plan_slots(self.desired, &before, None);
+        plan.delete.truncate(1);
+        let mut in_the_way = None;
+        let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        let mut is_room = deleted > 0;
+        if self.destroy
+            && before.slots.is_empty()
+            && let Some(queue) = self.lock.wait_queue()
+            && lane.consumers(&queue).await?.is_some()
+        {
+            self.delete_wait_queue(lane, &mut in_the_way).await?;
+            is_room = in_the_way.is_none();
+        }
+        in_the_way.map_or(Ok(is_room.then_some(deleted)), Err)
+    }
+
+    /// Observes the slots up to `swept_to`, which must not belong to another protocol. If there
+    /// are any above the mark that it was computed from, that mark was wrong. Then it searches
+    /// the highest slot, and sweeps further. Returns the end of the sweep too.
     async fn look_before(
         &self,
         how: &dyn Holding,
-        swept_to: u32,
+        mut swept_to: u32,
     ) -> Result<(ObservedSlots, u32), BrokerError> {
         let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
-        let before = observe(access, how, lock, swept_to, 0).await?;
-        if before.highest().saturating_add(overshoot) <= swept_to {
-            return Ok((before, swept_to));
+        let mut before = observe(access, how, lock, swept_to, 0).await?;
+        if before.highest().saturating_add(overshoot) > swept_to {
+            let listed = Some(before.highest());
+            let highest = find_highest(access, how, lock, overshoot, listed).await?;
+            swept_to = highest.saturating_add(overshoot).max(swept_to);
+            before = observe(access, how, lock, swept_to, 0).await?;
         }
-        let listed = Some(before.highest());
-        let highest = find_highest(access, how, lock, overshoot, listed).await?;
-        let further = highest.saturating_add(overshoot).max(swept_to);
-        Ok((observe(access, how, lock, further, 0).await?, further))
+        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
+        if self.destroy {
+            mismatch::check_removal(access, lock, existing, to).await?;
+        } else {
+            mismatch::check(access, lock, existing, to).await?;
+        }
+        Ok((before, swept_to))
     }
 
     /// Checks all slots that are missing and not desired. A slot queue whose node is down
