@@ -289,7 +289,7 @@ impl BrokerError {
     }
 
     /// Whether a limit on queues was reached. The broker applies it only to new queues.
-    pub(in crate::semaphore) fn is_limit_of_queues(&self) -> bool {
+    pub(crate) fn is_limit_of_queues(&self) -> bool {
         matches!(self, Self::QuotaExceeded { why } if is_queue_limit(why))
     }
 
