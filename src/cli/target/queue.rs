@@ -4,7 +4,7 @@
 
 use kube::ResourceExt;
 
-use super::{may_log_in, on_default_connection, resource, usage, variable};
+use super::{on_default_connection, own_login, resource, usage, variable};
 use crate::api::PressureQueue;
 use crate::api::validate::{self, DefaultRules};
 use crate::cli::failure::Failure;
@@ -208,9 +208,8 @@ impl QueueLocation {
         own.database = database.unwrap_or(own.database);
         let resource = format!("pq/{}", queue.name_any());
         let backend = queue.status.as_ref().and_then(|status| status.backend.as_deref());
-        let place = self.url().map(|_| own.address());
-        may_log_in(refused, &resource, "REDIS_URL", place, backend)?;
-        Ok(own)
+        let own = self.url().map(|_| (own.address(), own));
+        own_login(refused, &resource, "REDIS_URL", own, backend)
     }
 
     /// Returns the queue of a resource.
