@@ -257,6 +257,47 @@ async fn of_two_objects_created_in_the_same_second_the_first_keeps_the_name() {
     .await;
 }
 
+/// Applies two semaphores for one lock in the same second, each with a Secret of its own.
+async fn tie(world: &World) {
+    for number in 0.. {
+        let mut born = Vec::new();
+        for which in ["first", "second"] {
+            world.secret(which, &[("amqpUri", world.amqp_url())]).await;
+            let reference =
+                format!("rabbitmqClusterReference: {{connectionSecret: {{name: {which}}}}}");
+            let spec = format!("{{{reference}, lockName: tie-{number}, slots: 1}}");
+            let object = world.apply::<Semaphore>(which, &spec).await.unwrap();
+            born.push(object.metadata.creation_timestamp);
+        }
+        if born[0] == born[1] {
+            return;
+        }
+        gone::<Semaphore>(world, "first").await;
+        gone::<Semaphore>(world, "second").await;
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_lost_its_secret_does_not_take_the_name_back_from_its_successor() {
+    in_a_world("tie-secret", async |world| {
+        let _operator = world.operator().await;
+        tie(&world).await;
+        let until = async |name: &str, reason: &'static str| {
+            let has = |s: &Semaphore| has_reason(s, "Ready", reason);
+            world.until(name, reason, CORRECTED, has).await;
+        };
+        world.semaphore_ready("first").await;
+        until("second", "Conflict").await;
+        world.secret("first", &[("host", "user:password@broker".to_owned())]).await;
+        until("first", "SecretInvalid").await;
+        world.until("second", "the owner", CORRECTED, is_ready::<Semaphore>).await;
+        world.secret("first", &[("amqpUri", world.amqp_url())]).await;
+        until("first", "Conflict").await;
+        world.semaphore_ready("second").await;
+    })
+    .await;
+}
+
 /// Returns the same URL with another name of this machine.
 fn by_name(url: &str) -> String {
     assert!(url.contains("@127.0.0.1:"), "the servers listen there");
