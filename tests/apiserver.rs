@@ -60,3 +60,27 @@ async fn an_api_server_that_refuses_or_hangs_is_waited_out_and_not_flooded() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn nothing_is_changed_on_a_server_before_the_status_shows_the_owner() {
+    in_a_world("unannounced", async |world| {
+        let server = ApiServer::new().await;
+        let operator = world.operator_by(&server.kubeconfig, &[]).await;
+        operator.until_ready().await;
+        server.suffer(Fault::RefuseStatus(500));
+        // Without slots, there is no higher mark to write either.
+        world.semaphore("deploy", "slots: 0").await;
+        eventually("a status is refused", PATIENCE, async || server.met() > 0).await;
+        assert!(world.queues().await.is_empty());
+        server.suffer(Fault::RefuseStatus(500));
+        world.queue("frames", "bound: 2").await;
+        // The semaphore's are retried too, at growing intervals.
+        eventually("statuses are refused", PATIENCE, async || server.met() > 3).await;
+        let keys = redis::cmd("DBSIZE").query_async::<u64>(&mut world.redis().await).await;
+        assert_eq!(keys, Ok(0));
+        server.suffer(Fault::None);
+        world.semaphore_ready("deploy").await;
+        world.queue_ready("frames").await;
+    })
+    .await;
+}

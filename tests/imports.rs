@@ -15,6 +15,7 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
         &[
             &["error", "refusal", "violation"],
             &["amqp"],
+            &["queues"],
             &["management"],
             &["session"],
             &["protocol"],

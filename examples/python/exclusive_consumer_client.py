@@ -38,7 +38,7 @@ class ConsumerSlot(Slot):
             # The queue of a removed slot stays until its holder has released it.
             if consumers == 0 and self.consumers(f"{self.name}-{slot}-A") is not None:
                 yield slot
-            slot += 1
+            self.slots, slot = slot, slot + 1
 
     def take(self, slot):
         """On a channel of its own: whatever closes that ends the consumer."""

@@ -67,7 +67,7 @@ class GuidelineSlot(Slot):
         while self.exists(f"{self.name}-{slot}-A"):
             if not self.exists(f"{self.name}-{slot}-B"):
                 yield slot
-            slot += 1
+            self.slots, slot = slot, slot + 1
 
     def take(self, slot):
         self.number, self.holder, self.proven = slot, f"{self.name}-{slot}-B", now()

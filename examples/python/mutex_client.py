@@ -17,7 +17,6 @@ class Mutex(GuidelineSlot):
     """A lock with one slot, which always exists and has no record."""
 
     client, protocol = "mutex", None
-    net = 5  # there is no operator to notice a holder that died
 
     def free(self):
         if not self.exists(self.name):

@@ -17,7 +17,7 @@ class Slot:
     """At most one held slot. An alarm blocks publishers, so the holding connection never
     publishes. The other connection waits and publishes."""
 
-    net = 10  # seconds after which a waiter that was not woken looks itself
+    slots = 0  # how many free() has seen, when it has seen all
 
     def __init__(self, url, name, reason):
         self.url, self.name, self.facts = url, name, facts(reason)
@@ -90,7 +90,9 @@ class Slot:
             queue, lambda _, method, properties, body: self.woken.append((method, properties)),
             arguments=order)
         # Slots released before this client joined woke no waiter.
-        held, net, wake_up = self.try_acquire(others), 1 if others else self.net, None
+        held, wake_up = self.try_acquire(others), None
+        # Seconds after which a client that was not woken looks itself.
+        net = min(others or 12, self.usual())
         while not held and now() < until:
             if wake_up:
                 channel.basic_ack(wake_up.delivery_tag)
@@ -99,14 +101,14 @@ class Slot:
                 wake_up, properties = self.woken.pop(0)
                 number = properties.correlation_id
                 held = self.take(int(number)) if number else self.try_acquire()
-                net = self.net
+                net = self.usual()
             elif next(self.free(), None) is None:
-                net = self.net
-            # Free twice: the holder has died, or the waiter that was woken for it.
-            elif net == 0.5:
+                net = self.usual()
+            # Free twice: the holder has died, or the waiter that was woken is suspended.
+            elif net == 0.6:
                 held = self.try_acquire()
             else:
-                net = 0.5
+                net = 0.6
         # Not earlier, or other clients see no waiter and take the slot. Another wake-up
         # goes to the next waiter, unless it is for this slot.
         channel.basic_cancel(tag)
@@ -120,9 +122,13 @@ class Slot:
             self.wake(self.other, None)
         return held
 
+    def usual(self):
+        """Many slots are looked at less often."""
+        return min(max(4, self.slots / 4), 12)
+
     def sleep(self, net, until):
-        """Until this client is woken, or for one to two times `net`."""
-        end = min(until, now() + random.uniform(net, 2 * net))
+        """Until this client is woken, or for one to one and a half times `net`."""
+        end = min(until, now() + random.uniform(net, 1.5 * net))
         while not self.woken and now() < end:
             self.other.process_data_events(time_limit=max(0, min(1, end - now())))
             self.keep_alive()

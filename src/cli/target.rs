@@ -37,19 +37,19 @@ fn on_default_connection(resource: &str, server: &str, variable: &str) -> Failur
     ))
 }
 
-/// Allows a client that may not read a resource's Secret to log in with a URL of its own,
-/// if that leads to the resource's server. `refused` is the failure to read the Secret.
-/// `own` is the server of the URL, and `backend` the one in the status.
-fn may_log_in(
+/// Lets a client that may not read a resource's Secret log in with a URL of its own, if that
+/// leads to the resource's server. `refused` is the failure to read the Secret. `own` is the
+/// server of the URL with its settings, and `backend` the one in the status.
+fn own_login<S>(
     refused: &Failure,
     resource: &str,
     variable: &str,
-    own: Option<String>,
+    own: Option<(String, S)>,
     backend: Option<&str>,
-) -> Result<(), Failure> {
+) -> Result<S, Failure> {
     let instead = match (own, backend) {
-        (Some(own), Some(backend)) if own == backend => return Ok(()),
-        (Some(own), Some(backend)) => {
+        (Some((own, settings)), Some(backend)) if own == backend => return Ok(settings),
+        (Some((own, _)), Some(backend)) => {
             format!(
                 "{variable} is not used instead: it leads to {own}, and {resource} is on {backend}"
             )

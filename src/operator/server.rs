@@ -83,7 +83,8 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let client = clients.admit();
-                    answers.spawn(answer(stream, app.clone(), clients.clone(), client));
+                    let whole = clients::WHOLE_TIME;
+                    answers.spawn(answer(stream, app.clone(), clients.clone(), client, whole));
                 }
                 Err(error) => {
                     warn!(%error, "the HTTP server cannot accept a connection, trying again");
@@ -93,15 +94,21 @@ pub async fn serve(
         }
     }
     drop(listener);
-    clients.end_silent();
     let all = async { while answers.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_ANSWERS, all).await.is_err() {
         debug!("answers that were not read in time are dropped");
     }
 }
 
-/// Answers the one request of a connection, until its time is over or its place is needed.
-async fn answer(stream: TcpStream, app: Router, clients: Clients, client: Arc<Client>) {
+/// Answers the one request of a connection, until its `whole` time is over or its place is
+/// needed.
+async fn answer(
+    stream: TcpStream,
+    app: Router,
+    clients: Clients,
+    client: Arc<Client>,
+    whole: Duration,
+) {
     let app = TowerToHyperService::new(app);
     let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
         clients.asked(&client, request.uri().path() == METRICS);
@@ -119,7 +126,7 @@ async fn answer(stream: TcpStream, app: Router, clients: Clients, client: Arc<Cl
             debug!(%error, "an HTTP connection failed");
         },
         () = client.must_end() => {}
-        () = tokio::time::sleep(clients::WHOLE_TIME) => {}
+        () = tokio::time::sleep(whole) => {}
     }
 }
 
@@ -211,6 +218,20 @@ mod tests {
         let start = Instant::now();
         stop.cancel();
         serving.await.unwrap();
-        assert!(start.elapsed() < clients::HEADER_TIME, "{:?}", start.elapsed());
+        assert!(start.elapsed() < clients::HEADER_TIME / 2, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_read_ends_when_its_time_is_over() {
+        // More than the buffers on the way take.
+        let app = Router::new().route(METRICS, get(|| async { vec![0_u8; 64 << 20] }));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let (clients, whole) = (Clients::default(), Duration::from_secs(1));
+        let place = clients.admit();
+        let answer = answer(stream, app, clients, place, whole);
+        assert!(tokio::time::timeout(clients::WHOLE_TIME, answer).await.is_ok());
     }
 }

@@ -1,13 +1,14 @@
 //! Queues with our names but other properties, alarms and limits.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lockkeeper_plan::ErrorClass;
-use lockkeeper_plan::naming::LockName;
-use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault};
+use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault, ResizeTo};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -177,10 +178,43 @@ async fn a_queue_limit_is_distinguished_from_other_refusals_and_ends_the_attempt
     // The broker counts before it creates, so concurrent declares can exceed the limit.
     let there = existing(&vhost).await.len();
     assert!(there < 40, "went on after the refusal: {there}");
-    // A change needs a queue for the admin mutex. One that is deleted makes room for it.
-    let error = resize(&broker(&vhost), 1, 0).await.unwrap_err().to_string();
-    assert!(error.contains("even to fewer slots"), "{error}");
-    let all = vhost.queues().await.len();
-    vhost.management.put(&limit, json!({"value": all + 1})).await;
     resize(&broker(&vhost), 1, 0).await.unwrap();
+    assert_eq!(existing(&vhost).await, [1].into());
+}
+
+/// A change needs a queue for the admin mutex. A slot that is deleted before makes room for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_a_queue_limit_a_lock_shrinks_is_verified_and_is_removed() {
+    let cancel = CancellationToken::new();
+    for protocol in [Protocol::default(), Protocol::ExclusiveConsumer] {
+        let vhost = Vhost::create().await;
+        let (broker, lock) = (broker(&vhost), lock().with_protocol(protocol));
+        let converge = async |slots| {
+            let (desired, to) = (desired(slots), sweep_to(desired(slots), 5));
+            broker.converge(&lock, desired, to, false, &cancel).await
+        };
+        let resize = async |to| broker.resize(&lock, to, desired(0), &cancel).await;
+        let forbid_more = async || {
+            let limit = format!("vhost-limits/{}/max-queues", vhost.name);
+            let all = vhost.queues().await.len();
+            vhost.management.put(&limit, json!({"value": all})).await;
+        };
+        converge(5).await.unwrap();
+        forbid_more().await;
+        let error = resize(ResizeTo::Grow(1)).await.unwrap_err().to_string();
+        assert!(error.contains("raise the limit, or delete a queue"), "{protocol:?}: {error}");
+        let error = converge(5).await.unwrap_err();
+        assert_eq!(error.reason(), "QuotaExceeded", "{protocol:?}: {error}");
+        assert_eq!(existing(&vhost).await, (1..=5).collect(), "{protocol:?}");
+        assert_eq!(broker.check(&lock, Expected::default(), &cancel).await, Ok(Vec::new()));
+        let resized = resize(ResizeTo::Shrink(2)).await.unwrap();
+        let counts = (resized.before, resized.after, resized.done.deleted);
+        assert_eq!((counts, existing(&vhost).await), ((5, 3, 2), (1..=3).collect()));
+        forbid_more().await;
+        let done = converge(0).await.unwrap();
+        assert_eq!((done.deleted, existing(&vhost).await), (3, BTreeSet::new()), "{protocol:?}");
+        forbid_more().await;
+        broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
+        assert_eq!(vhost.queues().await, Vec::<String>::new(), "{protocol:?}");
+    }
 }

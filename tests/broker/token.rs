@@ -7,6 +7,7 @@ mod who;
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicRejectOptions, QueuePurgeOptions};
@@ -115,14 +116,15 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_administrator_is_not_misled_by_outdated_counts() {
-    for queue_type in TYPES {
+    join_all(TYPES.map(async |queue_type| {
         let vhost = Vhost::create().await;
         let name = tokens(queue_type);
         resize(&broker(&vhost), &name, ResizeTo::Create(3)).await.unwrap();
         assert_eq!(resize(&broker(&vhost), &name, ResizeTo::Grow(2)).await, Ok((3, 5)));
         assert_eq!(resize(&broker(&vhost), &name, ResizeTo::Shrink(4)).await, Ok((5, 1)));
         settles_at(&vhost, 1).await;
-    }
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,13 +138,13 @@ async fn administrators_who_each_add_one_add_as_many_as_they_are() {
             resize(broker, &classic(), ResizeTo::Grow(1)).await.unwrap();
         }
     });
-    futures::future::join_all(each).await;
+    join_all(each).await;
     assert_eq!(total(&vhost).await, Some(10));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_acknowledged_by_mistake_and_purged_are_published_again() {
-    for queue_type in TYPES {
+    join_all(TYPES.map(async |queue_type| {
         let vhost = Vhost::create().await;
         let name = tokens(queue_type);
         make(&broker(&vhost), &name, 5).await.unwrap();
@@ -159,7 +161,8 @@ async fn tokens_acknowledged_by_mistake_and_purged_are_published_again() {
         assert_eq!((done.declared, done.deleted), (4, 0));
         settles_at(&vhost, 5).await;
         assert_eq!(free(&channel).await, 4);
-    }
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,8 +7,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::support::protocols::name;
-use crate::client::support::rabbitmq::{Vhost, eventually};
-use crate::client::{any, broker};
+use crate::client::support::rabbitmq::{Vhost, eventually, within};
+use crate::client::{SOON, any, broker};
 
 const BOTH: [Protocol; 2] = [
     Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline),
@@ -72,7 +72,7 @@ async fn a_client_soon_rejects_a_lock_that_was_created_again_with_another_protoc
         let (none, cancel) = (DesiredSlots::new(0), CancellationToken::new());
         broker(&vhost).destroy(&lock, none, None, &cancel).await.unwrap();
         make(&vhost, &wrong).await.unwrap();
-        eventually("it is rejected", async || match client.try_acquire(&any()).await {
+        within(SOON, "it is rejected", async || match client.try_acquire(&any()).await {
             Ok(permit) => {
                 permit.release().await.unwrap();
                 false

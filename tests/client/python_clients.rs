@@ -251,7 +251,7 @@ async fn waits_in_turn(script: Script) {
     let released = Instant::now();
     permit.release().await.unwrap();
     script.is_held(&vhost).await;
-    // Without a wake-up it looks after 10 to 20 s, at a mutex after 5 to 10 s.
+    // Without a wake-up it looks after 4 to 6 s, and again.
     assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
     // Theirs wakes ours.
     let next = script.lock(&vhost);

@@ -188,7 +188,7 @@ async fn a_waiter_asks_the_broker_nothing_and_is_woken_by_a_release(protocol: Pr
     }
     took.sort();
     println!("from the call of release to the next one's permit: {took:?}");
-    // Without a wake-up, a waiter checks after 5 s at the earliest, twice.
+    // Without a wake-up, a waiter checks after 4 s at the earliest, twice.
     assert!(took[2] < Duration::from_secs(3), "{took:?}");
 }
 

@@ -117,8 +117,8 @@ async fn no_token_is_given_whose_record_was_not_stored() {
     resize(&cluster, 2, &name(), with_records).await;
     let proxy = Proxy::before(&cluster.settings(1)).await;
     // The publish is on its way until the node is lost.
-    let minute = Duration::from_mins(1);
-    let options = ClientOptions::default().with_warm(0).with_operation_timeout(minute);
+    let limit = Duration::from_secs(25);
+    let options = ClientOptions::default().with_warm(0).with_operation_timeout(limit);
     let through = Client::new(proxy.settings(cluster.settings(1)), options).semaphore(name());
     let queue = name().record_queue(1).unwrap();
     let on_its_way = proxy.hold_at(When::Before, move |method: &Method| {

@@ -1,19 +1,21 @@
 //! Servers that send what no server sends, and messages that no client publishes: `exec`,
 //! `hold` and `queue get` end with an error or go on, and none is aborted.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockkeeper_plan::naming::{Profile, Protocol, QueueType};
+use lockkeeper_plan::naming::{Protocol, QueueType};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use crate::exec::commands::{Running, Scratch};
 use crate::exec::support::hostile::amqp::{self, behaviours};
 use crate::exec::support::hostile::redis::{Answer, When};
 use crate::exec::support::hostile::{Peer, send};
 use crate::exec::support::protocols::Place;
-use crate::exec::support::rabbitmq::Vhost;
-use crate::exec::{LOCK, create, outcome, program, succeed};
+use crate::exec::support::rabbitmq::{Vhost, eventually};
+use crate::exec::{LOCK, create, lockkeeper, outcome, program, succeed};
 
 /// Number of processes at the same time.
 const AT_ONCE: usize = 6;
@@ -99,20 +101,52 @@ async fn publish_nested(vhost: &Vhost, queue: &str) {
     let _ = peer.shutdown().await;
 }
 
+/// Returns a command that holds the lock until its stdin is closed. It then asks whether it
+/// still holds the lock.
+fn held_until_closed(place: &Place, scratch: &Scratch) -> Running {
+    let script = r#"echo held >>"$0"; read end; exec "$PROGRAM" verify"#;
+    let words = ["exec", LOCK, "--", "sh", "-c", script, &scratch.file("held")];
+    let mut command = lockkeeper(place, &words);
+    command.env("PROGRAM", env!("CARGO_BIN_EXE_lockkeeper")).stdin(Stdio::piped());
+    Running::start(scratch, "holder", command)
+}
+
+/// A waiter reads it as a wake-up, and a holder as a notification.
+async fn is_read_while_held(protocol: Protocol, queue: &str) {
+    let (place, scratch) = (Place::create(protocol).await, Scratch::new());
+    create(&place, 1).await;
+    let mut holder = held_until_closed(&place, &scratch);
+    eventually("it is held", async || !scratch.read("held").is_empty()).await;
+    let mut waiter = Running::start(&scratch, "waiter", lockkeeper(&place, &TRUE));
+    waiter.until_it_says("waiting for a ").await;
+    publish_nested(&place, queue).await;
+    drop(holder.process.stdin.take());
+    assert_eq!(holder.code().await, Some(0), "{queue}: {}", holder.said());
+    assert_eq!(waiter.code().await, Some(0), "{queue}: {}", waiter.said());
+}
+
+/// It takes the place of the token, or of the slot's record.
+async fn is_read_to_acquire(protocol: Protocol, more: &[&str], queue: &str) {
+    let place = Place::create(protocol).await;
+    let slots = ["semaphore", "create", LOCK, "--slots", "1"];
+    succeed(&place, &[&slots[..], more].concat()).await;
+    place.purge(queue).await;
+    publish_nested(&place, queue).await;
+    for _ in 0..2 {
+        succeed(&place, &TRUE).await;
+    }
+}
+
+/// Acquires the lock.
+const TRUE: [&str; 6] = ["exec", LOCK, "--timeout", "30s", "--", "true"];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_nested_deeply_ends_no_client_that_reads_it() {
-    for (protocol, queues) in [
-        (Protocol::ExclusiveQueue(Profile::Guideline), &["ci.deploy-W"][..]),
-        (Protocol::ExclusiveConsumer, &["ci.deploy-W", "ci.deploy-1-C"]),
-        (Protocol::Token(QueueType::Classic), &["ci.deploy.semaphore"]),
-    ] {
-        let place = Place::create(protocol).await;
-        create(&place, 1).await;
-        for queue in queues {
-            publish_nested(&place, queue).await;
-        }
-        for _ in 0..3 {
-            succeed(&place, &["exec", LOCK, "--timeout", "30s", "--", "true"]).await;
-        }
-    }
+    let slots = Protocol::default();
+    tokio::join!(
+        is_read_while_held(slots, "ci.deploy-W"),
+        is_read_while_held(Protocol::ExclusiveConsumer, "ci.deploy-1-C"),
+        is_read_to_acquire(Protocol::Token(QueueType::Classic), &[], "ci.deploy.semaphore"),
+        is_read_to_acquire(slots, &["--lock-delay", "1s"], "ci.deploy-1-F"),
+    );
 }

@@ -203,9 +203,8 @@ async fn a_revoked_lock_ends_the_command_with_the_reason(protocol: Protocol) {
 
 async fn a_command_that_ignores_term_is_killed_in_time(protocol: Protocol) {
     let deaf = format!("trap '' TERM; {WRITE}");
-    for loss in [Loss::Killed, Loss::Stopped, Loss::Silent, Loss::Closed] {
-        lose(protocol, loss, &deaf).await;
-    }
+    let losses = [Loss::Killed, Loss::Stopped, Loss::Silent, Loss::Closed];
+    join_all(losses.map(|loss| lose(protocol, loss, &deaf))).await;
 }
 
 /// Starts a holder with this `--on-lost`, and makes it lose its lock.

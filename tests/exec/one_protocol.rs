@@ -162,6 +162,17 @@ async fn a_lock_that_does_not_exist_is_distinguished_from_a_closed_one() {
         assert_eq!(closed.code, Some(75), "{closed:?}");
         assert!(closed.stderr.contains("has no slots"), "{closed:?}");
     }
+    // Without slots, its wait queue shows that it is none of tokens.
+    for words in [
+        &["exec", LOCK, "--no-wait", "--", "true"][..],
+        &["semaphore", "create", LOCK, "--slots", "1"],
+        &["semaphore", "count", LOCK],
+    ] {
+        let refused = outcome(lockkeeper(&vhost, &spoken(words, "Token"))).await;
+        assert_eq!(refused.code, Some(64), "{words:?}: {refused:?}");
+        let says = "of protocol ExclusiveQueue or ExclusiveConsumer";
+        assert!(refused.stderr.contains(says), "{words:?}: {refused:?}");
+    }
     let given = ["exec", LOCK, "--no-wait", "--conflict-exit-code", "7", "--", "true"];
     assert_eq!(run(&vhost, &given).await.code, Some(7));
     for name in ["demo/deploy", "py lock"] {

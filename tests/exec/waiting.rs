@@ -1,14 +1,22 @@
 //! Messages while waiting for a lock without a terminal, and waiting during a restart of
-//! the broker.
+//! the broker or behind suspended waiters.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_semaphore::{Broker, BrokerOptions};
 
 use crate::exec::commands::{Running, Scratch};
 use crate::exec::support::own_server::OwnServer;
-use crate::exec::support::rabbitmq::Vhost;
+use crate::exec::support::protocols::{At, Place, with_protocols};
+use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, program, spoken};
+
+with_protocols! {
+    slots {
+        a_suspended_waiter_delays_the_next_one_by_a_few_seconds,
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_is_reported_once_and_with_quiet_never() {
@@ -72,4 +80,36 @@ async fn exec_that_waits_survives_a_restart_of_the_broker() {
         let end = tokio::time::timeout(Duration::from_mins(1), waiter.process.wait()).await;
         assert_eq!(end.unwrap().unwrap().code(), Some(7), "{}", waiter.said());
     }
+}
+
+/// The broker gives the wake-up to the suspended one, whose priority is higher.
+async fn a_suspended_waiter_delays_the_next_one_by_a_few_seconds(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    create(&place, 1).await;
+    let scratch = Scratch::new();
+    let file = scratch.file("register");
+    let holds = ["exec", LOCK, "--", "sh", "-c", "echo $LOCK_HOLDER_ID >>$0; sleep 600", &file];
+    let mut holder = Running::start(&scratch, "holder", lockkeeper(&place, &holds));
+    scratch.next_holder(&[]).await;
+    let administrator = Broker::new(place.settings(), BrokerOptions::default());
+    let start = async |name: &str, priority: &str, waiting: u32| {
+        let waits = ["exec", LOCK, "--priority", priority, "--", "true"];
+        let running = Running::start(&scratch, name, lockkeeper(&place, &waits));
+        eventually("it waits", async || {
+            administrator.waiting(&place.lock_name()).await.unwrap() == Some(waiting)
+        })
+        .await;
+        running
+    };
+    // The first to join finds no others, and therefore does not look soon.
+    let mut next = start("next", "0", 1).await;
+    let suspended = start("suspended", "255", 2).await;
+    suspended.signal("STOP");
+    holder.signal("TERM");
+    assert_eq!(holder.code().await, Some(143));
+    let released = Instant::now();
+    assert_eq!(next.code().await, Some(0), "{}", next.said());
+    let after = released.elapsed();
+    assert!(after < Duration::from_secs(8), "{after:?}: {}", next.said());
+    suspended.signal("KILL");
 }

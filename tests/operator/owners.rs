@@ -1,13 +1,17 @@
 //! Names on a connection that all namespaces share, ownership among two resources for one
 //! lock or queue, and the quotas of a namespace.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
-use kube::api::DeleteParams;
+use futures::StreamExt;
+use futures::future::join_all;
+use futures::stream;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams};
 use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::environment::{random, variable};
-use crate::operator::queues::keys;
+use crate::operator::queues::{keys, send};
 use crate::operator::settings::{CORRECTED, no_password_shows};
 use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
@@ -162,50 +166,134 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
     .await;
 }
 
+/// Number of pairs of each kind.
+const PAIRS: u32 = 100;
+
+/// Returns the pairs of objects for one name, and in how many the two are of the same second.
+async fn pairs<K: Kind>(world: &World) -> (Vec<[K; 2]>, usize) {
+    let list = world.api::<K>().list(&ListParams::default()).await.unwrap();
+    let objects: HashMap<String, K> =
+        list.into_iter().map(|object| (object.name_any(), object)).collect();
+    let of =
+        |pair: u32| ["first", "second"].map(|which| objects[&format!("{which}-{pair}")].clone());
+    let pairs: Vec<[K; 2]> = (0..PAIRS).map(of).collect();
+    let second = |object: &K| object.meta().creation_timestamp.clone().unwrap().0.as_second();
+    let ties = pairs.iter().filter(|[first, other]| second(first) == second(other)).count();
+    (pairs, ties)
+}
+
+/// Whether the operator has decided about each pair, in favour of the first.
+fn is_decided<K: Kind>(pairs: &[[K; 2]]) -> bool {
+    pairs.iter().all(|[first, second]| is_ready(first) && has_reason(second, "Stalled", "Conflict"))
+}
+
+/// Asserts that the servers have nothing of the second objects. Returns whether they have all
+/// of the first.
+async fn have_only_the_first(world: &World) -> bool {
+    let (queues, mut first) = (world.queues().await, 0);
+    for queue in &queues {
+        let (_, rest) = queue.split_once("tie-").unwrap();
+        match rest.split_once('-').map(|(_, part)| part) {
+            Some("1-A" | "2-A" | "W") => first += 1,
+            // The admin mutex.
+            None => {}
+            Some(_) => panic!("{queue} is of the second object"),
+        }
+    }
+    let bounds: Vec<String> = (0..PAIRS).map(|n| format!("__pressure__:tie-{n}:bound")).collect();
+    let get: Vec<&str> = ["MGET"].into_iter().chain(bounds.iter().map(String::as_str)).collect();
+    let bounds: Vec<Option<u32>> = send(world, &get).await;
+    assert!(bounds.iter().flatten().all(|bound| *bound == 2), "{bounds:?}");
+    first == 3 * PAIRS && bounds.iter().all(Option::is_some)
+}
+
+/// With uids alone, the second one would precede in half of the pairs.
 #[tokio::test]
 async fn of_two_objects_created_in_the_same_second_the_first_keeps_the_name() {
     in_a_world("tie", async |world| {
         let _operator = world.operator().await;
-        // With uids alone, the second one would precede in half of the pairs.
-        let pairs = 0..6;
-        let name = |which: &str, pair: u32| format!("{which}-{pair}");
-        for pair in pairs.clone() {
+        let world = &world;
+        let create = |pair: u32| async move {
             for (which, count) in [("first", 2), ("second", 5)] {
                 let lock = format!("lockName: tie-{pair}, slots: {count}");
-                world.semaphore(&name(which, pair), &lock).await;
-                let queue =
-                    format!("queueName: tie-{pair}, bound: {count}, deletionPolicy: Delete");
-                world.queue(&name(which, pair), &queue).await;
+                world.semaphore(&format!("{which}-{pair}"), &lock).await;
             }
+            for (which, bound) in [("first", 2), ("second", 5)] {
+                let queue =
+                    format!("queueName: tie-{pair}, bound: {bound}, deletionPolicy: Delete");
+                world.queue(&format!("{which}-{pair}"), &queue).await;
+            }
+        };
+        let () = stream::iter(0..PAIRS).map(create).buffer_unordered(8).collect().await;
+        eventually("each pair is decided", PATIENCE, || async {
+            let ((locks, _), (queues, _)) = (pairs(world).await, pairs(world).await);
+            let has_all = have_only_the_first(world).await;
+            has_all && is_decided::<Semaphore>(&locks) && is_decided::<PressureQueue>(&queues)
+        })
+        .await;
+        let (locks, tied_locks) = pairs::<Semaphore>(world).await;
+        let (queues, tied_queues) = pairs::<PressureQueue>(world).await;
+        for [first, second] in locks {
+            let (first, second) = (first.status.unwrap(), second.status.unwrap());
+            assert_eq!((first.slots, second.reached_backend), (Some(2), None));
         }
-        let slots: BTreeSet<String> = pairs
-            .clone()
-            .flat_map(|pair| [1, 2].map(|slot| format!("tie-{pair}-{slot}-A")))
-            .chain(pairs.clone().map(|pair| format!("tie-{pair}-W")))
-            .collect();
-        for pair in pairs.clone() {
-            world.semaphore_ready(&name("first", pair)).await;
-            world.queue_ready(&name("first", pair)).await;
-            let second = name("second", pair);
-            let is_refused = |s: &Semaphore| has_reason(s, "Stalled", "Conflict");
-            let lock = world.until(&second, "Conflict", PATIENCE, is_refused).await;
-            assert_eq!(lock.status.unwrap().reached_backend, None, "it never stood for the lock");
-            let is_refused = |q: &PressureQueue| has_reason(q, "Stalled", "Conflict");
-            let queue = world.until(&second, "Conflict", PATIENCE, is_refused).await;
-            assert_eq!(queue.status.unwrap().reached_backend, None, "nor for the queue");
+        for [first, second] in queues {
+            let (first, second) = (first.status.unwrap(), second.status.unwrap());
+            assert_eq!((first.bound, second.reached_backend), (Some(2), None));
         }
-        assert_eq!(world.queues().await, slots);
-        for pair in pairs.clone() {
-            gone::<Semaphore>(&world, &name("second", pair)).await;
-            gone::<PressureQueue>(&world, &name("second", pair)).await;
+        // The others were created around the end of a second.
+        let half = PAIRS as usize / 2;
+        assert!(tied_locks > half && tied_queues > half, "{tied_locks}, {tied_queues}");
+        let deleted = (0..10).map(|pair| async move {
+            gone::<Semaphore>(world, &format!("second-{pair}")).await;
+            gone::<PressureQueue>(world, &format!("second-{pair}")).await;
+        });
+        join_all(deleted).await;
+        assert!(have_only_the_first(world).await, "also not when it is deleted");
+        let (all, none) = (ListParams::default(), DeleteParams::default());
+        world.api::<Semaphore>().delete_collection(&none, &all).await.unwrap();
+        world.api::<PressureQueue>().delete_collection(&none, &all).await.unwrap();
+    })
+    .await;
+}
+
+/// Applies two semaphores for one lock in the same second, each with a Secret of its own.
+async fn tie(world: &World) {
+    for number in 0.. {
+        let mut born = Vec::new();
+        for which in ["first", "second"] {
+            world.secret(which, &[("amqpUri", world.amqp_url())]).await;
+            let reference =
+                format!("rabbitmqClusterReference: {{connectionSecret: {{name: {which}}}}}");
+            let spec = format!("{{{reference}, lockName: tie-{number}, slots: 1}}");
+            let object = world.apply::<Semaphore>(which, &spec).await.unwrap();
+            born.push(object.metadata.creation_timestamp);
         }
-        assert_eq!(world.queues().await, slots, "also not when it is deleted");
-        for pair in pairs {
-            let queue = world.queue_ready(&name("first", pair)).await;
-            assert_eq!(queue.status.unwrap().bound, Some(2));
-            let bound = format!("__pressure__:tie-{pair}:bound");
-            assert!(keys(&world).await.contains(&bound), "{bound}");
+        if born[0] == born[1] {
+            return;
         }
+        gone::<Semaphore>(world, "first").await;
+        gone::<Semaphore>(world, "second").await;
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_lost_its_secret_does_not_take_the_name_back_from_its_successor() {
+    in_a_world("tie-secret", async |world| {
+        let _operator = world.operator().await;
+        tie(&world).await;
+        let until = async |name: &str, reason: &'static str| {
+            let has = |s: &Semaphore| has_reason(s, "Ready", reason);
+            world.until(name, reason, CORRECTED, has).await;
+        };
+        world.semaphore_ready("first").await;
+        until("second", "Conflict").await;
+        world.secret("first", &[("host", "user:password@broker".to_owned())]).await;
+        until("first", "SecretInvalid").await;
+        world.until("second", "the owner", CORRECTED, is_ready::<Semaphore>).await;
+        world.secret("first", &[("amqpUri", world.amqp_url())]).await;
+        until("first", "Conflict").await;
+        world.semaphore_ready("second").await;
     })
     .await;
 }

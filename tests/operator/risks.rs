@@ -50,9 +50,23 @@ async fn a_policy_that_locks_do_not_survive_is_reported_until_it_is_removed() {
         let object = world
             .until::<Semaphore>("plain", "its queues expire", PATIENCE, is("PolicyExpiresQueues"))
             .await;
-        let message = message(&object);
+        let message = self::message(&object);
         assert!(message.contains("dead-letter-exchange applies to the queue"), "{message}");
         assert!(!message.contains("message-ttl"), "it has no messages to lose: {message}");
+
+        // A limit harms only a lock with more tokens.
+        world.semaphore("few", "slots: 2, protocol: Token").await;
+        world.semaphore("many", "slots: 3, protocol: Token").await;
+        set(&start, json!({"expires": 86_400_000, "max-length": 2})).await;
+        let object = world
+            .until::<Semaphore>("few", "its queue expires", PATIENCE, is("PolicyExpiresQueues"))
+            .await;
+        assert!(!self::message(&object).contains("max-length"), "{}", self::message(&object));
+        let is_limited = |s: &Semaphore| {
+            find(&s.status.as_ref().unwrap().conditions, "Unsafe")
+                .is_some_and(|c| c.message.contains("at most 2 free tokens"))
+        };
+        world.until::<Semaphore>("many", "its tokens are limited", PATIENCE, is_limited).await;
 
         // Another lock's queues, and a key that harms none.
         set(&format!("{start}other-"), json!({"expires": 86_400_000})).await;

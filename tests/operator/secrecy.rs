@@ -5,6 +5,7 @@ use lockkeeper_api::{PressureQueue, Semaphore};
 use serde_json::json;
 use tokio::process::Command;
 
+use crate::operator::environment::variable;
 use crate::operator::rights;
 use crate::operator::settings::no_password_shows;
 use crate::operator::world::{Kind, PATIENCE, World, has_reason, in_a_world};
@@ -97,8 +98,10 @@ async fn a_client_that_may_not_read_the_secret_logs_in_with_its_own_url_to_the_s
         world.semaphore("deploy", "slots: 1").await;
         world.queue("frames", "bound: 2").await;
         let resources = json!(["semaphores", "pressurequeues"]);
-        let rules =
-            json!([{"apiGroups": ["lockkeeper.dev"], "resources": resources, "verbs": ["get"]}]);
+        let rules = json!([
+            {"apiGroups": ["lockkeeper.dev"], "resources": resources, "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["open"], "verbs": ["get"]},
+        ]);
         rights::give(&world, "read", rules, vec![rights::user("carol")]).await;
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
@@ -123,6 +126,18 @@ async fn a_client_that_may_not_read_the_secret_logs_in_with_its_own_url_to_the_s
             assert_eq!(code, Some(77), "another server may have a lock of that name: {said}");
             assert!(said.contains("it leads to localhost:"), "{said}");
         }
+
+        // The Secret of the administrator is read by the operator only.
+        let administrator = ("adminSecretName", "administrator".to_owned());
+        world.secret("open", &[("amqpUri", world.amqp_url()), administrator]).await;
+        let management = variable("RABBITMQ_MANAGEMENT_URL");
+        world.secret("administrator", &[("adminUri", management)]).await;
+        let spec = "{rabbitmqClusterReference: {connectionSecret: {name: open}}}";
+        world.apply::<Semaphore>("open", spec).await.unwrap();
+        world.semaphore_ready("open").await;
+        let exec = ["exec", "sem/open", "-n", &world.namespace, "--", "true"];
+        let (code, said) = with(&exec, "AMQP_URL", "").await;
+        assert_eq!(code, Some(0), "{said}");
         std::fs::remove_file(&kubeconfig).unwrap();
     })
     .await;

@@ -341,7 +341,8 @@ async fn default_connections_that_appear_or_change_later_are_used_without_a_rest
 
         // As the kubelet adds the files of a Secret that was created after the pod.
         write("amqpUrl", &world.amqp_url());
-        write("redisUrl", &world.redis_url());
+        // In the spelling of a connection's Secret.
+        write("redisUri", &world.redis_url());
         world.semaphore_ready("deploy").await;
         world.queue_ready("frames").await;
         write("amqpUrl", &wrong_password(&world.amqp_url()));

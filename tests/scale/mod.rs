@@ -27,8 +27,8 @@ fn size() -> (usize, u64) {
 /// Number of concurrent applies.
 const APPLIED_AT_ONCE: usize = 16;
 
-/// Duration of the measurement: six observations of each object, two of them sweeps.
-const REST: Duration = Duration::from_mins(1);
+/// Duration of the measurement: three observations of each object, one of them a sweep.
+const REST: Duration = Duration::from_secs(30);
 
 /// Limits of the operator's cost.
 mod limit {

@@ -25,6 +25,8 @@ pub enum Fault {
     Answer(u16),
     /// Every change of an object or its status is answered with this code.
     RefuseChanges(u16),
+    /// Every change of a status is answered with this code.
+    RefuseStatus(u16),
     /// Every watch is answered with "410 Gone" as a watch event, and ended.
     ExpireWatches,
     /// No request is answered. Each is aborted when the fault ends.
@@ -97,13 +99,16 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         Fault::None => false,
         Fault::Answer(_) | Fault::Hang => true,
         Fault::RefuseChanges(_) => is_change,
+        Fault::RefuseStatus(_) => is_change && request.uri().path().ends_with("/status"),
         Fault::ExpireWatches => is_watch,
     };
     if meets {
         shared.met.send_modify(|met| *met += 1);
     }
     match now {
-        Fault::Answer(code) | Fault::RefuseChanges(code) if meets => status(code),
+        Fault::Answer(code) | Fault::RefuseChanges(code) | Fault::RefuseStatus(code) if meets => {
+            status(code)
+        }
         Fault::ExpireWatches if meets => {
             let event = serde_json::json!({"type": "ERROR", "object": body(410)});
             (StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], format!("{event}\n"))

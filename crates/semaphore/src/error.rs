@@ -288,6 +288,11 @@ impl BrokerError {
         matches!(self, Self::QuotaExceeded { why } if !is_queue_limit(why))
     }
 
+    /// Whether a limit on queues was reached. The broker applies it only to new queues.
+    pub(crate) fn is_limit_of_queues(&self) -> bool {
+        matches!(self, Self::QuotaExceeded { why } if is_queue_limit(why))
+    }
+
     /// Whether a connection attempt was cut off without a reason.
     pub(crate) fn is_cut(&self) -> bool {
         let Self::Unreachable { why, .. } = self else { return false };
@@ -331,10 +336,10 @@ pub fn refusal_code(error: &LapinError) -> Option<u16> {
     }
 }
 
-/// What to do about a limit. Every change of a lock first declares the admin mutex.
+/// What to do about a limit. A change of a lock declares the admin mutex.
 fn limit_advice(why: &str) -> &'static str {
     if is_queue_limit(why) {
-        "raise the limit, or delete a queue that is not needed; every change of a lock, even to fewer slots, needs one more queue for a moment"
+        "raise the limit, or delete a queue that is not needed; a change of a lock needs one more queue for a moment"
     } else {
         "raise the limit, or end clients that are not needed"
     }

@@ -5,6 +5,7 @@
 //!
 //! - `error`: why a request failed.
 //! - `amqp`: connections, channels and probes. Knows no lock.
+//! - `queues`: the queues of a lock, as functions over a channel.
 //! - `management`: the requests to the management API.
 //! - `session`: what an administrator's operations share: connections, the admin mutex,
 //!   and one change under it.
@@ -17,6 +18,7 @@ mod client;
 mod error;
 mod management;
 mod protocol;
+mod queues;
 mod refusal;
 mod session;
 mod violation;

@@ -12,7 +12,7 @@ use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType, Unit};
 use lockkeeper_semaphore::{Client as LockClient, Lock};
 
 use super::broker::BrokerLocation;
-use super::{may_log_in, on_default_connection, resource, usage};
+use super::{on_default_connection, own_login, resource, usage};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 
@@ -245,15 +245,13 @@ impl LockLocation {
         semaphore: &Semaphore,
         vhost: Option<String>,
     ) -> Result<RabbitmqSettings, Failure> {
-        let mut own = self.settings()?;
-        if let (Some(settings), Some(vhost)) = (&mut own, vhost) {
-            settings.vhost = vhost;
-        }
+        let own = self.settings()?.map(|own| {
+            let own = RabbitmqSettings { vhost: vhost.unwrap_or(own.vhost), ..own };
+            (own.place(), own)
+        });
         let resource = format!("sem/{}", semaphore.name_any());
         let backend = semaphore.status.as_ref().and_then(|status| status.backend.as_deref());
-        let place = own.as_ref().map(RabbitmqSettings::place);
-        may_log_in(refused, &resource, "AMQP_URL", place, backend)?;
-        own.ok_or_else(|| on_default_connection(&resource, "broker", "AMQP_URL"))
+        own_login(refused, &resource, "AMQP_URL", own, backend)
     }
 
     /// Returns the Kubernetes options of the arguments.

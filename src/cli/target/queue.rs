@@ -9,7 +9,7 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::{DEFAULT_PREFIX, QueueName};
 use lockkeeper_pressure::{Queue, QueueOptions};
 
-use super::{may_log_in, on_default_connection, resource, usage, variable};
+use super::{on_default_connection, own_login, resource, usage, variable};
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 
@@ -208,9 +208,8 @@ impl QueueLocation {
         own.database = database.unwrap_or(own.database);
         let resource = format!("pq/{}", queue.name_any());
         let backend = queue.status.as_ref().and_then(|status| status.backend.as_deref());
-        let place = self.url().map(|_| own.address());
-        may_log_in(refused, &resource, "REDIS_URL", place, backend)?;
-        Ok(own)
+        let own = self.url().map(|_| (own.address(), own));
+        own_login(refused, &resource, "REDIS_URL", own, backend)
     }
 
     /// Returns the queue of a resource.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use lapin::options::BasicAckOptions;
 use lockkeeper_plan::naming::QueueType;
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
@@ -17,7 +18,7 @@ use crate::broker::{broker, desired};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn to_none_and_back_with_all_tokens_held() {
-    for queue_type in TYPES {
+    join_all(TYPES.map(async |queue_type| {
         let vhost = Vhost::create().await;
         let (broker, name) = (broker(&vhost), tokens(queue_type));
         make(&broker, &name, 3).await.unwrap();
@@ -39,7 +40,8 @@ async fn to_none_and_back_with_all_tokens_held() {
         let done = make(&broker, &name, 0).await.unwrap();
         assert_eq!((done.deleted, done.left), (3, 0));
         settles_at(&vhost, 0).await;
-    }
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

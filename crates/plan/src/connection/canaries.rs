@@ -196,6 +196,25 @@ fn no_part_of_a_malformed_url_or_key_is_shown() {
 }
 
 #[test]
+fn a_path_that_is_not_percent_encoded_is_refused_and_not_cut() {
+    for (path, says) in [
+        ("0?x", "unknown query parameter"),
+        ("0?heartbeat=1&x", "unknown query parameter"),
+        ("0#x", "fragment"),
+    ] {
+        let url = format!("//u:hush@h/{path}");
+        for error in [
+            RabbitmqSettings::from_urls(&format!("amqp:{url}"), None).err(),
+            RabbitmqSettings::from_urls("amqp://h", Some(&format!("http:{url}"))).err(),
+            RedisSettings::from_url(&format!("redis:{url}")).err(),
+        ] {
+            let error = error.unwrap_or_else(|| panic!("{path} is accepted")).to_string();
+            assert!(error.contains(says), "{path}: {error}");
+        }
+    }
+}
+
+#[test]
 fn an_encoded_password_and_known_query_parameters_are_accepted() {
     let secret = "p@s/s?w#o\\r d:%";
     let encoded = percent_encoding::utf8_percent_encode(secret, percent_encoding::NON_ALPHANUMERIC);

@@ -17,9 +17,11 @@ fn names_that_could_be_a_part_of_another_lock_are_refused() {
         "jobs-W",
         "jobs.semaphore",
         "tab\there",
+        "\u{202e}reordered",
     ] {
         assert!(LockName::new(name).is_err(), "{name:?} should be refused");
     }
+    assert!(QueueName::new("p", "\u{202e}reordered").is_err());
     assert!(LockName::new("x".repeat(201)).is_err());
 }
 

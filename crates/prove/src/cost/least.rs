@@ -28,8 +28,8 @@ pub struct Least {
 const CONNECT: (u32, u32) = (4, 4);
 
 /// Maximum time between a waiter's searches for a free slot, in seconds. A holder that crashes
-/// wakes no waiter.
-const WAITER_POLL: u32 = 20;
+/// wakes no waiter, and the waiter that was woken may be suspended.
+const WAITER_POLL: u32 = 6;
 
 /// Returns the minimum cost if `taken` slots are held, or `None` for an unknown protocol.
 /// `first`: the process has no connection yet.
@@ -242,6 +242,6 @@ mod tests {
         assert!((methods - 25.13).abs() < 0.01, "{methods}");
         assert_eq!(least_held(Rules::ExclusiveQueue, Duration::ZERO), None);
         assert!(least_waiting(Rules::Token).unwrap().0.abs() < 1e-9);
-        assert!((least_waiting(Rules::ExclusiveQueue).unwrap().0 - 6.0).abs() < 1e-9);
+        assert!((least_waiting(Rules::ExclusiveQueue).unwrap().0 - 20.0).abs() < 1e-9);
     }
 }

@@ -9,7 +9,7 @@ use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to, wake_ups};
 use tokio_util::sync::CancellationToken;
 
-use super::broker::Broker;
+use super::broker::{Broker, Handle};
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
 use crate::session::change::{Change, Converged};
@@ -26,6 +26,9 @@ impl Broker {
     ///
     /// Holders are never touched. With 0 slots the semaphore stays, and no client can
     /// acquire it. [`Broker::destroy`] removes it.
+    ///
+    /// If the broker's limit on queues leaves none for the admin mutex, one surplus slot is
+    /// deleted before.
     ///
     /// `sweep_to` is [`lockkeeper_plan::semaphore::sweep_to`] with the high-water mark. If
     /// the plan for the observed state raises that mark, the caller must have persisted
@@ -55,15 +58,25 @@ impl Broker {
         thorough: bool,
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
-        let mut change = self.change(lock, desired, cancel)?;
-        change.thorough = thorough;
         let sweep_to = sweep_to.max(desired.slots);
-        let handle = Arc::clone(self.handle());
-        let work = change.run(move |change, lane| {
-            async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
-                .boxed()
-        });
-        let done = work.await?;
+        let mut deleted = 0;
+        let mut done = loop {
+            let mut change = self.change(lock, desired, cancel)?;
+            change.thorough = thorough;
+            let handle = Arc::clone(self.handle());
+            let work = change.run(move |change, lane| {
+                async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
+                    .boxed()
+            });
+            match work.await {
+                Err(error) if error.is_limit_of_queues() => {
+                    let change = self.change(lock, desired, cancel)?;
+                    deleted += self.make_room(&change, sweep_to).await?.ok_or(error)?;
+                }
+                done => break done?,
+            }
+        };
+        done.deleted += deleted;
         self.tell_waiters(lock, &done).await;
         Ok(done)
     }
@@ -88,28 +101,39 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
         let none = DesiredSlots { slots: 0, records: None, ..desired };
-        let mut change = self.change(lock, none, cancel)?;
-        change.destroy = true;
-        let handle = Arc::clone(self.handle());
-        let work = change.run(move |change, lane| {
-            async move {
-                let protocol = handle.administered(&change.lock)?;
-                let (access, overshoot) = (&change.access, change.desired.overshoot);
-                let mark = match mark {
-                    Some(mark) => mark,
-                    None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
-                };
-                protocol.apply(change, lane, sweep_to(change.desired, mark)).await
+        let change = || {
+            let mut change = self.change(lock, none, cancel)?;
+            change.destroy = true;
+            Ok::<_, BrokerError>(change)
+        };
+        let mut deleted = 0;
+        loop {
+            let handle = Arc::clone(self.handle());
+            let work = change()?.run(move |change, lane| {
+                async move {
+                    let to = end_of_sweep(&handle, change, mark).await?;
+                    handle.administered(&change.lock)?.apply(change, lane, to).await
+                }
+                .boxed()
+            });
+            match work.await {
+                Err(error) if error.is_limit_of_queues() => {
+                    let change = change()?;
+                    let to = end_of_sweep(self.handle(), &change, mark).await?;
+                    deleted += self.make_room(&change, to).await?.ok_or(error)?;
+                }
+                done => {
+                    return done.map(|done| Converged { deleted: done.deleted + deleted, ..done });
+                }
             }
-            .boxed()
-        });
-        work.await
+        }
     }
 
     /// Lists the faults of `lock`, in ascending order of slots. Exactly the expected
     /// slots should exist, as Lockkeeper declares them, with all their queues. Runs under
-    /// the admin mutex, so that an unfinished change is not reported as a fault. Changes
-    /// nothing. Cancel safe like [`Broker::converge`].
+    /// the admin mutex, so that an unfinished change is not reported as a fault, unless the
+    /// broker's limit on queues leaves none for it. Changes nothing. Cancel safe like
+    /// [`Broker::converge`].
     ///
     /// # Errors
     ///
@@ -120,13 +144,33 @@ impl Broker {
         expected: Expected,
         cancel: &CancellationToken,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let change = self.change(lock, DesiredSlots::new(expected.slots.unwrap_or(0)), cancel)?;
+        let desired = DesiredSlots::new(expected.slots.unwrap_or(0));
         let handle = Arc::clone(self.handle());
-        let work = change.run(move |change, lane| {
+        let work = self.change(lock, desired, cancel)?.run(move |change, lane| {
             async move { handle.administered(&change.lock)?.check(change, lane, expected).await }
                 .boxed()
         });
-        work.await
+        match work.await {
+            Err(error) if error.is_limit_of_queues() => {
+                let change = self.change(lock, desired, cancel)?;
+                let mut lane = change.lane().await?;
+                let checked = self.handle().administered(lock)?.check(&change, &mut lane, expected);
+                self.named(checked.await).await
+            }
+            done => done,
+        }
+    }
+
+    /// Deletes one queue that the change would delete, if the broker's limit on queues leaves
+    /// none for the admin mutex. Returns the number of slots deleted, or `None` if nothing was.
+    pub(super) async fn make_room(
+        &self,
+        change: &Change,
+        sweep_to: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        let mut lane = change.lane().await?;
+        let protocol = self.handle().administered(&change.lock)?;
+        self.named(protocol.make_room(change, &mut lane, sweep_to).await).await
     }
 
     /// Prepares a change to a lock that an administrator may change.
@@ -147,4 +191,19 @@ impl Broker {
             tracing::debug!(%error, "Waiters could not be notified of new slots");
         }
     }
+}
+
+/// Returns the end of the sweep of a removal. Searches the high-water mark if it is not given.
+async fn end_of_sweep(
+    handle: &Handle,
+    change: &Change,
+    mark: Option<u32>,
+) -> Result<u32, BrokerError> {
+    let (access, overshoot) = (&change.access, change.desired.overshoot);
+    let protocol = handle.administered(&change.lock)?;
+    let mark = match mark {
+        Some(mark) => mark,
+        None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
+    };
+    Ok(sweep_to(change.desired, mark))
 }

@@ -6,8 +6,9 @@ use lapin::types::AMQPValue;
 use lockkeeper_plan::naming::LockName;
 
 use super::broker::Broker;
-use crate::amqp::lane::{Declared, Lane, exclusive_arguments};
+use crate::amqp::lane::{Declared, Lane};
 use crate::error::BrokerError;
+use crate::queues::arguments::exclusive_arguments;
 
 /// Time after which the broker deletes a probe queue that was not deleted before.
 const PROBE_EXPIRES_MILLIS: i32 = 60_000;

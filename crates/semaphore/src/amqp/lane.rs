@@ -1,26 +1,21 @@
 //! A pooled channel that runs operations one after the other, each with a time limit:
-//! declare, inspect, delete. Channels that the broker closed (405, 406: AMQP's way to
+//! declare, inspect, delete. Knows no lock: see `queues` for its queues. Channels that the broker closed (405, 406: AMQP's way to
 //! refuse) are replaced, and healthy ones are reused. The caller decides which operation
 //! to run.
 
-mod holders;
 mod inspecting;
 mod leaving;
 mod looking;
-mod records;
-mod slots;
-mod waiting;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lapin::Channel;
 use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{FieldTable, ShortString};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-pub use self::waiting::{Waiters, mutex_wait_arguments};
 use super::connect::Conn;
 use crate::error::{BrokerError, refusal_code};
 
@@ -30,7 +25,7 @@ const MAX_IDLE: usize = 64;
 /// Number of declares after which a channel is retired. lapin keeps the name and
 /// arguments of every declared queue as long as the channel exists (for its recovery,
 /// which is not used). This would grow without limit.
-const MAX_DECLARES: u32 = 512;
+pub const MAX_DECLARES: u32 = 512;
 
 /// The result of a declare that the broker answered.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,17 +35,6 @@ pub enum Declared {
     /// 405: the queue is exclusive to another connection, or the declare is exclusive and
     /// the queue isn't. The text is the broker's.
     Locked(String),
-}
-
-/// The result of verifying a connection's `B[i]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// `B[i]` belongs to this connection and `A[i]` exists.
-    Held,
-    /// `B[i]` belongs to this connection and `A[i]` is gone: the slot is draining.
-    WithoutSlot,
-    /// `B[i]` is gone or belongs to another connection.
-    Gone,
 }
 
 /// Idle channels of one connection.
@@ -366,7 +350,7 @@ impl IdleLanes {
 /// Waits for operations that were sent together on one channel. Returns their answers, or
 /// the error of the first that failed. That one was refused. Later ones only found the
 /// channel closing, and may fail sooner.
-async fn together<T>(
+pub async fn together<T>(
     operations: impl IntoIterator<Item = impl Future<Output = Result<T, lapin::Error>>>,
 ) -> Result<Vec<T>, lapin::Error> {
     futures::future::join_all(operations).await.into_iter().collect()
@@ -377,36 +361,6 @@ pub struct Refused {
     /// The reply code, 403 to 406.
     pub code: u16,
     pub error: BrokerError,
-}
-
-/// The type is explicit. Otherwise a virtual host whose default is quorum would make each
-/// queue a Raft group.
-fn classic_arguments() -> FieldTable {
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
-    arguments
-}
-
-/// Returns the arguments of the admin mutex and, together with a holder's facts, of
-/// `B[i]`.
-pub fn exclusive_arguments() -> FieldTable {
-    let mut arguments = FieldTable::default();
-    exclusive(&mut arguments);
-    arguments
-}
-
-/// Adds these arguments to a holder's facts.
-pub fn exclusive(arguments: &mut FieldTable) {
-    // Only probes publish to this queue. Without this argument they would pile up.
-    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
-}
-
-/// Returns the arguments of `A[i]` and `C[i]`. A message that no consumer takes
-/// immediately is dropped.
-pub fn bare_arguments() -> FieldTable {
-    let mut arguments = classic_arguments();
-    exclusive(&mut arguments);
-    arguments
 }
 
 /// Converts a queue name for the wire. Its maximum is 255 bytes, which `LockName`

@@ -79,7 +79,8 @@ impl Lock {
         options: &AcquireOptions,
     ) -> Result<Option<Waiter>, AcquireError> {
         let Some(queue) = self.name().wait_queue() else { return Ok(None) };
-        let waiter = Waiter::join(&self.shared().side, how.waiting(), &queue, id, options).await?;
+        let (side, declare) = (&self.shared().side, how.wait_queue_arguments());
+        let waiter = Waiter::join(side, declare, &queue, id, options).await?;
         if let Some(waiter) = &waiter {
             self.shared().publisher.waiters.joined(&queue, waiter.others);
         }

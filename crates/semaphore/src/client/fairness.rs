@@ -9,9 +9,10 @@ use super::error::AcquireError;
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
-use crate::amqp::lane::{Lane, Waiters};
+use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
+use crate::queues::wait::Waiters;
 
 /// How an acquisition begins.
 pub enum Approach {
@@ -72,7 +73,7 @@ impl Lock {
     /// Waits until this waiter should try again, and returns which slots to try. `None`
     /// if the wait queue or the connection is gone.
     ///
-    /// A waiter that was not woken for a long time probes the slots itself. A free slot
+    /// A waiter that was not woken for some seconds probes the slots itself. A free slot
     /// may be meant for another waiter that was just woken. Therefore it takes only a
     /// slot that is free in two probes a moment apart. Such a slot's holder has died, or
     /// the waiter that was woken for it.
@@ -87,11 +88,13 @@ impl Lock {
     ) -> Result<Option<Place>, AcquireError> {
         let mut seen_free = options.barge;
         loop {
-            match waiter.wait(until).await {
-                Woken::Called(slot) => {
-                    self.remember(|memory| memory.crowded = Some(Moment::now()));
-                    return Ok(Some(called_to(slot)));
-                }
+            let woken = waiter.wait(self.recall().slots, until).await;
+            if woken != Woken::Ended {
+                // A search then probes all slots together.
+                self.remember(|memory| memory.crowded = Some(Moment::now()));
+            }
+            match woken {
+                Woken::Called(slot) => return Ok(Some(called_to(slot))),
                 Woken::Ended => return Ok(None),
                 Woken::Uncalled if until.is_some_and(|until| until.left().is_zero()) => {
                     let others = if seen_free { 0 } else { waiter.others };

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::amqp::connect::Conn;
-use crate::amqp::lane::Standing;
 use crate::error::BrokerError;
 use crate::protocol::hold::{Hold, News};
+use crate::queues::ownership::Standing;
 
 /// Prefix of the reason by which an administrator revokes a slot with a forced close. It
 /// distinguishes a revocation from other closes.

@@ -31,7 +31,7 @@ pub struct Memory {
 
 /// How long the end of the slots is relied on. A slot at the end may exist on a node that is
 /// down: a search that believes the probe misses the slots above it.
-const END_BELIEVED: Duration = Duration::from_secs(10);
+const END_BELIEVED: Duration = Duration::from_mins(1);
 
 impl Memory {
     /// Returns the slot that is known to be missing, if that was confirmed recently.

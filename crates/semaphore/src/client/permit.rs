@@ -15,9 +15,11 @@ use super::pool::HoldConn;
 use super::records::{Publisher, replace};
 use super::shared::Shared;
 use super::stoppable::Stoppable;
-use crate::amqp::lane::{Lane, Standing, Waiters};
+use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::hold::Hold;
+use crate::queues::ownership::Standing;
+use crate::queues::wait::Waiters;
 
 /// How long to wait for the close reason of a connection that ended.
 const REASON: Duration = Duration::from_secs(1);

@@ -13,6 +13,7 @@ use crate::amqp::connect::Conn;
 use crate::amqp::lane::{Lane, Refused, short};
 use crate::amqp::link::Link;
 use crate::error::BrokerError;
+use crate::queues::wait;
 
 /// Number of attempts to replace a record. A foreign publish between the read and the
 /// publish (an administrator's seed) costs one attempt.
@@ -81,7 +82,7 @@ impl Publisher {
     }
 
     async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
-        self.link.publisher().await?.wake(wait_queue, 1, slot).await
+        wait::wake(&mut self.link.publisher().await?, wait_queue, 1, slot).await
     }
 
     /// Takes an idle channel, or opens one.
@@ -146,7 +147,7 @@ async fn replace_on<T>(
 ) -> Result<Option<(SlotRecord, T)>, BrokerError> {
     let mut found = Vec::new();
     for _ in 0..TRIES {
-        if !lane.read_all(queue, &mut found).await? {
+        if !read_all(lane, queue, &mut found).await? {
             return Ok(None);
         }
         let merged = SlotRecord::merge(found.iter().map(|message| message.data.as_slice()));
@@ -168,29 +169,27 @@ async fn replace_on<T>(
     Err(BrokerError::Protocol { why: format!("the slot record {queue:?} can't be replaced") })
 }
 
-impl Lane {
-    /// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist. A
-    /// queue whose node is down results in [`BrokerError::NodeDown`].
-    async fn read_all(
-        &mut self,
-        queue: &str,
-        into: &mut Vec<lapin::message::Delivery>,
-    ) -> Result<bool, BrokerError> {
-        loop {
-            let channel = self.channel().await?;
-            let get = channel.basic_get(short(queue)?, BasicGetOptions::default());
-            match self.answer("to basic.get", queue, get).await? {
-                Ok(Some(message)) => {
-                    let more = message.message_count;
-                    into.push(message.delivery);
-                    if more == 0 {
-                        return Ok(true);
-                    }
+/// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist. A
+/// queue whose node is down results in [`BrokerError::NodeDown`].
+async fn read_all(
+    lane: &mut Lane,
+    queue: &str,
+    into: &mut Vec<lapin::message::Delivery>,
+) -> Result<bool, BrokerError> {
+    loop {
+        let channel = lane.channel().await?;
+        let get = channel.basic_get(short(queue)?, BasicGetOptions::default());
+        match lane.answer("to basic.get", queue, get).await? {
+            Ok(Some(message)) => {
+                let more = message.message_count;
+                into.push(message.delivery);
+                if more == 0 {
+                    return Ok(true);
                 }
-                Ok(None) => return Ok(true),
-                Err(Refused { code: 404, .. }) => return Ok(false),
-                Err(refused) => return Err(refused.error),
             }
+            Ok(None) => return Ok(true),
+            Err(Refused { code: 404, .. }) => return Ok(false),
+            Err(refused) => return Err(refused.error),
         }
     }
 }

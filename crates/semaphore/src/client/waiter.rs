@@ -20,16 +20,22 @@ use crate::amqp::connect::Conn;
 use crate::amqp::lane::{Lane, short};
 use crate::amqp::link::Link;
 use crate::error::BrokerError;
-use crate::protocol::claim::WaitRules;
+
+/// Shortest and longest time for which a waiter relies on being woken, before jitter. A holder
+/// that died wakes no waiter, and a waiter that was woken may be suspended.
+const LOOKS: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(12));
+
+/// The same for each slot that it probes then. Many slots need not be probed as often as few.
+const LOOK_PER_SLOT: Duration = Duration::from_millis(250);
 
 /// How long a waiter relies on being woken, before jitter, for the first wait behind other
-/// waiters, for each of them. The woken one may be suspended or gone. Many waiters need not all
-/// find that out.
+/// waiters, for each of them. Many waiters need not all find out that the woken one is
+/// suspended or gone.
 const BEHIND_OTHERS: Duration = Duration::from_secs(1);
 
 /// How long a slot must stay free before a waiter that was not woken takes it. Until then
 /// another waiter may have been woken for it.
-const HAND_OVER: Duration = Duration::from_millis(500);
+const HAND_OVER: Duration = Duration::from_millis(600);
 
 /// Maximum number of wake-ups that a waiter has at a time. Others go to other waiters. The
 /// first may be late: for a slot that its waiter has found itself. While this one tries in
@@ -48,10 +54,8 @@ pub struct Waiter {
     woken_by: Option<Delivery>,
     /// Number of other waiters when this one joined.
     pub others: u32,
-    /// Minimum time until the next probe. The maximum is twice that.
-    next_look: Duration,
-    /// The same from the second wait on.
-    safety_net: Duration,
+    /// Maximum time until the next probe, before jitter, if it is shorter than usual.
+    next_look: Option<Duration>,
     limit: Duration,
 }
 
@@ -67,13 +71,13 @@ pub enum Woken {
 }
 
 impl Waiter {
-    /// Joins the wait queue. `None` if the lock has no wait queue, or if this client may
-    /// not use it.
+    /// Joins the wait queue, which it declares if there are arguments for that. `None` if the
+    /// lock has no wait queue, or if this client may not use it.
     ///
     /// Cancel safe: dropping the future leaves the queue.
     pub async fn join(
         link: &Link,
-        rules: WaitRules,
+        declare: Option<FieldTable>,
         wait_queue: &str,
         id: &str,
         options: &AcquireOptions,
@@ -91,7 +95,8 @@ impl Waiter {
         let (queue, tag) = (short(wait_queue)?, short(&format!("lockkeeper-{id}"))?);
         // In a task of its own, which leaves the queue if the caller has given up. lapin
         // never cancels a consumer whose basic.consume was dropped before the answer.
-        let joining = tokio::spawn(Self::consume(Arc::clone(&conn), rules, queue, tag, arguments));
+        let joining =
+            tokio::spawn(Self::consume(Arc::clone(&conn), declare, queue, tag, arguments));
         match tokio::time::timeout(limit, joining).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(_)) => Err(BrokerError::Interrupted),
@@ -109,7 +114,7 @@ impl Waiter {
 
     async fn consume(
         conn: Arc<Conn>,
-        rules: WaitRules,
+        declare: Option<FieldTable>,
         queue: ShortString,
         tag: ShortString,
         arguments: FieldTable,
@@ -122,7 +127,7 @@ impl Waiter {
         // The answer contains the number of waiters, which must not include this one: of
         // clients that join an unused wait queue together, at least one then finds itself alone,
         // and looks for a slot. If each of them saw the others, all would wait in vain.
-        let (declare, declared) = match rules.declare {
+        let (declare, declared) = match declare {
             Some(arguments) => (QueueDeclareOptions::durable(), arguments),
             None => (QueueDeclareOptions::default().passive(), FieldTable::default()),
         };
@@ -136,12 +141,10 @@ impl Waiter {
             Ok((declared, consumer)) => (declared.consumer_count(), consumer),
             Err(error) => return Self::refused(&mut lane, &error, queue.as_str()),
         };
-        let safety_net = rules.safety_net;
-        let behind = BEHIND_OTHERS.saturating_mul(others).min(safety_net);
-        let next_look = if others > 0 { behind } else { safety_net };
+        let next_look = (others > 0).then(|| BEHIND_OTHERS.saturating_mul(others));
         let limit = conn.operation_timeout;
         let woken_by = None;
-        Ok(Some(Self { consumer, lane, tag, woken_by, others, next_look, safety_net, limit }))
+        Ok(Some(Self { consumer, lane, tag, woken_by, others, next_look, limit }))
     }
 
     /// The client polls if the wait queue can't be used. One whose node is down is missing
@@ -160,11 +163,13 @@ impl Waiter {
         }
     }
 
-    /// Waits to be woken, at most until `until`. Cancel safe.
-    pub async fn wait(&mut self, until: Option<Moment>) -> Woken {
-        let net = std::mem::replace(&mut self.next_look, self.safety_net);
-        let net = rand::random_range(net..net * 2);
-        self.wait_for(until.map_or(net, |until| until.left().min(net))).await
+    /// Waits to be woken, at most until `until`, and for a time that depends on the number of
+    /// slots that this waiter would probe. Cancel safe.
+    pub async fn wait(&mut self, slots: u32, until: Option<Moment>) -> Woken {
+        let usual = LOOK_PER_SLOT.saturating_mul(slots).clamp(LOOKS.0, LOOKS.1);
+        let look = self.next_look.take().map_or(usual, |soon| soon.min(usual));
+        let look = rand::random_range(look..look + look / 2);
+        self.wait_for(until.map_or(look, |until| until.left().min(look))).await
     }
 
     /// Waits to be woken, at most for `limit`. Cancel safe.
@@ -186,7 +191,7 @@ impl Waiter {
     /// A probe found a free slot for which this waiter was not woken: the next probe
     /// follows soon.
     pub fn look_soon(&mut self) {
-        self.next_look = HAND_OVER;
+        self.next_look = Some(HAND_OVER);
     }
 
     /// Leaves the wait queue after acquiring `slot`, and waits for the broker's

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_net::clock::Moment;
 
-use crate::amqp::lane::Waiters;
+use crate::queues::wait::Waiters;
 
 /// How long a client relies on the absence of waiters before it asks the broker again, and on
 /// a lock being crowded (`memory`).

@@ -5,7 +5,6 @@
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use lapin::types::FieldTable;
@@ -36,24 +35,11 @@ pub trait ClientProtocol: Send + Sync {
         draining: bool,
     ) -> Result<Looked, BrokerError>;
 
-    /// Returns the rules for clients that wait.
-    fn waiting(&self) -> WaitRules {
-        WaitRules { declare: None, safety_net: SAFETY_NET }
-    }
-}
-
-/// How long a waiter of an administered lock relies on being woken, before jitter. A
-/// holder that died wakes no waiter, and only the operator would notice.
-const SAFETY_NET: Duration = Duration::from_secs(10);
-
-/// How clients of a protocol wait.
-pub struct WaitRules {
-    /// The arguments with which a waiter declares the wait queue. `None` if the
+    /// Returns the arguments with which a waiter declares the wait queue. `None` if the
     /// administrator declares it.
-    pub declare: Option<FieldTable>,
-    /// Minimum time after which a waiter that was not woken looks itself. The maximum is
-    /// twice that.
-    pub safety_net: Duration,
+    fn wait_queue_arguments(&self) -> Option<FieldTable> {
+        None
+    }
 }
 
 /// The observed slots and holders, in the order of the request.

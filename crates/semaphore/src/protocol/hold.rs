@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::amqp::lane::{Standing, Waiters};
 use crate::error::BrokerError;
+use crate::queues::ownership::Standing;
+use crate::queues::wait::Waiters;
 
 /// The held object, on the connection that holds it.
 #[async_trait]

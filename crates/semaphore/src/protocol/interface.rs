@@ -136,7 +136,7 @@ pub trait LockProtocol: Send + Sync {
 }
 
 /// A protocol of locks that an administrator creates and resizes. Each method runs under
-/// the admin mutex.
+/// the admin mutex, unless the broker's limit on queues is reached.
 #[async_trait]
 pub trait AdminProtocol: LockProtocol {
     /// Returns the high-water mark and the existing slots, for a change that depends on
@@ -162,6 +162,17 @@ pub trait AdminProtocol: LockProtocol {
         lane: &mut Lane,
         seen: &Observed,
     ) -> Result<bool, BrokerError>;
+
+    /// Deletes one surplus queue of the lock without the admin mutex, for which the broker's
+    /// limit leaves no queue. Returns the number of slots deleted, or `None` if nothing was.
+    async fn make_room(
+        &self,
+        _change: &Change,
+        _lane: &mut Lane,
+        _swept_to: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        Ok(None)
+    }
 
     /// Lists the faults of the lock.
     async fn check(

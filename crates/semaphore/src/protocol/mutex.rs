@@ -5,25 +5,23 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
+use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
 
-use super::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked, MUTEX_SLOT, WaitRules};
+use super::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked, MUTEX_SLOT};
 use super::holders::{Holders, PATIENCE};
 use super::interface::LockProtocol;
 use super::numbered::exclusive_queue::HeldQueue;
 use super::revoke::{HeldBy, Revoke, RevokeError};
-use crate::amqp::lane::{Declared, Lane, exclusive, mutex_wait_arguments};
+use crate::amqp::lane::{Declared, Lane};
 use crate::amqp::probe::{Eyes, Seen};
 use crate::error::BrokerError;
+use crate::queues::arguments::exclusive;
+use crate::queues::wait::mutex_wait_arguments;
 use crate::session::access::Access;
-
-/// How long a waiter relies on being woken, before jitter. There is no operator to notice a
-/// holder that died, or one that wakes no waiters.
-const SAFETY_NET: Duration = Duration::from_secs(5);
 
 /// Implementation of the true mutex.
 pub struct TrueMutex;
@@ -69,8 +67,8 @@ impl ClientProtocol for TrueMutex {
         Ok(Looked { slots: slots.map(exists).collect(), holders: holders.map(seen).collect() })
     }
 
-    fn waiting(&self) -> WaitRules {
-        WaitRules { declare: Some(mutex_wait_arguments()), safety_net: SAFETY_NET }
+    fn wait_queue_arguments(&self) -> Option<FieldTable> {
+        Some(mutex_wait_arguments())
     }
 }
 

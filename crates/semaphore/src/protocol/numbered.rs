@@ -158,6 +158,15 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
         change.make_slots(&self.how, lane, swept_to).await
     }
 
+    async fn make_room(
+        &self,
+        change: &Change,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        change.delete_one(&self.how, lane, swept_to).await
+    }
+
     async fn exists(
         &self,
         change: &Change,

@@ -24,6 +24,7 @@ use crate::management::Management;
 use crate::management::listing::{ListedQueues, Listing};
 use crate::management::nodes;
 use crate::management::risks::{RiskCache, Risks};
+use crate::queues::wait;
 
 /// Maximum number of semaphores changed concurrently. Each change takes channels of the
 /// admin connection. A broker allows 2,047 of them, and every new one costs it four
@@ -240,7 +241,9 @@ impl Access {
     /// Wakes up to `count` waiters of the lock, if it has a wait queue.
     pub async fn wake(&self, lock: &LockName, count: u32) -> Result<(), BrokerError> {
         match lock.wait_queue() {
-            Some(queue) if count > 0 => self.publisher().await?.wake(&queue, count, None).await,
+            Some(queue) if count > 0 => {
+                wait::wake(&mut self.publisher().await?, &queue, count, None).await
+            }
             _ => Ok(()),
         }
     }

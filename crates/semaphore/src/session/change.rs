@@ -77,6 +77,11 @@ impl Change {
         }
     }
 
+    /// Returns a channel of the connection for changes, for effects without the admin mutex.
+    pub async fn lane(&self) -> Result<Lane, BrokerError> {
+        Lane::take(&self.access.admin_of(&self.lock).get().await?).await
+    }
+
     /// Sleeps, and fails if the change is cancelled.
     pub async fn pause(&self, length: Duration) -> Result<(), BrokerError> {
         tokio::select! {

@@ -10,9 +10,10 @@ use lockkeeper_plan::naming::LockName;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::lane::{Declared, Lane, exclusive_arguments};
+use crate::amqp::lane::{Declared, Lane};
 use crate::amqp::link::Link;
 use crate::error::BrokerError;
+use crate::queues::arguments::exclusive_arguments;
 use crate::session::offered;
 
 /// First and longest pause between two attempts, before jitter.

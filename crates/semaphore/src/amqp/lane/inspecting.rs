@@ -1,47 +1,22 @@
-//! Inspects whether queues are as Lockkeeper declares them, without declaring missing
-//! ones. See `slots` for slot queues. The caller interprets the result.
+//! Inspects whether a queue has the expected properties, without declaring a missing one.
+//! The caller interprets the result.
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::records::record_arguments;
-use super::{Lane, Refused, bare_arguments, classic_arguments, short};
+use super::{Lane, Refused, short};
 use crate::error::BrokerError;
 
 impl Lane {
-    /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
+    /// Inspects the queue of that name. `None` if it is missing. Sends a passive declare
+    /// followed by the declare that compares arguments. If the queue is missing, the former closes the channel, and the broker ignores everything
+    /// sent after it.
     ///
     /// # Errors
     ///
-    /// As for the other queues in this module, [`BrokerError::IncompatibleQueue`] if the
-    /// queue differs from the declared properties, or belongs to another connection.
-    pub async fn inspect_holder_queue(
-        &mut self,
-        name: &str,
-    ) -> Result<Option<lapin::Queue>, BrokerError> {
-        self.inspect(name, QueueDeclareOptions::durable(), bare_arguments()).await
-    }
-
-    /// Inspects the record queue of that name. `None` if it is missing.
-    pub async fn inspect_record(
-        &mut self,
-        name: &str,
-    ) -> Result<Option<lapin::Queue>, BrokerError> {
-        self.inspect(name, QueueDeclareOptions::durable(), record_arguments()).await
-    }
-
-    /// Inspects the wait queue of that name. `None` if it is missing.
-    pub async fn inspect_wait_queue(
-        &mut self,
-        name: &str,
-    ) -> Result<Option<lapin::Queue>, BrokerError> {
-        self.inspect(name, QueueDeclareOptions::durable(), classic_arguments()).await
-    }
-
-    /// Sends a passive declare followed by the declare that compares arguments. If the
-    /// queue is missing, the former closes the channel, and the broker ignores everything
-    /// sent after it.
-    pub(super) async fn inspect(
+    /// [`BrokerError::IncompatibleQueue`] if the queue differs from these properties, or belongs
+    /// to another connection.
+    pub async fn inspect(
         &mut self,
         name: &str,
         options: QueueDeclareOptions,

@@ -2,20 +2,11 @@
 //! owns them, and how many consumers they have. Changes and publishes nothing. The caller
 //! interprets the result. See `unanswered` for queues that do not answer.
 
-use std::pin::pin;
-use std::slice;
-use std::time::Duration;
-
-use futures::future::{Either, select};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::{Declared, Lane, MAX_DECLARES, Refused, Standing, short, together};
+use super::{Declared, Lane, MAX_DECLARES, Refused, short, together};
 use crate::error::BrokerError;
-
-/// How long a holder waits for the answer about its slot queue after the one about its
-/// holder queue, which is the proof that it holds the slot.
-const FOR_THE_SLOT: Duration = Duration::from_secs(1);
 
 impl Lane {
     /// Inspects `name` by a passive declare. `None` if it doesn't exist. A queue whose node
@@ -49,73 +40,6 @@ impl Lane {
         }
         let what = "to queue.declare (passive)";
         self.answer_of_queues(what, names, together(looks)).await
-    }
-
-    /// Whether this connection still owns `holder` and whether `slot` exists, by passive
-    /// declares sent together. This is the only proof of ownership: a publish would show
-    /// only that some queue of that name exists. Where nothing is known of the slot, because
-    /// its node is down, the slot counts as existing.
-    pub async fn verify(&mut self, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
-        let channel = self.channel().await?;
-        self.declares += 2;
-        let passive = QueueDeclareOptions::default().passive();
-        let ours = channel.queue_declare(short(holder)?, passive, FieldTable::default());
-        let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
-        // In this order: a refusal closes the channel, so the more important request must
-        // have been answered before.
-        let both = async {
-            Ok(match select(pin!(ours), pin!(exists)).await {
-                Either::Left((ours, exists)) => {
-                    (ours, tokio::time::timeout(FOR_THE_SLOT, exists).await.ok())
-                }
-                Either::Right((exists, ours)) => (ours.await, Some(exists)),
-            })
-        };
-        let (ours, exists) = match self.answer("to queue.declare (passive)", holder, both).await? {
-            Ok(answers) => answers,
-            Err(refused) => return Err(refused.error),
-        };
-        match (ours, exists) {
-            (Ok(_), Some(Ok(_))) => Ok(Standing::Held),
-            (Ok(_), Some(Err(error))) => self.standing_with(&error, slot),
-            (Ok(_), None) => {
-                self.leave_unanswered(&[slot.to_owned()]);
-                Ok(Standing::Held)
-            }
-            (Err(error), _) => match self.refused(&error, holder)? {
-                Refused { code: 404 | 405, .. } => Ok(Standing::Gone),
-                refused => Err(refused.error),
-            },
-        }
-    }
-
-    /// Returns the standing of a holder whose slot queue could not be inspected.
-    fn standing_with(&mut self, error: &lapin::Error, slot: &str) -> Result<Standing, BrokerError> {
-        match self.refused(error, slot) {
-            // The slot exists, but its node is down, or it may not be inspected.
-            Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Standing::Held),
-            Ok(Refused { code: 404, .. }) => Ok(Standing::WithoutSlot),
-            Ok(Refused { error, .. }) | Err(error) => Err(error),
-        }
-    }
-
-    /// Whether the slot queue of a holder exists, by a passive declare. Where nothing is
-    /// known of it within a moment, because its node is down, it counts as existing.
-    pub async fn slot_exists(&mut self, slot: &str) -> Result<bool, BrokerError> {
-        let channel = self.channel().await?;
-        self.count_declares(1);
-        let passive = QueueDeclareOptions::default().passive();
-        let looking = channel.queue_declare(short(slot)?, passive, FieldTable::default());
-        let looking = async { Ok(tokio::time::timeout(FOR_THE_SLOT, looking).await) };
-        match self.answer("to queue.declare (passive)", slot, looking).await? {
-            Ok(Ok(Ok(_))) => Ok(true),
-            Ok(Ok(Err(error))) => Ok(self.standing_with(&error, slot)? == Standing::Held),
-            Ok(Err(_)) => {
-                self.leave_unanswered(slice::from_ref(&slot.to_owned()));
-                Ok(true)
-            }
-            Err(refused) => Err(refused.error),
-        }
     }
 
     /// Returns the number of consumers of the queue `name`. `None` if it is missing or

@@ -17,6 +17,7 @@ use super::observe::observe;
 use crate::amqp::connect::Conn;
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
+use crate::queues::{record, wait};
 use crate::session::change::Change;
 use crate::session::offered;
 
@@ -40,7 +41,7 @@ impl Change {
     ) -> Result<(), BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(()) };
         self.go_on(lane)?;
-        deferred(lane.declare_wait_queue(&queue).await, in_the_way).map(drop)
+        deferred(wait::declare(lane, &queue).await, in_the_way).map(drop)
     }
 
     pub async fn delete_wait_queue(
@@ -126,7 +127,7 @@ impl Change {
             let mut empty = Vec::new();
             while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 self.go_on(&lane)?;
-                empty.extend(lane.declare_records(chunk).await?);
+                empty.extend(record::declare(&mut lane, chunk).await?);
             }
             Ok(empty)
         });
@@ -151,14 +152,14 @@ impl Change {
         }
         let now = Timestamp::now();
         let token = u64::try_from(now.as_microsecond()).unwrap_or(0);
-        let record = SlotRecord::seed(token, now.to_string(), delay, state).to_json();
+        let first = SlotRecord::seed(token, now.to_string(), delay, state).to_json();
         let names: Vec<String> = slots.iter().map(|(_, name)| (*name).clone()).collect();
         // Not over the connection that holds the mutex: an alarm stops connections that
         // publish.
         let mut publisher = self.access.publisher().await?;
         for chunk in names.chunks(SENT_TOGETHER) {
             self.go_on(lane)?;
-            publisher.seed(chunk, &record).await?;
+            record::seed(&mut publisher, chunk, &first).await?;
         }
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Change {
         names.reverse();
         for chunk in names.chunks(DELETED_TOGETHER) {
             self.go_on(lane)?;
-            deferred(lane.delete_all(chunk).await, in_the_way)?;
+            deferred(record::delete_all(lane, chunk).await, in_the_way)?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
 use crate::protocol::mismatch;
+use crate::queues::{record, slot, wait};
 use crate::session::change::Change;
 
 impl Change {
@@ -56,7 +57,7 @@ impl Change {
 
     async fn check_wait_queue(&self, lane: &mut Lane) -> Result<Option<Fault>, BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(None) };
-        match lane.inspect_wait_queue(&queue).await {
+        match wait::inspect(lane, &queue).await {
             Ok(found) => Ok(found.is_none().then_some(Fault::WithoutWaitQueue)),
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
                 Ok(Some(Fault::ForeignWaitQueue { why }))
@@ -74,7 +75,7 @@ impl Change {
         expected: Expected,
     ) -> Result<bool, BrokerError> {
         // Distinguishes a missing slot from one whose node is down.
-        lane.inspect_slot(&self.lock.slot_queue(1), self.lock.profile()).await?;
+        slot::inspect(lane, &self.lock.slot_queue(1), self.lock.profile()).await?;
         Ok(match self.lock.wait_queue() {
             Some(_) => faults.contains(&Fault::WithoutWaitQueue),
             None => expected.slots != Some(0),
@@ -92,7 +93,7 @@ impl Change {
         if slot > slots && seen.slots.contains(&slot) {
             faults.push(Fault::Stray { slot });
         }
-        match lane.inspect_slot(&self.lock.slot_queue(slot), self.lock.profile()).await {
+        match slot::inspect(lane, &self.lock.slot_queue(slot), self.lock.profile()).await {
             Ok(None) => faults.extend((slot <= slots).then_some(Fault::Missing { slot })),
             Ok(Some(_)) => {}
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
@@ -111,7 +112,7 @@ impl Change {
 
     async fn has_record_queue(&self, lane: &mut Lane, slot: u32) -> Result<bool, BrokerError> {
         let Some(record) = self.lock.record_queue(slot) else { return Ok(false) };
-        match lane.inspect_record(&record).await {
+        match record::inspect(lane, &record).await {
             Ok(queue) => Ok(queue.is_some()),
             // Not a record queue, whatever it is.
             Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),

@@ -15,6 +15,7 @@ use super::observe::{find_highest, observe};
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::mismatch;
+use crate::queues::slot;
 use crate::session::change::{Change, Converged};
 use crate::session::offered;
 
@@ -41,12 +42,6 @@ impl Change {
         let disturbed = self.access.take_disturbed(&self.lock);
         let swept_to = swept_to.saturating_add(if disturbed { IN_FLIGHT } else { 0 });
         let (before, swept_to) = self.look_before(how, swept_to).await?;
-        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
-        if self.destroy {
-            mismatch::check_removal(&self.access, &self.lock, existing, to).await?;
-        } else {
-            mismatch::check(&self.access, &self.lock, existing, to).await?;
-        }
         let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;
         self.check_nodes(lane, &before, swept_to).await?;
@@ -90,23 +85,55 @@ impl Change {
         })
     }
 
-    /// Observes the slots up to `swept_to`. If there are any above the mark that it was
-    /// computed from, that mark was wrong. Then it searches the highest slot, and sweeps
-    /// further. Returns the end of the sweep too.
+    /// Deletes the first surplus slot, or the wait queue of a lock without slots that is to be
+    /// removed. Returns the number of slots deleted, or `None` if nothing was. The change under
+    /// the admin mutex follows, and observes the slots again.
+    pub async fn delete_one(
+        &self,
+        how: &dyn Holding,
+        lane: &mut Lane,
+        swept_to: u32,
+    ) -> Result<Option<u32>, BrokerError> {
+        let (before, _) = self.look_before(how, swept_to).await?;
+        let mut plan = plan_slots(self.desired, &before, None);
+        plan.delete.truncate(1);
+        let mut in_the_way = None;
+        let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        let mut is_room = deleted > 0;
+        if self.destroy
+            && before.slots.is_empty()
+            && let Some(queue) = self.lock.wait_queue()
+            && lane.consumers(&queue).await?.is_some()
+        {
+            self.delete_wait_queue(lane, &mut in_the_way).await?;
+            is_room = in_the_way.is_none();
+        }
+        in_the_way.map_or(Ok(is_room.then_some(deleted)), Err)
+    }
+
+    /// Observes the slots up to `swept_to`, which must not belong to another protocol. If there
+    /// are any above the mark that it was computed from, that mark was wrong. Then it searches
+    /// the highest slot, and sweeps further. Returns the end of the sweep too.
     async fn look_before(
         &self,
         how: &dyn Holding,
-        swept_to: u32,
+        mut swept_to: u32,
     ) -> Result<(ObservedSlots, u32), BrokerError> {
         let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
-        let before = observe(access, how, lock, swept_to, 0).await?;
-        if before.highest().saturating_add(overshoot) <= swept_to {
-            return Ok((before, swept_to));
+        let mut before = observe(access, how, lock, swept_to, 0).await?;
+        if before.highest().saturating_add(overshoot) > swept_to {
+            let listed = Some(before.highest());
+            let highest = find_highest(access, how, lock, overshoot, listed).await?;
+            swept_to = highest.saturating_add(overshoot).max(swept_to);
+            before = observe(access, how, lock, swept_to, 0).await?;
         }
-        let listed = Some(before.highest());
-        let highest = find_highest(access, how, lock, overshoot, listed).await?;
-        let further = highest.saturating_add(overshoot).max(swept_to);
-        Ok((observe(access, how, lock, further, 0).await?, further))
+        let (existing, to) = (&before.slots, before.highest().max(self.desired.slots));
+        if self.destroy {
+            mismatch::check_removal(access, lock, existing, to).await?;
+        } else {
+            mismatch::check(access, lock, existing, to).await?;
+        }
+        Ok((before, swept_to))
     }
 
     /// Checks all slots that are missing and not desired. A slot queue whose node is down
@@ -124,7 +151,7 @@ impl Change {
             .collect();
         for batch in missing.chunks(1000) {
             self.go_on(lane)?;
-            lane.delete_missing(batch).await?;
+            slot::delete_missing(lane, batch).await?;
         }
         Ok(())
     }
@@ -236,8 +263,11 @@ impl Change {
         let mut deleted = 0;
         for name in names {
             self.go_on(lane)?;
-            let ours =
-                if all_ours { Ok(()) } else { lane.declare_slot(name, self.lock.profile()).await };
+            let ours = if all_ours {
+                Ok(())
+            } else {
+                slot::declare(lane, name, self.lock.profile()).await
+            };
             let gone = match ours {
                 Ok(()) => lane.delete(name).await,
                 Err(error) => Err(error),
@@ -257,7 +287,7 @@ impl Change {
     /// must not be deleted. Verifying many together costs little. After a refusal, each
     /// one is verified alone.
     async fn are_ours(&self, lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
-        match lane.check_slots(names, self.lock.profile()).await {
+        match slot::check(lane, names, self.lock.profile()).await {
             Ok(()) => Ok(true),
             Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
             Err(error) => Err(error),

@@ -19,12 +19,14 @@ use lockkeeper_plan::semaphore::ObservedSlots;
 
 use self::held::HeldConsumer;
 use super::holding::Holding;
-use crate::amqp::lane::{Lane, Refused, bare_arguments, short};
+use crate::amqp::lane::{Lane, Refused, short};
 use crate::amqp::probe::{Eyes, INSPECTED_TOGETHER, Seen};
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
 use crate::protocol::fault::Fault;
 use crate::protocol::revoke::{Revoke, RevokeError};
+use crate::queues::arguments::bare_arguments;
+use crate::queues::{holder, slot};
 use crate::refusal::is_in_use;
 use crate::session::access::Access;
 use crate::session::change::Change;
@@ -92,8 +94,8 @@ impl Holding for ExclusiveConsumer {
         slot: u32,
     ) -> Result<(), BrokerError> {
         // First, so that a client that finds the slot can hold it.
-        lane.declare_holder_queue(&lock.holder_queue(slot)).await.map_err(explain)?;
-        lane.declare_slot(&lock.slot_queue(slot), lock.profile()).await
+        holder::declare(lane, &lock.holder_queue(slot)).await.map_err(explain)?;
+        slot::declare(lane, &lock.slot_queue(slot), lock.profile()).await
     }
 
     async fn check_holder(
@@ -106,7 +108,7 @@ impl Holding for ExclusiveConsumer {
         if !seen.slots.contains(&slot) {
             return Ok(None);
         }
-        match lane.inspect_holder_queue(&lock.holder_queue(slot)).await.map_err(explain) {
+        match holder::inspect(lane, &lock.holder_queue(slot)).await.map_err(explain) {
             Ok(found) => Ok(found.is_none().then_some(Fault::WithoutHolderQueue { slot })),
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
                 Ok(Some(Fault::Foreign { slot, why }))

@@ -15,13 +15,17 @@ use lockkeeper_plan::semaphore::ObservedSlots;
 
 use super::holding::Holding;
 use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Declared, Lane, Standing, Waiters, exclusive, short};
+use crate::amqp::lane::{Declared, Lane, short};
 use crate::amqp::probe::Eyes;
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
 use crate::protocol::fault::Fault;
 use crate::protocol::hold::Hold;
 use crate::protocol::revoke::{HeldBy, Revoke, RevokeError};
+use crate::queues::arguments::exclusive;
+use crate::queues::ownership::Standing;
+use crate::queues::wait::Waiters;
+use crate::queues::{ownership, wait};
 use crate::session::access::Access;
 use crate::session::change::Change;
 
@@ -62,7 +66,7 @@ impl Holding for ExclusiveQueue {
         lock: &LockName,
         slot: u32,
     ) -> Result<(), BrokerError> {
-        lane.declare_slot(&lock.slot_queue(slot), lock.profile()).await
+        crate::queues::slot::declare(lane, &lock.slot_queue(slot), lock.profile()).await
     }
 
     async fn check_holder(
@@ -119,7 +123,7 @@ impl Hold for HeldQueue {
         let mut lane = Lane::take(&self.conn).await?;
         lane.set_limit(limit);
         match &self.slot_queue {
-            Some(slot) => lane.verify(&self.holder_queue, slot).await,
+            Some(slot) => ownership::verify(&mut lane, &self.holder_queue, slot).await,
             None => match lane.look(&self.holder_queue).await? {
                 Some(Declared::Ok) => Ok(Standing::Held),
                 _ => Ok(Standing::Gone),
@@ -132,7 +136,7 @@ impl Hold for HeldQueue {
         let channel = lane.channel().await?;
         let options = QueueDeleteOptions::default();
         let delete = channel.queue_delete(short(&self.holder_queue)?, options);
-        lane.do_and_count(delete, &self.holder_queue, wait_queue).await
+        wait::do_and_count(&mut lane, delete, &self.holder_queue, wait_queue).await
     }
 }
 
@@ -155,7 +159,7 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
     exclusive(&mut facts);
     let mut lane = Lane::take(conn).await?;
-    let taken = lane.take_slot(&slot_queue, looked, &holder_queue, facts).await?;
+    let taken = take_slot(&mut lane, &slot_queue, looked, &holder_queue, facts).await?;
     let claimed = match taken {
         Taken::Yes => {
             let conn = Arc::clone(conn);
@@ -177,61 +181,59 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     Ok(claimed)
 }
 
-impl Lane {
-    /// Declares `holder` exclusive to this connection. Checks that `slot` exists before
-    /// it (unless `looked`: a probe has just seen it) and after it. Three methods in one
-    /// round trip.
-    async fn take_slot(
-        &mut self,
-        slot: &str,
-        looked: bool,
-        holder: &str,
-        facts: FieldTable,
-    ) -> Result<Taken, BrokerError> {
-        let channel = self.channel().await?;
-        self.count_declares(3);
-        let passive = QueueDeclareOptions::default().passive();
-        let before = async {
-            if looked {
-                return Ok(());
-            }
-            channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
-            Ok(())
-        };
-        let exclusive = QueueDeclareOptions::exclusive();
-        let facts = self.conn().features.exclusive_arguments(facts);
-        let declare = async {
-            channel.queue_declare(short(holder)?, exclusive, facts).await?;
-            Ok(())
-        };
-        let after = async {
-            channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
-            Ok(())
-        };
-        // A refusal closes the channel, and the broker ignores everything sent after it.
-        // The first error counts.
-        let all = async { Ok(futures::join!(before, declare, after)) };
-        let (before, declare, after): (Step, Step, Step) =
-            match self.answer_to_claim(holder, all).await? {
-                Ok(answers) => answers,
-                Err(refused) => return Err(refused.error),
-            };
-        let (error, queue, on_404, on_405) = match (before, declare, after) {
-            (Ok(()), Ok(()), Ok(())) => return Ok(Taken::Yes),
-            (Err(error), _, _) => (error, slot, Taken::NoSlot, None),
-            (_, Err(error), _) => (error, holder, Taken::Locked, Some(Taken::Locked)),
-            (_, _, Err(error)) => (error, slot, Taken::SlotWent, Some(Taken::Yes)),
-        };
-        let error = match error {
-            StepError::Name(error) => return Err(error),
-            StepError::Lapin(error) => error,
-        };
-        let refused = self.refused(&error, queue)?;
-        match (refused.code, on_405, refused.error) {
-            (404, _, _) => Ok(on_404),
-            (405, Some(claimed), _) => Ok(claimed),
-            (_, _, error) => Err(error),
+/// Declares `holder` exclusive to this connection. Checks that `slot` exists before
+/// it (unless `looked`: a probe has just seen it) and after it. Three methods in one
+/// round trip.
+async fn take_slot(
+    lane: &mut Lane,
+    slot: &str,
+    looked: bool,
+    holder: &str,
+    facts: FieldTable,
+) -> Result<Taken, BrokerError> {
+    let channel = lane.channel().await?;
+    lane.count_declares(3);
+    let passive = QueueDeclareOptions::default().passive();
+    let before = async {
+        if looked {
+            return Ok(());
         }
+        channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
+        Ok(())
+    };
+    let exclusive = QueueDeclareOptions::exclusive();
+    let facts = lane.conn().features.exclusive_arguments(facts);
+    let declare = async {
+        channel.queue_declare(short(holder)?, exclusive, facts).await?;
+        Ok(())
+    };
+    let after = async {
+        channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
+        Ok(())
+    };
+    // A refusal closes the channel, and the broker ignores everything sent after it.
+    // The first error counts.
+    let all = async { Ok(futures::join!(before, declare, after)) };
+    let (before, declare, after): (Step, Step, Step) =
+        match lane.answer_to_claim(holder, all).await? {
+            Ok(answers) => answers,
+            Err(refused) => return Err(refused.error),
+        };
+    let (error, queue, on_404, on_405) = match (before, declare, after) {
+        (Ok(()), Ok(()), Ok(())) => return Ok(Taken::Yes),
+        (Err(error), _, _) => (error, slot, Taken::NoSlot, None),
+        (_, Err(error), _) => (error, holder, Taken::Locked, Some(Taken::Locked)),
+        (_, _, Err(error)) => (error, slot, Taken::SlotWent, Some(Taken::Yes)),
+    };
+    let error = match error {
+        StepError::Name(error) => return Err(error),
+        StepError::Lapin(error) => error,
+    };
+    let refused = lane.refused(&error, queue)?;
+    match (refused.code, on_405, refused.error) {
+        (404, _, _) => Ok(on_404),
+        (405, Some(claimed), _) => Ok(claimed),
+        (_, _, error) => Err(error),
     }
 }
 

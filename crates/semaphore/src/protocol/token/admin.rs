@@ -13,7 +13,7 @@ use lockkeeper_plan::semaphore::{Observed, ObservedTokens, TokenPlan, plan_token
 use super::account::Account;
 use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
-use super::queue::{Ready, arguments, release};
+use super::queue::{self, Ready, arguments, release};
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::fault::Fault;
@@ -32,7 +32,7 @@ pub async fn observe(
     tokens: &Tokens,
     lock: &LockName,
 ) -> Result<ObservedTokens, BrokerError> {
-    let ready = access.publisher().await?.ready(&lock.token_queue()).await?;
+    let ready = queue::ready(&mut access.publisher().await?, &lock.token_queue()).await?;
     let Some(ready) = ready else { return Ok(ObservedTokens::default()) };
     let ours = tokens.account(lock, |account| account.ours(Instant::now(), apart(lock)));
     let total = match ours {
@@ -50,7 +50,7 @@ pub async fn survey(
     lane: &mut Lane,
 ) -> Result<ObservedTokens, BrokerError> {
     mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await?;
-    let Some(ready) = lane.ready(&change.lock.token_queue()).await? else {
+    let Some(ready) = queue::ready(lane, &change.lock.token_queue()).await? else {
         return Ok(ObservedTokens::default());
     };
     let total = match drains.desired(&change.lock) {
@@ -86,7 +86,7 @@ pub async fn apply(
         left: 0,
         mutex_wait: change.mutex_wait,
     };
-    if lane.ready(&queue).await?.is_none() {
+    if queue::ready(lane, &queue).await?.is_none() {
         tokens.forget(lock);
         if change.destroy {
             return Ok(done);
@@ -108,7 +108,7 @@ pub async fn apply(
         add(tokens, change, lane, total).await?;
         (done.declared, total) = (plan.add, desired);
     } else if plan.remove > 0 {
-        done.deleted = lane.remove_free(&queue, plan.remove).await?;
+        done.deleted = queue::remove_free(lane, &queue, plan.remove).await?;
         total -= done.deleted;
     }
     if done.declared > 0 || done.deleted > 0 {
@@ -117,7 +117,7 @@ pub async fn apply(
     done.left = total.saturating_sub(desired);
     if change.destroy && total == 0 {
         tokens.forget(lock);
-        if !lane.delete_tokens(&queue, queue_type(lock)).await? {
+        if !queue::delete_tokens(lane, &queue, queue_type(lock)).await? {
             return Err(unknown(lock, "another client has published one concurrently"));
         }
         return Ok(done);
@@ -125,7 +125,7 @@ pub async fn apply(
     if done.left > 0 {
         drains.start(access, tokens, lock, change.desired);
     }
-    if let Some(ready) = lane.ready(&queue).await? {
+    if let Some(ready) = queue::ready(lane, &queue).await? {
         done.seen = Observed::Counted(seen(total, ready));
     }
     Ok(done)
@@ -154,11 +154,11 @@ async fn add(
         return Err(limited(kept));
     }
     let free = |ready: Option<Ready>| ready.map_or(0, |ready| ready.free);
-    let before = free(lane.ready(&queue).await?);
+    let before = free(queue::ready(lane, &queue).await?);
     let count_of_new = desired.saturating_sub(total);
     let first_id = tokens.new_ids(count_of_new);
-    let accepted = lane.publish_tokens(&queue, first_id, count_of_new).await?;
-    let after = free(lane.ready(&queue).await?);
+    let accepted = queue::publish_tokens(lane, &queue, first_id, count_of_new).await?;
+    let after = free(queue::ready(lane, &queue).await?);
     // Clients may have taken some. The figure of a quorum queue is seconds old.
     let is_certain = after >= before.saturating_add(count_of_new)
         || effects.is_some_and(|effects| !effects.any())

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
 use super::account::{Account, Look};
+use super::queue;
 use crate::amqp::connect::Conn;
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
@@ -155,7 +156,7 @@ pub async fn count(
         let total = total(access, lock).await?;
         // Read after the total, which only this change may modify, so the total is not
         // smaller.
-        let free = lane.ready(&lock.token_queue()).await?.map_or(0, |ready| ready.free);
+        let free = queue::ready(lane, &lock.token_queue()).await?.map_or(0, |ready| ready.free);
         let seen = if total < free {
             tokens.account(lock, Account::begin);
             Look::Again(apart)

@@ -14,9 +14,12 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Lane, Standing, Waiters, exclusive, short};
+use crate::amqp::lane::{Lane, short};
 use crate::error::BrokerError;
 use crate::protocol::hold::{Hold, News};
+use crate::queues::arguments::exclusive;
+use crate::queues::ownership::Standing;
+use crate::queues::wait::Waiters;
 
 /// How long a token is held before its holder is announced. One more queue per short hold
 /// would cost more than the hold itself.

@@ -10,7 +10,7 @@ use futures::stream::{self, StreamExt};
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{Holder, HolderFacts, describe_holders};
 
-use super::queue::DRAIN_TAG;
+use super::queue::{self, DRAIN_TAG};
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError, Owner, QueueConsumer, escaped, read};
 use crate::protocol::holders::{ASK_AGAIN, FORGET, Holders, MAX_OWNERS, OWNERS_AT_ONCE, PATIENCE};
@@ -197,14 +197,16 @@ fn holds(consumer: &QueueConsumer, unacknowledged: &HashMap<String, u32>) -> boo
 /// Counts consumers without a token. `None` without a management API, which would show
 /// the holders.
 pub async fn waiting(access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
-    let queue = lock.token_queue();
-    let Some(ready) = access.publisher().await?.ready(&queue).await? else { return Ok(None) };
+    let name = lock.token_queue();
+    let Some(ready) = queue::ready(&mut access.publisher().await?, &name).await? else {
+        return Ok(None);
+    };
     if ready.consumers == 0 || ready.free > 0 {
         return Ok(Some(0));
     }
     let Some(management) = &access.management else { return Ok(None) };
     let asking =
-        futures::future::try_join(management.consumers_of(&queue), management.unacknowledged());
+        futures::future::try_join(management.consumers_of(&name), management.unacknowledged());
     let Ok((Some(consumers), unacknowledged)) = asking.await else { return Ok(None) };
     let waiting = consumers
         .iter()

@@ -64,118 +64,115 @@ pub fn arguments(queue_type: QueueType, release: (u32, u32)) -> FieldTable {
     arguments
 }
 
-impl Lane {
-    /// Returns the counts of the queue `name`. `None` if the queue is missing.
-    pub async fn ready(&mut self, name: &str) -> Result<Option<Ready>, BrokerError> {
-        match self.look_at(&[name.to_owned()]).await? {
-            Ok(queues) => Ok(queues.first().map(|queue| Ready {
-                free: queue.message_count(),
-                consumers: queue.consumer_count(),
-            })),
-            Err(Refused { code: 404, .. }) => Ok(None),
-            Err(refused) => Err(refused.error),
-        }
+/// Returns the counts of the queue `name`. `None` if the queue is missing.
+pub async fn ready(lane: &mut Lane, name: &str) -> Result<Option<Ready>, BrokerError> {
+    match lane.look_at(&[name.to_owned()]).await? {
+        Ok(queues) => Ok(queues
+            .first()
+            .map(|queue| Ready { free: queue.message_count(), consumers: queue.consumer_count() })),
+        Err(Refused { code: 404, .. }) => Ok(None),
+        Err(refused) => Err(refused.error),
     }
+}
 
-    /// Publishes `count` tokens with ascending ids from `first_id`, and waits for the
-    /// broker's confirms. Returns whether the queue accepted all of them. That does not show
-    /// whether it kept them.
-    pub async fn publish_tokens(
-        &mut self,
-        name: &str,
-        first_id: u64,
-        count: u32,
-    ) -> Result<bool, BrokerError> {
-        // A channel of its own, because pooled channels must not be in confirm mode. In
-        // addition, a channel that knew a queue of that name with another type crashes
-        // when it publishes to this one (3.10), and its connection with it.
-        let mut lane = Self::fresh(self.conn()).await?;
-        let channel = lane.channel().await?;
-        let queue = short(name)?;
-        let ids: Vec<u64> = (first_id..).take(count as usize).collect();
-        let select = channel.confirm_select(ConfirmSelectOptions::default());
-        lane.answer("to confirm.select", name, select).await?.map_err(|r| r.error)?;
-        for ids in ids.chunks(TOGETHER) {
-            let publishing = async {
-                let mut confirms = Vec::with_capacity(ids.len());
-                for id in ids {
-                    confirms.push(publish(&channel, queue.clone(), *id).await?);
-                }
-                futures::future::try_join_all(confirms).await
-            };
-            let confirms = lane.answer("to tokens", name, publishing).await?;
-            for confirm in confirms.map_err(|refused| refused.error)? {
-                match confirm {
-                    Confirmation::Ack(None) => {}
-                    Confirmation::Nack(None) => return Ok(false),
-                    _ => {
-                        let why = "it had no queue for a token".to_owned();
-                        return Err(BrokerError::Protocol { why });
-                    }
+/// Publishes `count` tokens with ascending ids from `first_id`, and waits for the
+/// broker's confirms. Returns whether the queue accepted all of them. That does not show
+/// whether it kept them.
+pub async fn publish_tokens(
+    lane: &mut Lane,
+    name: &str,
+    first_id: u64,
+    count: u32,
+) -> Result<bool, BrokerError> {
+    // A channel of its own, because pooled channels must not be in confirm mode. In
+    // addition, a channel that knew a queue of that name with another type crashes
+    // when it publishes to this one (3.10), and its connection with it.
+    let mut lane = Lane::fresh(lane.conn()).await?;
+    let channel = lane.channel().await?;
+    let queue = short(name)?;
+    let ids: Vec<u64> = (first_id..).take(count as usize).collect();
+    let select = channel.confirm_select(ConfirmSelectOptions::default());
+    lane.answer("to confirm.select", name, select).await?.map_err(|r| r.error)?;
+    for ids in ids.chunks(TOGETHER) {
+        let publishing = async {
+            let mut confirms = Vec::with_capacity(ids.len());
+            for id in ids {
+                confirms.push(publish(&channel, queue.clone(), *id).await?);
+            }
+            futures::future::try_join_all(confirms).await
+        };
+        let confirms = lane.answer("to tokens", name, publishing).await?;
+        for confirm in confirms.map_err(|refused| refused.error)? {
+            match confirm {
+                Confirmation::Ack(None) => {}
+                Confirmation::Nack(None) => return Ok(false),
+                _ => {
+                    let why = "it had no queue for a token".to_owned();
+                    return Err(BrokerError::Protocol { why });
                 }
             }
         }
-        Ok(true)
     }
+    Ok(true)
+}
 
-    /// Takes up to `most` free tokens and removes them permanently. Returns the number
-    /// removed. If interrupted, only the tokens of completed batches are removed.
-    pub async fn remove_free(&mut self, name: &str, most: u32) -> Result<u32, BrokerError> {
-        // A channel of its own, closed at the end, which requeues tokens that were taken
-        // and not acknowledged.
-        let mut lane = Self::fresh(self.conn()).await?;
-        let mut removed = 0;
-        while removed < most {
-            let batch = (most - removed).min(REMOVED_TOGETHER);
-            let taken = lane.remove_batch(name, batch).await?;
-            removed += taken;
-            if taken < batch {
-                break;
-            }
+/// Takes up to `most` free tokens and removes them permanently. Returns the number
+/// removed. If interrupted, only the tokens of completed batches are removed.
+pub async fn remove_free(lane: &mut Lane, name: &str, most: u32) -> Result<u32, BrokerError> {
+    // A channel of its own, closed at the end, which requeues tokens that were taken
+    // and not acknowledged.
+    let mut lane = Lane::fresh(lane.conn()).await?;
+    let mut removed = 0;
+    while removed < most {
+        let batch = (most - removed).min(REMOVED_TOGETHER);
+        let taken = remove_batch(&mut lane, name, batch).await?;
+        removed += taken;
+        if taken < batch {
+            break;
         }
-        Ok(removed)
     }
+    Ok(removed)
+}
 
-    /// Takes and removes up to `most` tokens: all that it took, or none.
-    async fn remove_batch(&mut self, name: &str, most: u32) -> Result<u32, BrokerError> {
-        let channel = self.channel().await?;
-        let (queue, mut taken, mut last) = (short(name)?, 0, None);
-        while taken < most {
-            let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
-            let got = self.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
-            let Some(message) = got else { break };
-            last = Some(message.delivery_tag);
-            taken += 1;
-        }
-        if let Some(last) = last {
-            let ack = channel.basic_ack(last, BasicAckOptions { multiple: true });
-            let proof = channel.basic_qos(0, BasicQosOptions::default());
-            let both = async { futures::try_join!(ack, proof) };
-            self.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
-        }
-        Ok(taken)
+/// Takes and removes up to `most` tokens: all that it took, or none.
+async fn remove_batch(lane: &mut Lane, name: &str, most: u32) -> Result<u32, BrokerError> {
+    let channel = lane.channel().await?;
+    let (queue, mut taken, mut last) = (short(name)?, 0, None);
+    while taken < most {
+        let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
+        let got = lane.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
+        let Some(message) = got else { break };
+        last = Some(message.delivery_tag);
+        taken += 1;
     }
+    if let Some(last) = last {
+        let ack = channel.basic_ack(last, BasicAckOptions { multiple: true });
+        let proof = channel.basic_qos(0, BasicQosOptions::default());
+        let both = async { futures::try_join!(ack, proof) };
+        lane.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
+    }
+    Ok(taken)
+}
 
-    /// Deletes the token queue unless it contains a free token. Its consumers are
-    /// cancelled. Returns `false` if there is a free token.
-    pub async fn delete_tokens(
-        &mut self,
-        name: &str,
-        queue_type: QueueType,
-    ) -> Result<bool, BrokerError> {
-        if self.ready(name).await?.is_some_and(|ready| ready.free > 0) {
-            return Ok(false);
-        }
-        let channel = self.channel().await?;
-        // A quorum queue does not support `if-empty`, and closes the connection.
-        let if_empty = queue_type == QueueType::Classic;
-        let options = QueueDeleteOptions { if_unused: false, if_empty, nowait: false };
-        let deleting = channel.queue_delete(short(name)?, options);
-        match self.answer("to queue.delete", name, deleting).await? {
-            Ok(_) => Ok(true),
-            Err(Refused { code: 406, .. }) => Ok(false),
-            Err(refused) => Err(refused.error),
-        }
+/// Deletes the token queue unless it contains a free token. Its consumers are
+/// cancelled. Returns `false` if there is a free token.
+pub async fn delete_tokens(
+    lane: &mut Lane,
+    name: &str,
+    queue_type: QueueType,
+) -> Result<bool, BrokerError> {
+    if ready(lane, name).await?.is_some_and(|ready| ready.free > 0) {
+        return Ok(false);
+    }
+    let channel = lane.channel().await?;
+    // A quorum queue does not support `if-empty`, and closes the connection.
+    let if_empty = queue_type == QueueType::Classic;
+    let options = QueueDeleteOptions { if_unused: false, if_empty, nowait: false };
+    let deleting = channel.queue_delete(short(name)?, options);
+    match lane.answer("to queue.delete", name, deleting).await? {
+        Ok(_) => Ok(true),
+        Err(Refused { code: 406, .. }) => Ok(false),
+        Err(refused) => Err(refused.error),
     }
 }
 

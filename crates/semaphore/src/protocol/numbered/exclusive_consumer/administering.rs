@@ -6,6 +6,7 @@ use lockkeeper_plan::naming::LockName;
 
 use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
+use crate::queues::{holder, wait};
 use crate::session::change::Change;
 
 /// The message that asks a holder to release soon.
@@ -32,10 +33,10 @@ pub async fn tidy(change: &Change, lane: &mut Lane, to: u32) -> Result<u32, Brok
         let names: Vec<String> = (from..=end).map(|slot| change.lock.holder_queue(slot)).collect();
         change.go_on(lane)?;
         // Usually none is held, or all are missing.
-        if !lane.delete_unused_all(&names).await? {
+        if !holder::delete_unused_all(lane, &names).await? {
             for name in names {
                 change.go_on(lane)?;
-                if !lane.delete_unused(&name).await? {
+                if !holder::delete_unused(lane, &name).await? {
                     held.push(name);
                 }
             }
@@ -51,7 +52,7 @@ async fn tell(change: &Change, lock: &LockName, holders: &[String]) {
     let telling = async {
         let mut publisher = change.access.publisher().await?;
         for queue in holders {
-            publisher.send(queue, DRAIN.as_bytes(), 1, None).await?;
+            wait::send(&mut publisher, queue, DRAIN.as_bytes(), 1, None).await?;
         }
         Ok::<_, BrokerError>(())
     };

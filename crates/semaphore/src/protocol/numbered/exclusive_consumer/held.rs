@@ -14,9 +14,12 @@ use tokio::sync::Mutex;
 
 use super::administering::{DRAIN, REVOKE};
 use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Lane, Standing, Waiters};
+use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 use crate::protocol::hold::{Hold, News};
+use crate::queues::ownership::Standing;
+use crate::queues::wait::Waiters;
+use crate::queues::{ownership, wait};
 
 /// An exclusive consumer and its channel.
 pub struct HeldConsumer {
@@ -73,7 +76,7 @@ impl Hold for HeldConsumer {
         let exists = async {
             let mut lane = Lane::take(&self.conn).await?;
             lane.set_limit(limit);
-            lane.slot_exists(&self.slot_queue).await
+            ownership::slot_exists(&mut lane, &self.slot_queue).await
         };
         let (ours, exists) = futures::join!(ours, exists);
         Ok(match (ours?, exists?) {
@@ -89,7 +92,7 @@ impl Hold for HeldConsumer {
         };
         let channel = lane.channel().await?;
         let cancel = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
-        let waiters = lane.do_and_count(cancel, &self.holder_queue, wait_queue).await?;
+        let waiters = wait::do_and_count(&mut lane, cancel, &self.holder_queue, wait_queue).await?;
         lane.unpin();
         Ok(waiters)
     }

@@ -10,6 +10,7 @@ use lockkeeper_plan::semaphore::HolderFacts;
 use super::administering::revoke_message;
 use crate::management::read;
 use crate::protocol::revoke::{LAGS, Revoke, RevokeError};
+use crate::queues::{holder, wait};
 use crate::session::change::Change;
 
 /// Interval between checks whether a notified holder has released.
@@ -25,7 +26,7 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
     let message = revoke_message(&revoke.what.reason);
     // Only the holder named in the message obeys. The API may not list its successor
     // yet.
-    lane.send(&queue, message.as_bytes(), 1, own_id.as_deref()).await?;
+    wait::send(&mut lane, &queue, message.as_bytes(), 1, own_id.as_deref()).await?;
     let told = tokio::time::Instant::now();
     while told.elapsed() < LAGS {
         match lane.consumers(&queue).await? {
@@ -52,7 +53,7 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
             change.go_on(lane)?;
             lane.delete(&queue).await?;
             if slot <= desired.slots {
-                lane.declare_holder_queue(&queue).await?;
+                holder::declare(lane, &queue).await?;
             }
             Ok(Ok(()))
         }

@@ -1,0 +1,47 @@
+//! Holder queues `C[i]` on a channel: declares them, and removes those without a holder.
+//! The caller decides when.
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+
+use super::arguments::bare_arguments;
+use crate::amqp::lane::{Lane, Refused, short, together};
+use crate::error::BrokerError;
+
+/// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
+///
+/// # Errors
+///
+/// As [`Lane::inspect`].
+pub async fn inspect(lane: &mut Lane, name: &str) -> Result<Option<lapin::Queue>, BrokerError> {
+    lane.inspect(name, QueueDeclareOptions::durable(), bare_arguments()).await
+}
+
+/// Declares the holder queue `name`. An existing queue with other arguments or of
+/// another type results in [`BrokerError::IncompatibleQueue`].
+pub async fn declare(lane: &mut Lane, name: &str) -> Result<(), BrokerError> {
+    lane.declare(name, QueueDeclareOptions::durable(), bare_arguments()).await
+}
+
+/// Deletes those of these queues that have no consumer, sent together. Missing ones
+/// are not an error. Returns `false` if one has a consumer: then some requests were
+/// not processed.
+pub async fn delete_unused_all(lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
+    let Some(last) = names.last() else { return Ok(true) };
+    let channel = lane.channel().await?;
+    let mut deletes = Vec::with_capacity(names.len());
+    for name in names {
+        let options = QueueDeleteOptions { if_unused: true, if_empty: false, nowait: false };
+        deletes.push(channel.queue_delete(short(name)?, options));
+    }
+    let all = together(deletes);
+    match lane.answer("to queue.delete", last, all).await? {
+        Ok(_) => Ok(true),
+        Err(Refused { code: 406, .. }) => Ok(false),
+        Err(refused) => Err(refused.error),
+    }
+}
+
+/// The same for one queue. Returns `false` if it has a consumer and stays.
+pub async fn delete_unused(lane: &mut Lane, name: &str) -> Result<bool, BrokerError> {
+    delete_unused_all(lane, &[name.to_owned()]).await
+}

@@ -1,0 +1,99 @@
+//! Whether a connection owns a slot, by passive declares of its holder queue and the slot
+//! queue. This is the only proof of ownership.
+
+use std::pin::pin;
+use std::slice;
+use std::time::Duration;
+
+use futures::future::{Either, select};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+
+use crate::amqp::lane::{Lane, Refused, short};
+use crate::error::BrokerError;
+
+/// The result of verifying a connection's `B[i]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// `B[i]` belongs to this connection and `A[i]` exists.
+    Held,
+    /// `B[i]` belongs to this connection and `A[i]` is gone: the slot is draining.
+    WithoutSlot,
+    /// `B[i]` is gone or belongs to another connection.
+    Gone,
+}
+
+/// How long a holder waits for the answer about its slot queue after the one about its
+/// holder queue, which is the proof that it holds the slot.
+const FOR_THE_SLOT: Duration = Duration::from_secs(1);
+
+/// Whether this connection still owns `holder` and whether `slot` exists, by passive
+/// declares sent together. This is the only proof of ownership: a publish would show
+/// only that some queue of that name exists. Where nothing is known of the slot, because
+/// its node is down, the slot counts as existing.
+pub async fn verify(lane: &mut Lane, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
+    let channel = lane.channel().await?;
+    lane.count_declares(2);
+    let passive = QueueDeclareOptions::default().passive();
+    let ours = channel.queue_declare(short(holder)?, passive, FieldTable::default());
+    let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+    // In this order: a refusal closes the channel, so the more important request must
+    // have been answered before.
+    let both = async {
+        Ok(match select(pin!(ours), pin!(exists)).await {
+            Either::Left((ours, exists)) => {
+                (ours, tokio::time::timeout(FOR_THE_SLOT, exists).await.ok())
+            }
+            Either::Right((exists, ours)) => (ours.await, Some(exists)),
+        })
+    };
+    let (ours, exists) = match lane.answer("to queue.declare (passive)", holder, both).await? {
+        Ok(answers) => answers,
+        Err(refused) => return Err(refused.error),
+    };
+    match (ours, exists) {
+        (Ok(_), Some(Ok(_))) => Ok(Standing::Held),
+        (Ok(_), Some(Err(error))) => standing_with(lane, &error, slot),
+        (Ok(_), None) => {
+            lane.leave_unanswered(&[slot.to_owned()]);
+            Ok(Standing::Held)
+        }
+        (Err(error), _) => match lane.refused(&error, holder)? {
+            Refused { code: 404 | 405, .. } => Ok(Standing::Gone),
+            refused => Err(refused.error),
+        },
+    }
+}
+
+/// Returns the standing of a holder whose slot queue could not be inspected.
+fn standing_with(
+    lane: &mut Lane,
+    error: &lapin::Error,
+    slot: &str,
+) -> Result<Standing, BrokerError> {
+    match lane.refused(error, slot) {
+        // The slot exists, but its node is down, or it may not be inspected.
+        Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Standing::Held),
+        Ok(Refused { code: 404, .. }) => Ok(Standing::WithoutSlot),
+        Ok(Refused { error, .. }) | Err(error) => Err(error),
+    }
+}
+
+/// Whether the slot queue of a holder exists, by a passive declare. Where nothing is
+/// known of it within a moment, because its node is down, it counts as existing.
+pub async fn slot_exists(lane: &mut Lane, slot: &str) -> Result<bool, BrokerError> {
+    let channel = lane.channel().await?;
+    lane.count_declares(1);
+    let passive = QueueDeclareOptions::default().passive();
+    let looking = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+    let looking = async { Ok(tokio::time::timeout(FOR_THE_SLOT, looking).await) };
+    match lane.answer("to queue.declare (passive)", slot, looking).await? {
+        Ok(Ok(Ok(_))) => Ok(true),
+        Ok(Ok(Err(error))) => Ok(standing_with(lane, &error, slot)? == Standing::Held),
+        Ok(Err(_)) => {
+            lane.leave_unanswered(slice::from_ref(&slot.to_owned()));
+            Ok(true)
+        }
+        Err(refused) => Err(refused.error),
+    }
+}

@@ -1,0 +1,153 @@
+//! Queues with client consumers, on a channel: declares the wait queue, and sends
+//! messages to consumers. The wait queue is never probed by publishing, because that
+//! would wake a client. The caller decides when.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::future::{Either, select};
+use lapin::BasicProperties;
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+
+use super::arguments::classic_arguments;
+use crate::amqp::lane::{Lane, short};
+use crate::error::{BrokerError, refusal_code};
+
+/// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
+/// probes first.
+const WAKE_UP_LIVES: &str = "1000";
+
+/// How long a release waits for the number of waiters after the slot was given back.
+const FOR_THE_COUNT: Duration = Duration::from_secs(1);
+
+/// The waiters of the lock at the time of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiters {
+    /// The broker was not asked.
+    Unknown,
+    /// The lock has no wait queue.
+    NoQueue,
+    /// Number of consumers on the wait queue.
+    Count(u32),
+}
+
+impl From<Option<u32>> for Waiters {
+    fn from(consumers: Option<u32>) -> Self {
+        consumers.map_or(Self::NoQueue, Self::Count)
+    }
+}
+
+/// How long the wait queue of a true mutex stays without use, in milliseconds. No client
+/// deletes it.
+const MUTEX_WAIT_QUEUE_LIVES: i32 = 10_000;
+
+/// Returns the arguments of the wait queue of a true mutex, which its waiters declare. It
+/// is durable.
+pub fn mutex_wait_arguments() -> FieldTable {
+    let mut arguments = classic_arguments();
+    arguments.insert("x-expires".into(), AMQPValue::LongInt(MUTEX_WAIT_QUEUE_LIVES));
+    arguments
+}
+
+/// Inspects the wait queue of that name. `None` if it is missing.
+pub async fn inspect(lane: &mut Lane, name: &str) -> Result<Option<lapin::Queue>, BrokerError> {
+    lane.inspect(name, QueueDeclareOptions::durable(), classic_arguments()).await
+}
+
+/// Declares the wait queue `name`, unless it exists. An existing queue with other
+/// arguments results in [`BrokerError::IncompatibleQueue`], and one whose node is down in
+/// [`BrokerError::NodeDown`]: a declare of it might stay unanswered.
+pub async fn declare(lane: &mut Lane, name: &str) -> Result<(), BrokerError> {
+    match inspect(lane, name).await? {
+        Some(_) => Ok(()),
+        None => lane.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await,
+    }
+}
+
+/// Runs the operation `one` on `queue` and then counts the consumers of `wait_queue`,
+/// sent together. The count is unknown if the wait queue's node is down.
+pub async fn do_and_count<T>(
+    lane: &mut Lane,
+    one: impl Future<Output = Result<T, lapin::Error>>,
+    queue: &str,
+    wait_queue: Option<&str>,
+) -> Result<Waiters, BrokerError> {
+    let channel = lane.channel().await?;
+    let count = async {
+        let Some(name) = wait_queue else { return Ok(Waiters::Unknown) };
+        let passive = QueueDeclareOptions::default().passive();
+        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+        Ok(match looking.await {
+            Ok(queue) => Waiters::Count(queue.consumer_count()),
+            Err(error) => match BrokerError::operating(&error, name) {
+                BrokerError::NodeDown { .. } => Waiters::Unknown,
+                _ if refusal_code(&error) == Some(404) => Waiters::NoQueue,
+                _ => Waiters::Unknown,
+            },
+        })
+    };
+    lane.count_declares(1);
+    let both = async {
+        Ok(match select(pin!(one), pin!(count)).await {
+            Either::Left((done, count)) => {
+                (done, tokio::time::timeout(FOR_THE_COUNT, count).await.ok())
+            }
+            Either::Right((count, one)) => (one.await, Some(count)),
+        })
+    };
+    let (done, count) = match lane.answer("to giving back", queue, both).await? {
+        Ok(answers) => answers,
+        Err(refused) => return Err(refused.error),
+    };
+    if let Err(error) = done {
+        return Err(lane.refused(&error, queue)?.error);
+    }
+    match count {
+        Some(count) => count,
+        None => {
+            lane.leave_unanswered(wait_queue.map(str::to_owned).as_slice());
+            Ok(Waiters::Unknown)
+        }
+    }
+}
+
+/// Sends `count` wake-ups to the wait queue `name`. They may name the `slot` that
+/// became free. If the queue is missing, they are dropped silently. Waiters also poll
+/// from time to time.
+pub async fn wake(
+    lane: &mut Lane,
+    name: &str,
+    count: u32,
+    slot: Option<u32>,
+) -> Result<(), BrokerError> {
+    let slot = slot.map(|slot| slot.to_string());
+    send(lane, name, &[], count, slot.as_deref()).await
+}
+
+/// Sends `count` messages to the consumers of the queue `name`. They expire after a
+/// second without a consumer. `about` is their correlation id.
+pub async fn send(
+    lane: &mut Lane,
+    name: &str,
+    body: &[u8],
+    count: u32,
+    about: Option<&str>,
+) -> Result<(), BrokerError> {
+    let channel = lane.channel().await?;
+    let name = short(name)?;
+    let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
+    if let Some(about) = about {
+        properties = properties.with_correlation_id(short(about)?);
+    }
+    let publishing = async {
+        for _ in 0..count {
+            let properties = properties.clone();
+            let options = BasicPublishOptions::default();
+            let exchange = ShortString::default();
+            channel.basic_publish(exchange, name.clone(), options, body, properties).await?;
+        }
+        Ok(())
+    };
+    lane.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
+}
