@@ -1,4 +1,4 @@
-//! The library for programs: what they need of the other crates, under one name.
+//! The library for programs: the public items of the other crates under one name.
 //!
 #![doc = include_str!("../README.md")]
 //!

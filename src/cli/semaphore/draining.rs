@@ -47,7 +47,7 @@ impl Draining {
             say(stay(target, &seen, slots));
             return Ok(seen);
         }
-        // Before the message: whoever reads it may interrupt.
+        // Before the message: a reader may interrupt at once.
         let mut signals = Signals::listen(&INTERRUPTING)?;
         let units = target.found.units();
         say(format!("waiting for {left} {units} that are held; they go as they are released"));

@@ -1,4 +1,4 @@
-//! A rate limit that permits bursts. See `events` and `link` for what is limited.
+//! A rate limit that permits bursts. See `events` and `link` for its uses.
 
 use std::time::{Duration, Instant};
 

@@ -53,7 +53,7 @@ impl Drop for Holding {
     }
 }
 
-/// The end of a run: a time, or earlier if the run is told to end.
+/// The end of a run: a time, or earlier if the run is stopped.
 #[derive(Clone)]
 struct End {
     at: Instant,
@@ -83,7 +83,7 @@ impl End {
         self.told(|&ending| ending == Some(Ending::AtOnce)).await;
     }
 
-    /// Resolves if the run is told to end in this way. Cancel safe.
+    /// Resolves if the run is stopped in this way. Cancel safe.
     async fn told(&self, how: impl FnMut(&Option<Ending>) -> bool) {
         if self.told.clone().wait_for(how).await.is_err() {
             pending::<()>().await;
@@ -91,7 +91,7 @@ impl End {
     }
 }
 
-/// Runs and records the workload until it is told to end, but not longer than its duration.
+/// Runs and records the workload until it is stopped, but not longer than its duration.
 /// Returns warnings about the implementation's behaviour.
 ///
 /// # Errors

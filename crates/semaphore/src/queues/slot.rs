@@ -1,5 +1,5 @@
-//! Declares, inspects and deletes slot queues, also those of other administrators. See `inspecting`
-//! for the other queues.
+//! Declares, inspects and deletes slot queues, also those of other administrators. The other
+//! queues have modules of their own.
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;

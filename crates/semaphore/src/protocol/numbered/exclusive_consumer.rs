@@ -132,7 +132,7 @@ impl Holding for ExclusiveConsumer {
     }
 
     fn has_separate_holders(&self) -> bool {
-        // A slot's holder queue tells whether it is held, and exists with the slot.
+        // A slot's holder queue shows whether it is held, and exists with the slot.
         false
     }
 
