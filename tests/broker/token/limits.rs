@@ -31,8 +31,8 @@ async fn no_change_succeeds_with_fewer_tokens_than_requested() {
         let limited = BrokerError::TokensLimited { queue, kept, desired: 10 };
         assert_eq!(error, ResizeError::Broker(limited.clone()), "{definition}");
         assert_eq!(make(&broker, &classic(), 10).await.unwrap_err(), limited, "{definition}");
-        // Where a limit shows before, none is published.
-        assert_eq!(total(&vhost).await.unwrap_or(0), 0, "{definition}");
+        // The broker may report the limit of a new queue only after tokens were published.
+        assert!(total(&vhost).await.unwrap_or(0) <= kept, "{definition}");
         let effect = match kept {
             _ if definition.get("message-ttl").is_some() => PolicyEffect::MessagesExpire,
             to => PolicyEffect::LimitsTokens { to },
