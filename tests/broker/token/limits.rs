@@ -1,16 +1,36 @@
 //! Policies that limit the token queue: no change succeeds with fewer tokens than requested.
 
 use futures::future::join_all;
-use lockkeeper_semaphore::{BrokerError, PolicyEffect, ResizeError, ResizeTo, Risk};
+use lockkeeper_semaphore::{
+    Broker, BrokerError, BrokerOptions, PolicyEffect, ResizeError, ResizeTo, Risk,
+};
 use serde_json::{Value, json};
 
 use super::{QUEUE, classic, make, resize, settles_at, total};
 use crate::broker::broker;
+use crate::broker::support::proxy::Proxy;
 use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 async fn set_policy(vhost: &Vhost, definition: &Value) {
     let policy = json!({"pattern": "semaphore$", "definition": definition, "apply-to": "queues"});
     vhost.management.put(&format!("policies/{}/limit", vhost.name), policy).await;
+}
+
+/// Once the API shows the limit, which takes it some seconds for a new queue, no token is
+/// published. Returns the error.
+async fn none_is_published(vhost: &Vhost) -> BrokerError {
+    eventually("the API shows the limit", async || {
+        let shown =
+            vhost.queue(QUEUE).await.map(|queue| queue["effective_policy_definition"].clone());
+        shown.is_some_and(|shown| shown.as_object().is_some_and(|shown| !shown.is_empty()))
+    })
+    .await;
+    let proxy = Proxy::start().await;
+    let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
+    let error = make(&through, &classic(), 10).await.unwrap_err();
+    let sent = proxy.methods();
+    assert!(!sent.iter().any(|sent| sent.name == "basic.publish" && sent.queue == QUEUE));
+    error
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,6 +57,9 @@ async fn no_change_succeeds_with_fewer_tokens_than_requested() {
             _ if definition.get("message-ttl").is_some() => PolicyEffect::MessagesExpire,
             to => PolicyEffect::LimitsTokens { to },
         };
+        if matches!(effect, PolicyEffect::LimitsTokens { .. }) {
+            assert_eq!(none_is_published(&vhost).await, limited, "{definition}");
+        }
         let risk = Risk::Policy { effect, queue: QUEUE.to_owned() };
         // The lists of policies are cached.
         let found = async || self::broker(&vhost).risks(&classic()).await.unwrap().found;
