@@ -94,6 +94,7 @@ pub async fn serve(
         }
     }
     drop(listener);
+    clients.end_silent();
     let all = async { while answers.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_ANSWERS, all).await.is_err() {
         debug!("answers that were not read in time are dropped");

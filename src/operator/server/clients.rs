@@ -79,6 +79,13 @@ impl Clients {
         open.iter().take(excess).for_each(|client| client.end.cancel());
     }
 
+    /// Ends the connections that have not sent their request.
+    pub fn end_silent(&self) {
+        let open = self.open();
+        let silent = open.iter().filter(|client| client.has_asked() == NOTHING);
+        silent.for_each(|client| client.end.cancel());
+    }
+
     /// Returns the connections that are open and not about to end, the oldest first.
     fn open(&self) -> Vec<Arc<Client>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,6 +119,8 @@ mod tests {
         clients.remove(5);
         clients.push(all.admit());
         assert!(ended(&clients).is_empty(), "the place of one that has ended is free");
+        all.end_silent();
+        assert_eq!(ended(&clients).len(), 2, "those without a request");
     }
 
     #[test]
