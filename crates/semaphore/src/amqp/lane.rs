@@ -1,7 +1,7 @@
 //! A pooled channel that runs operations one after the other, each with a time limit:
-//! declare, inspect, delete. Knows no lock: see `queues` for its queues. Channels that the broker closed (405, 406: AMQP's way to
-//! refuse) are replaced, and healthy ones are reused. The caller decides which operation
-//! to run.
+//! declare, inspect, delete. Knows no lock: see `queues` for its queues. Channels that the
+//! broker closed (405, 406: AMQP's way to refuse) are replaced, and healthy ones are
+//! reused. The caller decides which operation to run.
 
 mod inspecting;
 mod leaving;
@@ -10,6 +10,7 @@ mod looking;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future::join_all;
 use lapin::Channel;
 use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{FieldTable, ShortString};
@@ -25,7 +26,7 @@ const MAX_IDLE: usize = 64;
 /// Number of declares after which a channel is retired. lapin keeps the name and
 /// arguments of every declared queue as long as the channel exists (for its recovery,
 /// which is not used). This would grow without limit.
-pub const MAX_DECLARES: u32 = 512;
+const MAX_DECLARES: u32 = 512;
 
 /// The result of a declare that the broker answered.
 #[derive(Debug, PartialEq, Eq)]
@@ -120,7 +121,8 @@ impl Lane {
     }
 
     /// Counts declares that are about to be sent.
-    pub fn count_declares(&mut self, declares: u32) {
+    pub fn count_declares(&mut self, declares: usize) {
+        let declares = u32::try_from(declares).unwrap_or(MAX_DECLARES);
         self.declares = self.declares.saturating_add(declares);
     }
 
@@ -347,13 +349,24 @@ impl IdleLanes {
     }
 }
 
-/// Waits for operations that were sent together on one channel. Returns their answers, or
-/// the error of the first that failed. That one was refused. Later ones only found the
-/// channel closing, and may fail sooner.
-pub async fn together<T>(
-    operations: impl IntoIterator<Item = impl Future<Output = Result<T, lapin::Error>>>,
-) -> Result<Vec<T>, lapin::Error> {
-    futures::future::join_all(operations).await.into_iter().collect()
+/// Prepares one operation for each of these queues, to be sent together on one channel.
+/// Returns their answers, or the error of the first that failed. That one was refused. Later
+/// ones only found the channel closing, and may fail sooner.
+///
+/// # Errors
+///
+/// A name is too long. Then nothing is sent.
+pub fn together<T, O, F>(
+    names: &[String],
+    operation: F,
+) -> Result<impl Future<Output = Result<Vec<T>, lapin::Error>> + use<T, O, F>, BrokerError>
+where
+    O: Future<Output = Result<T, lapin::Error>>,
+    F: Fn(ShortString) -> O,
+{
+    let names = names.iter().map(|name| short(name)).collect::<Result<Vec<_>, _>>()?;
+    let all = join_all(names.into_iter().map(operation));
+    Ok(async { all.await.into_iter().collect() })
 }
 
 /// A refusal that closed only the channel.

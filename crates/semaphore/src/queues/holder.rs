@@ -4,7 +4,7 @@
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 
 use super::arguments::bare_arguments;
-use crate::amqp::lane::{Lane, Refused, short, together};
+use crate::amqp::lane::{Lane, Refused, together};
 use crate::error::BrokerError;
 
 /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
@@ -28,12 +28,8 @@ pub async fn declare(lane: &mut Lane, name: &str) -> Result<(), BrokerError> {
 pub async fn delete_unused_all(lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
     let Some(last) = names.last() else { return Ok(true) };
     let channel = lane.channel().await?;
-    let mut deletes = Vec::with_capacity(names.len());
-    for name in names {
-        let options = QueueDeleteOptions { if_unused: true, if_empty: false, nowait: false };
-        deletes.push(channel.queue_delete(short(name)?, options));
-    }
-    let all = together(deletes);
+    let options = QueueDeleteOptions { if_unused: true, if_empty: false, nowait: false };
+    let all = together(names, |name| channel.queue_delete(name, options))?;
     match lane.answer("to queue.delete", last, all).await? {
         Ok(_) => Ok(true),
         Err(Refused { code: 406, .. }) => Ok(false),

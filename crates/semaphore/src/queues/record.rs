@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 
 use super::arguments::classic_arguments;
-use crate::amqp::lane::{Lane, MAX_DECLARES, short, together};
+use crate::amqp::lane::{Lane, short, together};
 use crate::error::BrokerError;
 
 /// Delivery mode of records, which are as durable as their queue.
@@ -27,13 +27,9 @@ pub async fn inspect(lane: &mut Lane, name: &str) -> Result<Option<lapin::Queue>
 pub async fn declare(lane: &mut Lane, names: &[String]) -> Result<Vec<String>, BrokerError> {
     let Some(first) = names.first() else { return Ok(Vec::new()) };
     let channel = lane.channel().await?;
-    lane.count_declares(u32::try_from(names.len()).unwrap_or(MAX_DECLARES));
-    let mut declares = Vec::with_capacity(names.len());
-    for name in names {
-        let options = QueueDeclareOptions::durable();
-        declares.push(channel.queue_declare(short(name)?, options, record_arguments()));
-    }
-    let all = together(declares);
+    lane.count_declares(names.len());
+    let durable = QueueDeclareOptions::durable();
+    let all = together(names, |name| channel.queue_declare(name, durable, record_arguments()))?;
     let queues =
         lane.answer("to queue.declare", first, all).await?.map_err(|refused| refused.error)?;
     let empty = names.iter().zip(queues).filter(|(_, queue)| queue.message_count() == 0);
@@ -75,11 +71,8 @@ pub async fn seed(lane: &mut Lane, names: &[String], record: &[u8]) -> Result<()
 pub async fn delete_all(lane: &mut Lane, names: &[String]) -> Result<(), BrokerError> {
     let Some(first) = names.first() else { return Ok(()) };
     let channel = lane.channel().await?;
-    let mut deletes = Vec::with_capacity(names.len());
-    for name in names {
-        deletes.push(channel.queue_delete(short(name)?, QueueDeleteOptions::default()));
-    }
-    let all = together(deletes);
+    let options = QueueDeleteOptions::default();
+    let all = together(names, |name| channel.queue_delete(name, options))?;
     lane.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
 }
 

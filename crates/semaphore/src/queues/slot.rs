@@ -6,7 +6,7 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::Profile;
 
 use super::arguments::{bare_arguments, exclusive_arguments};
-use crate::amqp::lane::{Lane, MAX_DECLARES, short, together};
+use crate::amqp::lane::{Lane, together};
 use crate::error::BrokerError;
 
 /// Declares the slot queue `name` with the properties of `profile`. In profile Guideline,
@@ -77,14 +77,11 @@ async fn adopt(
 pub async fn check(lane: &mut Lane, names: &[String], profile: Profile) -> Result<(), BrokerError> {
     let Some(first) = names.first() else { return Ok(()) };
     let channel = lane.channel().await?;
-    lane.count_declares(u32::try_from(names.len()).unwrap_or(MAX_DECLARES));
-    let mut declares = Vec::with_capacity(names.len());
-    for name in names {
-        let (options, arguments) = slot_queue(profile);
-        let arguments = lane.conn().features.arguments(arguments);
-        declares.push(channel.queue_declare(short(name)?, options, arguments));
-    }
-    let all = together(declares);
+    lane.count_declares(names.len());
+    let (options, arguments) = slot_queue(profile);
+    let arguments = lane.conn().features.arguments(arguments);
+    let declare = |name| channel.queue_declare(name, options, arguments.clone());
+    let all = together(names, declare)?;
     lane.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
 }
 
@@ -96,13 +93,9 @@ pub async fn delete_missing(lane: &mut Lane, names: &[String]) -> Result<(), Bro
         return Ok(());
     }
     let channel = lane.channel().await?;
-    let mut deletes = Vec::with_capacity(names.len());
-    for name in names {
-        // With if-unused and if-empty, in case it exists after all.
-        let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
-        deletes.push(channel.queue_delete(short(name)?, options));
-    }
-    let all = together(deletes);
+    // With if-unused and if-empty, in case it exists after all.
+    let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
+    let all = together(names, |name| channel.queue_delete(name, options))?;
     lane.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
 }
 

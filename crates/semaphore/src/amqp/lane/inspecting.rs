@@ -9,8 +9,8 @@ use crate::error::BrokerError;
 
 impl Lane {
     /// Inspects the queue of that name. `None` if it is missing. Sends a passive declare
-    /// followed by the declare that compares arguments. If the queue is missing, the former closes the channel, and the broker ignores everything
-    /// sent after it.
+    /// followed by the declare that compares arguments. If the queue is missing, the former
+    /// closes the channel, and the broker ignores everything sent after it.
     ///
     /// # Errors
     ///

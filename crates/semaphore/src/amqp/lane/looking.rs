@@ -5,7 +5,7 @@
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::{Declared, Lane, MAX_DECLARES, Refused, short, together};
+use super::{Declared, Lane, Refused, together};
 use crate::error::BrokerError;
 
 impl Lane {
@@ -32,14 +32,11 @@ impl Lane {
         }
         self.check_answered(names)?;
         let channel = self.channel().await?;
-        self.count_declares(u32::try_from(names.len()).unwrap_or(MAX_DECLARES));
-        let mut looks = Vec::with_capacity(names.len());
-        for name in names {
-            let passive = QueueDeclareOptions::default().passive();
-            looks.push(channel.queue_declare(short(name)?, passive, FieldTable::default()));
-        }
+        self.count_declares(names.len());
+        let passive = QueueDeclareOptions::default().passive();
+        let look = |name| channel.queue_declare(name, passive, FieldTable::default());
         let what = "to queue.declare (passive)";
-        self.answer_of_queues(what, names, together(looks)).await
+        self.answer_of_queues(what, names, together(names, look)?).await
     }
 
     /// Returns the number of consumers of the queue `name`. `None` if it is missing or
