@@ -59,24 +59,12 @@ impl Broker {
         cancel: &CancellationToken,
     ) -> Result<Converged, BrokerError> {
         let sweep_to = sweep_to.max(desired.slots);
-        let mut deleted = 0;
-        let mut done = loop {
+        let change = || {
             let mut change = self.change(lock, desired, cancel)?;
             change.thorough = thorough;
-            let handle = Arc::clone(self.handle());
-            let work = change.run(move |change, lane| {
-                async move { handle.administered(&change.lock)?.apply(change, lane, sweep_to).await }
-                    .boxed()
-            });
-            match work.await {
-                Err(error) if error.is_limit_of_queues() => {
-                    let change = self.change(lock, desired, cancel)?;
-                    deleted += self.make_room(&change, sweep_to).await?.ok_or(error)?;
-                }
-                done => break done?,
-            }
+            Ok(change)
         };
-        done.deleted += deleted;
+        let done = self.apply(change, Some(sweep_to)).await?;
         self.tell_waiters(lock, &done).await;
         Ok(done)
     }
@@ -104,14 +92,25 @@ impl Broker {
         let change = || {
             let mut change = self.change(lock, none, cancel)?;
             change.destroy = true;
-            Ok::<_, BrokerError>(change)
+            Ok(change)
         };
+        self.apply(change, mark.map(|mark| sweep_to(none, mark))).await
+    }
+
+    /// Applies this change under the admin mutex, after a sweep to `swept_to`. If `None`, the
+    /// high-water mark is searched. While the broker's limit on queues leaves none for the
+    /// mutex, deletes one surplus slot before.
+    async fn apply(
+        &self,
+        change: impl Fn() -> Result<Change, BrokerError>,
+        swept_to: Option<u32>,
+    ) -> Result<Converged, BrokerError> {
         let mut deleted = 0;
         loop {
             let handle = Arc::clone(self.handle());
             let work = change()?.run(move |change, lane| {
                 async move {
-                    let to = end_of_sweep(&handle, change, mark).await?;
+                    let to = end_of_sweep(&handle, change, swept_to).await?;
                     handle.administered(&change.lock)?.apply(change, lane, to).await
                 }
                 .boxed()
@@ -119,7 +118,7 @@ impl Broker {
             match work.await {
                 Err(error) if error.is_limit_of_queues() => {
                     let change = change()?;
-                    let to = end_of_sweep(self.handle(), &change, mark).await?;
+                    let to = end_of_sweep(self.handle(), &change, swept_to).await?;
                     deleted += self.make_room(&change, to).await?.ok_or(error)?;
                 }
                 done => {
@@ -193,17 +192,17 @@ impl Broker {
     }
 }
 
-/// Returns the end of the sweep of a removal. Searches the high-water mark if it is not given.
+/// Returns the end of the sweep. Searches the high-water mark if it is not given.
 async fn end_of_sweep(
     handle: &Handle,
     change: &Change,
-    mark: Option<u32>,
+    swept_to: Option<u32>,
 ) -> Result<u32, BrokerError> {
+    if let Some(swept_to) = swept_to {
+        return Ok(swept_to);
+    }
     let (access, overshoot) = (&change.access, change.desired.overshoot);
     let protocol = handle.administered(&change.lock)?;
-    let mark = match mark {
-        Some(mark) => mark,
-        None => protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0),
-    };
+    let mark = protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0);
     Ok(sweep_to(change.desired, mark))
 }
