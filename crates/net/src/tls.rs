@@ -9,15 +9,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-/// The certificates of a connection, as PEM.
-#[derive(Clone, Copy)]
-pub struct Certificates<'a> {
-    /// The CAs that may have signed the server's certificate. `None`: those that the machine
-    /// trusts.
-    pub authorities: Option<&'a str>,
-    /// The client's certificate with its chain, and its private key.
-    pub client: Option<(&'a str, &'a str)>,
-}
+/// The certificates of a connection, as PEM: the CAs that may have signed the server's
+/// certificate (`None`: those that the machine trusts), and the client's certificate with its
+/// chain and its private key.
+pub type Certificates<'a> = (Option<&'a str>, Option<(&'a str, &'a str)>);
 
 /// Builds the rustls configuration for these certificates, always with the ring provider.
 /// Without certificates, no server is trusted.
@@ -27,7 +22,7 @@ pub struct Certificates<'a> {
 /// The cause, in words of rustls, which never contain the text of a certificate or key.
 pub fn client_config(certificates: Option<Certificates<'_>>) -> Result<Arc<ClientConfig>, String> {
     let mut roots = RootCertStore::empty();
-    match certificates.map(|certificates| certificates.authorities) {
+    match certificates.map(|(authorities, _)| authorities) {
         None => {}
         Some(Some(pem)) => {
             for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
@@ -50,7 +45,7 @@ pub fn client_config(certificates: Option<Certificates<'_>>) -> Result<Arc<Clien
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots);
-    let Some((chain, key)) = certificates.and_then(|certificates| certificates.client) else {
+    let Some((chain, key)) = certificates.and_then(|(_, client)| client) else {
         return Ok(Arc::new(builder.with_no_client_auth()));
     };
     let chain = CertificateDer::pem_slice_iter(chain.as_bytes())

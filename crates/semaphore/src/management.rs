@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use lockkeeper_net::tls::client_config;
 use lockkeeper_plan::clean_text;
-use lockkeeper_plan::connection::{ManagementSettings, RabbitmqSettings};
+use lockkeeper_plan::connection::{ManagementSettings, RabbitmqSettings, TlsSettings};
 use lockkeeper_plan::semaphore::HolderFacts;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::ClientConfig;
@@ -28,7 +28,6 @@ pub use self::answer::Texts;
 use self::answer::{List, MAX_ANSWER, NoAnswer, REQUEST_TIMEOUT, Turn, root_cause};
 pub use self::closing::Closed;
 pub use self::error::ManagementError;
-use crate::amqp::endpoint::certificates;
 
 /// Number of queues per page, the API's maximum.
 const PAGE: usize = 500;
@@ -182,7 +181,7 @@ impl Management {
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
         let management = settings.management.clone()?;
         // Also for http, for which reqwest would use the process's default provider.
-        let tls = client_config(management.tls.as_ref().map(certificates))
+        let tls = client_config(management.tls.as_ref().map(TlsSettings::expose))
             .map_err(|why| clean_text(&why, 256));
         let client = tls.and_then(|tls| {
             // A redirect may lead anywhere, and would be followed with the password.

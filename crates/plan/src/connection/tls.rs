@@ -27,6 +27,16 @@ pub struct ClientCertificate {
     pub key: SecretString,
 }
 
+impl TlsSettings {
+    /// Returns the authorities, and the client's certificate and key. The key is a secret.
+    #[must_use]
+    pub fn expose(&self) -> (Option<&str>, Option<(&str, &str)>) {
+        let client = self.client.as_ref();
+        let client = client.map(|client| (client.chain.as_str(), client.key.expose_secret()));
+        (self.authorities.as_deref(), client)
+    }
+}
+
 // Shows which certificates are set, without their content.
 impl fmt::Debug for TlsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

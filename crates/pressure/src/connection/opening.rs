@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lockkeeper_net::tls::{Certificates, client_config};
+use lockkeeper_net::tls::client_config;
 use lockkeeper_plan::clean_text;
 use lockkeeper_plan::connection::{RedisSettings, SentinelSettings, TlsSettings};
 use lockkeeper_plan::pressure_queue::doctor::OWN_CONNECTIONS;
@@ -211,7 +211,7 @@ impl Opener {
     }
 
     fn tls(&self, settings: &TlsSettings) -> Result<Arc<ClientConfig>, StoreError> {
-        let made = self.tls.get_or_init(|| client_config(Some(certificates(settings))));
+        let made = self.tls.get_or_init(|| client_config(Some(settings.expose())));
         let cleaned =
             |why: String| StoreError::CertificateRefused { detail: clean_text(&why, 256) };
         made.clone().map_err(cleaned)
@@ -290,13 +290,4 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
     Ok(())
-}
-
-/// The certificates of these settings, for `net`, which does not know the settings.
-fn certificates(tls: &TlsSettings) -> Certificates<'_> {
-    let client = tls.client.as_ref();
-    Certificates {
-        authorities: tls.authorities.as_deref(),
-        client: client.map(|client| (client.chain.as_str(), client.key.expose_secret())),
-    }
 }

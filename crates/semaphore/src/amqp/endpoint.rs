@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lockkeeper_net::opening::Gate;
-use lockkeeper_net::tls::{Certificates, client_config};
+use lockkeeper_net::tls::client_config;
 use lockkeeper_plan::clean_text;
-use lockkeeper_plan::connection::{RabbitmqSettings, TlsSettings};
+use lockkeeper_plan::connection::RabbitmqSettings;
 use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
@@ -73,20 +73,11 @@ impl Endpoint {
     /// Returns the TLS configuration. `None` for an unencrypted connection.
     pub fn tls(&self) -> Result<Option<Arc<ClientConfig>>, BrokerError> {
         let Some(tls) = &self.settings.tls else { return Ok(None) };
-        let made = self.connector.get_or_init(|| client_config(Some(certificates(tls))));
+        let made = self.connector.get_or_init(|| client_config(Some(tls.expose())));
         made.clone()
             .map(Some)
             .map_err(|why| clean_text(&why, 256))
             .map_err(|why| BrokerError::CertificateRefused { endpoint: self.address(), why })
-    }
-}
-
-/// The certificates of these settings, for `net`, which does not know the settings.
-pub fn certificates(tls: &TlsSettings) -> Certificates<'_> {
-    let client = tls.client.as_ref();
-    Certificates {
-        authorities: tls.authorities.as_deref(),
-        client: client.map(|client| (client.chain.as_str(), client.key.expose_secret())),
     }
 }
 
