@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use self::ending::unguarded;
 pub use self::ending::{Drain, SemaphoreGuard};
 pub use self::protocol::{Profile, Protocol, QueueType, Token};
-pub use self::status::{HolderStatus, SemaphoreStatus};
+pub use self::status::{HolderStatus, SemaphoreStatus, to_i32};
 use super::{DeletionPolicy, SecretReference};
 
 /// Maximum number of holders listed in a status. The counts cover all of them (hazard K10).
@@ -355,5 +355,5 @@ fn delete() -> DeletionPolicy {
 }
 
 fn default_overshoot() -> i32 {
-    i32::try_from(DEFAULT_OVERSHOOT).unwrap_or(i32::MAX)
+    to_i32(DEFAULT_OVERSHOOT)
 }

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use lockkeeper_api::conditions::{READY, RECONCILING, Say, find, reason};
-use lockkeeper_api::semaphore::MAX_LISTED_HOLDERS;
+use lockkeeper_api::semaphore::{MAX_LISTED_HOLDERS, to_i32};
 use lockkeeper_api::validate::ValidSemaphore;
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
 use lockkeeper_plan::semaphore::{
@@ -14,7 +14,7 @@ use lockkeeper_plan::semaphore::{
 use lockkeeper_semaphore::{Broker, BrokerError, Converged};
 
 use super::state::{Observation, SemaphoreState};
-use super::status::{in_sync_message, to_i32};
+use super::status::in_sync_message;
 use crate::operator::context::Context;
 use crate::operator::error::StepError;
 use crate::operator::kind::{ReportedStatus, Session};

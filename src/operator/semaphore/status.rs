@@ -3,7 +3,7 @@
 
 use kube::ResourceExt;
 use lockkeeper_api::conditions::{DRAINED, SATURATED, Say, UNSAFE, reason};
-use lockkeeper_api::semaphore::HolderStatus;
+use lockkeeper_api::semaphore::{HolderStatus, to_i32};
 use lockkeeper_api::validate::{self, ValidSemaphore};
 use lockkeeper_api::{GROUP, Semaphore, SemaphoreStatus};
 use lockkeeper_plan::clean_text;
@@ -156,10 +156,6 @@ fn summary(holders: &[HolderStatus], all: usize) -> String {
         more if shown == 0 => format!("+{more}"),
         more => format!("{text}, +{more}"),
     }
-}
-
-pub(super) fn to_i32(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

@@ -98,21 +98,18 @@ pub struct HolderStatus {
     pub draining: bool,
 }
 
+/// Converts a number of slots, or of one, for a status.
+#[must_use]
+pub fn to_i32(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
 impl From<&Holder> for HolderStatus {
     fn from(holder: &Holder) -> Self {
         // Without `..`, so that each new field of a holder must be shown or omitted here
         // explicitly.
         let Holder { id, slot, identity, reason, url, since, connection, draining } =
             holder.clone();
-        Self {
-            id,
-            slot: slot.map(|slot| i32::try_from(slot).unwrap_or(i32::MAX)),
-            identity,
-            reason,
-            url,
-            since,
-            connection,
-            draining,
-        }
+        Self { id, slot: slot.map(to_i32), identity, reason, url, since, connection, draining }
     }
 }
