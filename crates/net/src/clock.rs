@@ -18,8 +18,8 @@ const SLICE: Duration = Duration::from_millis(500);
 ///
 /// It excludes the time during which a hypervisor pauses a virtual machine, and the time
 /// between a snapshot and its restoration. The guest's clocks stand still then.
-/// `Permit::is_valid` may therefore be true right after such a
-/// pause, until a closed connection or the next verification shows the loss.
+/// `Permit::is_valid` may therefore be true right after such a pause, until a closed
+/// connection or the next verification shows the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(Duration);
 

@@ -5,5 +5,3 @@ pub mod clock;
 pub mod opening;
 pub mod process_limit;
 pub mod tls;
-
-pub use clock::Moment;

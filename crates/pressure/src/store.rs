@@ -27,7 +27,7 @@ use super::{StoreError, scripts};
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper_pressure::{Deletion, QueueEffect};
+/// use lockkeeper_client::pressure::{Deletion, QueueEffect};
 /// use lockkeeper_client::{QueueName, RedisSettings, Store, StoreOptions};
 ///
 /// let settings = RedisSettings::from_url("redis://:secret@redis:6379/0")?;

@@ -34,7 +34,7 @@ impl Queue {
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-    /// use lockkeeper_pressure::{Queue, QueueError, Wait};
+    /// use lockkeeper_client::pressure::{Queue, QueueError, Wait};
     ///
     /// let queue = Queue::from_env("frames")?;
     /// loop {

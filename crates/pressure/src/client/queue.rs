@@ -46,7 +46,7 @@ pub(super) struct Putting {
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper_pressure::{Queue, QueueError, Wait};
+/// use lockkeeper_client::pressure::{Queue, QueueError, Wait};
 ///
 /// let queue = Queue::from_env("frames")?;
 /// queue.create(10).await?;

@@ -28,7 +28,7 @@ use crate::session::access::{Access, BrokerOptions};
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper_semaphore::{BrokerOptions, ResizeTo, DesiredSlots};
+/// use lockkeeper_client::semaphore::{BrokerOptions, ResizeTo, DesiredSlots};
 /// use lockkeeper_client::{Broker, LockName, RabbitmqSettings};
 /// use tokio_util::sync::CancellationToken;
 ///
