@@ -74,7 +74,8 @@ impl BrokerError {
                 ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
                     Self::Protocol { why: words(error) }
                 }
-                ErrorKind::InvalidConnectionState(_) => {
+                // lapin marks the channels of a closed connection before the connection itself.
+                ErrorKind::InvalidConnectionState(_) | ErrorKind::InvalidChannelState(..) => {
                     Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
                 }
                 ErrorKind::IOError(cause) => Self::of_violation(cause)

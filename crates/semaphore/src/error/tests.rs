@@ -57,3 +57,14 @@ fn a_text_from_the_broker_can_not_carry_control_characters() {
     let shown = BrokerError::operating(&nasty, "q\n").to_string();
     assert!(!shown.chars().any(char::is_control), "{shown:?}");
 }
+
+#[test]
+fn an_operation_that_finds_its_connection_closed_does_not_hide_the_cause() {
+    for kind in [
+        ErrorKind::InvalidConnectionState(lapin::ConnectionState::Error),
+        ErrorKind::InvalidChannelState(lapin::ChannelState::Error, "basic.publish"),
+    ] {
+        let error = BrokerError::operating(&kind.into(), "jobs-1-A");
+        assert!(error.is_closed_before(), "{error}");
+    }
+}
