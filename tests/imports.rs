@@ -25,12 +25,20 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
     (
         "operator",
         &[
-            &["error", "events", "fetch", "defaults", "memory", "metrics", "turns"],
+            &["error", "events", "fetch", "defaults", "state", "metrics", "concurrency"],
             &["context", "outcome"],
             &["kind"],
-            &["limits", "names", "proofs", "kind_context", "owners", "report", "watched"],
+            &[
+                "quota",
+                "names",
+                "same_server",
+                "kind_context",
+                "conflict",
+                "status_writer",
+                "object_metrics",
+            ],
             &["semaphore", "pressure_queue", "reconcile", "cleanup"],
-            &["work", "leaving"],
+            &["work", "unwatched"],
         ],
     ),
 ];

@@ -38,7 +38,7 @@ pub(super) struct Acquire {
     #[arg(long, value_name = "WHY")]
     reason: Option<String>,
 
-    /// Link with more information, for example to the page of a build; truncated to 500
+    /// URL with more information, for example to the page of a build; truncated to 500
     /// bytes
     #[arg(long, value_name = "URL")]
     link: Option<String>,

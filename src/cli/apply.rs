@@ -9,10 +9,10 @@ use lockkeeper_semaphore::Broker;
 use tokio_util::sync::CancellationToken;
 
 use super::common::say;
+use super::confirm::confirmed;
 use super::failure::Failure;
 use super::output::Format;
 use super::plan::{Plan, Shown, Step, Wanted, Work, store_failed};
-use super::question::confirmed;
 use super::semaphore::target::failed;
 use super::validate::INVALID;
 

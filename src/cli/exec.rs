@@ -4,9 +4,9 @@
 //! for the one that becomes the command.
 
 mod asking;
-mod fate;
 mod guardian;
 mod on_lost;
+mod outcome;
 mod pipes;
 mod running;
 mod starter;
@@ -20,7 +20,7 @@ use tracing::{Instrument, debug_span};
 
 pub(super) use asking::{Answer, SOCKET, ask};
 
-use self::fate::Fate;
+use self::outcome::Outcome;
 use self::running::Guardian;
 use super::acquire::{Acquire, GIVEN_UP};
 use super::common::runtime;
@@ -55,7 +55,7 @@ pub struct Arguments {
     acquire: Acquire,
 
     #[command(flatten)]
-    fate: Fate,
+    outcome: Outcome,
 
     /// Command and its arguments; they are not interpreted by a shell
     #[arg(last = true, required = true, value_name = "COMMAND", help_heading = None)]
@@ -80,7 +80,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 async fn exec(arguments: &Arguments, signals: &mut Signals) -> Result<(), Failure> {
     let start = async {
-        let guardian = Guardian::start(&arguments.command, &arguments.fate).await?;
+        let guardian = Guardian::start(&arguments.command, &arguments.outcome).await?;
         match arguments.acquire.take(&arguments.target).await {
             Ok(acquired) => Ok((guardian, acquired)),
             Err(failure) => {
@@ -97,7 +97,7 @@ async fn exec(arguments: &Arguments, signals: &mut Signals) -> Result<(), Failur
             return Err(Failure::new(Failure::signalled(signal as i32), message));
         }
     };
-    let code = running::run(guardian, &arguments.fate, &found, permit, signals).await?;
+    let code = running::run(guardian, &arguments.outcome, &found, permit, signals).await?;
     client.close().await;
     Err(Failure::silent(code))
 }

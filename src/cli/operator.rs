@@ -14,7 +14,7 @@ use super::common::{duration, runtime};
 use super::failure::Failure;
 use super::signals::{INTERRUPTING, Signals};
 use super::telemetry::{self, LogFormat};
-use crate::operator::context::Rhythm;
+use crate::operator::context::Intervals;
 use crate::operator::defaults::DefaultSources;
 use crate::operator::leader::LeaderElection;
 use crate::operator::{Options, run as run_operator};
@@ -203,7 +203,7 @@ fn options(arguments: Arguments) -> Result<Options, Failure> {
             .collect(),
         watch_labels: arguments.watch_label_selector.filter(|selector| !selector.is_empty()),
         defaults,
-        rhythm: Rhythm {
+        intervals: Intervals {
             observe: arguments.observe_interval.min(arguments.drift_interval),
             drift: arguments.drift_interval,
             repair_idle: arguments.repair_idle,

@@ -1,16 +1,16 @@
 //! `lockkeeper plan`: shows what manifests would change on their servers, without
-//! Kubernetes. See `live` for the comparison and `shown` for the output.
+//! Kubernetes. See `live` for the comparison and `render` for the output.
 
 mod live;
+mod render;
 mod servers;
-mod shown;
 
 use std::collections::HashMap;
 
 use self::live::look;
 pub(super) use self::live::{Step, Work, store_failed};
+pub(super) use self::render::{Plan, Shown};
 use self::servers::{Resolver, Servers};
-pub(super) use self::shown::{Plan, Shown};
 use super::common::say;
 use super::failure::Failure;
 use super::manifest::{Checker, Files, Manifest, Object, Unreadable};

@@ -7,14 +7,14 @@ mod delete;
 mod doctor;
 mod get;
 mod job;
-mod outlet;
 mod progress;
 mod put;
-mod reading;
-mod rescue;
-mod returning;
+mod return_elements;
 mod run;
+mod spill_file;
 mod stat;
+mod stdin;
+mod stdout;
 mod unread;
 mod verbs;
 

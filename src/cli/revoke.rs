@@ -13,9 +13,9 @@ use lockkeeper_plan::clean_text;
 use serde_json::json;
 
 use super::common::{duration, say};
+use super::confirm::confirmed;
 use super::failure::Failure;
 use super::kubernetes::{FoundObject, Kubernetes};
-use super::question::confirmed;
 use super::target;
 use super::within::within;
 

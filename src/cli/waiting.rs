@@ -145,7 +145,7 @@ impl Drop for Line {
 async fn who_holds(broker: &Broker, found: &FoundLock) -> String {
     let lock = &found.name;
     let observed = async {
-        let mark = broker.find_mark(lock, DEFAULT_OVERSHOOT).await?;
+        let mark = broker.find_highest_slot(lock, DEFAULT_OVERSHOOT).await?;
         broker.observe(lock, mark.unwrap_or(0), mark.unwrap_or(0)).await
     };
     let seen = match observed.await {

@@ -13,14 +13,14 @@ use lockkeeper_pressure::StoreError;
 use lockkeeper_semaphore::BrokerError;
 use tracing::{info, warn};
 
+use super::conflict;
 use super::context::Context;
 use super::error::{ReconcileError, StepError, growing, pause};
 use super::fetch::FetchError;
 use super::kind::{Ending, Kind, ReportedStatus, Session, StateOf};
 use super::kind_context::KindContext;
-use super::outcome::{Note, Outcome, Removal, Report};
-use super::owners;
-use super::report::{publish, report};
+use super::outcome::{EventRecord, Outcome, Removal, Report};
+use super::status_writer::{publish, report};
 
 /// Number of attempts on a server that responds but fails, if its settings are gone for
 /// good. Several are needed because deleting a thousand objects together loads a broker.
@@ -61,7 +61,7 @@ async fn remove<K: Kind>(
     };
     let namespace = object.namespace().unwrap_or_default();
     let was_connected = object.status().is_some_and(|status| status.backend().is_some());
-    if let (false, Err(over)) = (was_connected, kind.demands.check(object)) {
+    if let (false, Err(over)) = (was_connected, kind.quota.check(object)) {
         return Ok(Removal::NotOurs(over.to_string()));
     }
     let (connected, fetch_error) = match K::connect(&ctx.connections, &namespace, &valid).await {
@@ -71,7 +71,7 @@ async fn remove<K: Kind>(
             None => return without_connection(ctx, object, error, was_connected).await,
         },
     };
-    if let Some(owner) = owners::claim(kind, object, &valid, &connected).await {
+    if let Some(owner) = conflict::claim(kind, object, &valid, &connected).await {
         return Ok(Removal::NotOurs(format!("the {} belongs to {owner}", K::THING)));
     }
     let old = object.status().cloned().unwrap_or_default();
@@ -198,7 +198,7 @@ async fn settle<K: Kind>(
             ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
                 let message = format!("Let go without touching the server: {why}");
-                publish(ctx, object, &Note::new(true, "ForceFinalized", message)).await;
+                publish(ctx, object, &EventRecord::new(true, "ForceFinalized", message)).await;
             }
             return Ok(());
         }
@@ -234,12 +234,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::operator::memory::Memory;
+    use crate::operator::state::ObjectState;
 
     #[test]
     fn a_deletion_that_waits_looks_less_and_less_often_until_something_changes() {
         let soon = Duration::from_millis(250);
-        let mut memory = Memory::<(), ()>::default();
+        let mut memory = ObjectState::<(), ()>::default();
         let mut pauses =
             |what: &str| (0..10).map(|_| growing(soon, memory.waits_for(what))).collect::<Vec<_>>();
         for what in ["the producer a and the consumer b", "the consumer b"] {

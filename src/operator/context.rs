@@ -15,7 +15,7 @@ use super::reduced::Reduced;
 
 /// Intervals of observation.
 #[derive(Clone, Copy, Debug)]
-pub struct Rhythm {
+pub struct Intervals {
     /// Maximum time between two observations of the holders of a semaphore, or of a
     /// queue.
     pub observe: Duration,
@@ -25,7 +25,7 @@ pub struct Rhythm {
     pub repair_idle: Duration,
 }
 
-impl Rhythm {
+impl Intervals {
     /// Returns the maximum age of the last sweep: a sweep runs if it is due before the
     /// next observation.
     #[must_use]
@@ -43,7 +43,7 @@ pub struct Context {
     /// Connections to brokers and stores.
     pub connections: Connections,
     /// Intervals of observation.
-    pub rhythm: Rhythm,
+    pub intervals: Intervals,
     /// Metrics of `/metrics`.
     pub metrics: Metrics,
     /// Start time of the operator, for durations of observation.

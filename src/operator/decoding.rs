@@ -9,11 +9,11 @@ use kube::runtime::reflector::{ObjectRef, Store as Cache};
 use kube::runtime::watcher::Event;
 
 use super::kind::Kind;
-use super::memory::{Place, place};
 use super::metrics::Metrics;
 use super::reduced::Reduced;
+use super::state::{Place, place};
 
-/// Turns the events of one watch into events about readable objects.
+/// Converts the events of one watch into events about readable objects.
 pub struct Decoder<K: Kind> {
     /// The cache that the events are applied to.
     cache: Cache<K>,

@@ -1,5 +1,5 @@
 //! Publishes events at a limited rate: a change of a thousand objects is a thousand
-//! events, which must not delay the status writes of other objects. See `report` for
+//! events, which must not delay the status writes of other objects. See `status_writer` for
 //! which events are published.
 
 use std::time::{Duration, Instant};

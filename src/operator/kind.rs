@@ -12,7 +12,7 @@ use kube::core::object::HasStatus;
 use kube::{Resource, ResourceExt};
 use lockkeeper_api::DeletionPolicy;
 use lockkeeper_api::conditions::reason::CONFLICT;
-use lockkeeper_api::conditions::{STALLED, Say, find};
+use lockkeeper_api::conditions::{ConditionUpdate, STALLED, find};
 use lockkeeper_api::validate::{DefaultRules, SpecError};
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::quota::Demand;
@@ -20,15 +20,15 @@ use prometheus_client::encoding::DescriptorEncoder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::concurrency::Connection;
 use super::context::Context;
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
-use super::memory::Memory;
 use super::outcome::{Applied, Removal};
-use super::turns::Connection;
+use super::state::ObjectState;
 
 /// State of one object of a kind between two reconciles.
-pub type StateOf<K> = Memory<<K as HasStatus>::Status, <K as Kind>::State>;
+pub type StateOf<K> = ObjectState<<K as HasStatus>::Status, <K as Kind>::State>;
 
 /// A kind of resource that the operator reconciles into a server.
 pub trait Kind:
@@ -119,7 +119,7 @@ pub trait Kind:
         old: &Self::Status,
         state: &Self::State,
         observation: Option<&Self::Observation>,
-    ) -> (Self::Status, Vec<Say>);
+    ) -> (Self::Status, Vec<ConditionUpdate>);
 
     /// Drops what must be observed again after a failure.
     fn after_failure(_state: &mut Self::State) {}

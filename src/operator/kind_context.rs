@@ -7,10 +7,10 @@ use lockkeeper_plan::quota::Limits;
 
 use super::context::Context;
 use super::kind::Kind;
-use super::limits::Demands;
-use super::memory::Memories;
-use super::names::Names;
-use super::proofs::Proofs;
+use super::names::NameIndex;
+use super::quota::QuotaTracker;
+use super::same_server::Proofs;
+use super::state::StateStore;
 
 /// What all objects of a kind share.
 pub struct KindContext<K: Kind> {
@@ -19,11 +19,11 @@ pub struct KindContext<K: Kind> {
     /// The watched objects.
     pub cache: Cache<K>,
     /// Their names on the servers.
-    pub names: Names,
+    pub names: NameIndex,
     /// Their demands on the quotas of their namespaces.
-    pub demands: Demands<K>,
+    pub quota: QuotaTracker<K>,
     /// Their states.
-    pub states: Memories<K::Status, K::State>,
+    pub states: StateStore<K::Status, K::State>,
     /// Connections that lead to the same server.
     pub proofs: Proofs,
     /// Locked while an object claims its name, so that two never do so at the same time.
@@ -36,9 +36,9 @@ impl<K: Kind> KindContext<K> {
         Self {
             shared,
             cache,
-            names: Names::default(),
-            demands: Demands::new(limits),
-            states: Memories::default(),
+            names: NameIndex::default(),
+            quota: QuotaTracker::new(limits),
+            states: StateStore::default(),
             proofs: Proofs::default(),
             claiming: Mutex::default(),
         }

@@ -130,17 +130,17 @@ impl Candidate {
     }
 
     /// Acquires the Lease: waits until this process is the leader. Returns `false` if it
-    /// was stopped before. `standing` is called once the Lease is known to be readable
+    /// was stopped before. `on_candidate` is called once the Lease is known to be readable
     /// and writable.
-    pub async fn wins(&mut self, stop: &CancellationToken, standing: impl FnOnce()) -> bool {
-        let mut standing = Some(standing);
+    pub async fn acquire(&mut self, stop: &CancellationToken, on_candidate: impl FnOnce()) -> bool {
+        let mut on_candidate = Some(on_candidate);
         let mut failures = 0;
         loop {
             match limited(self.election.renew_deadline, self.try_once()).await {
                 Ok(won) => {
                     failures = 0;
-                    if let Some(standing) = standing.take() {
-                        standing();
+                    if let Some(on_candidate) = on_candidate.take() {
+                        on_candidate();
                     }
                     if won {
                         info!(identity = self.identity, lease = self.election.name, "leading");
@@ -162,7 +162,7 @@ impl Candidate {
     }
 
     /// Renews the Lease until the term is lost. The term cannot be regained.
-    pub async fn keeps(&mut self) {
+    pub async fn renew(&mut self) {
         while self.term.is_on() {
             tokio::time::sleep(jitter(self.election.retry_period)).await;
             match limited(self.term.left(), self.try_once()).await {
@@ -181,7 +181,7 @@ impl Candidate {
 
     /// Releases the Lease, so that another replica does not have to wait until it
     /// expires. Call this after all work has stopped.
-    pub async fn resigns(&mut self) {
+    pub async fn release(&mut self) {
         self.term.end();
         let Some(mut lease) = self.ours.take() else { return };
         if let Some(spec) = &mut lease.spec {

@@ -4,6 +4,8 @@
 mod answers;
 mod api_server;
 mod cleanup;
+mod concurrency;
+mod conflict;
 pub mod context;
 mod decoding;
 pub mod defaults;
@@ -13,23 +15,21 @@ pub mod fetch;
 mod kind;
 mod kind_context;
 pub mod leader;
-mod leaving;
-mod limits;
-mod memory;
 mod metrics;
 mod names;
+mod object_metrics;
 mod outcome;
-mod owners;
 mod pressure_queue;
-mod proofs;
+mod quota;
 mod reconcile;
 mod reduced;
-mod report;
 mod runner;
+mod same_server;
 mod semaphore;
 mod server;
-mod turns;
-mod watched;
+mod state;
+mod status_writer;
+mod unwatched;
 mod watches;
 mod work;
 
@@ -54,18 +54,18 @@ use tracing::{info, warn};
 
 use self::answers::PAGE;
 use self::api_server::connect;
-use self::context::{Context, Rhythm};
+use self::context::{Context, Intervals};
 use self::defaults::{DefaultSources, Defaults};
 use self::events::Events;
 use self::fetch::Connections;
 use self::kind::Kind;
 use self::kind_context::KindContext;
 use self::leader::{Candidate, LeaderElection};
-use self::leaving::Leaving;
-use self::memory::place;
 use self::metrics::Metrics;
 use self::reduced::Reduced;
 use self::server::Readiness;
+use self::state::place;
+use self::unwatched::Leaving;
 
 /// Options of the operator.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub struct Options {
     /// Servers of objects that specify none.
     pub defaults: DefaultSources,
     /// Intervals of observation.
-    pub rhythm: Rhythm,
+    pub intervals: Intervals,
     /// Rules for the default connections.
     pub default_rules: DefaultRules,
     /// Quotas of each namespace.
@@ -133,7 +133,7 @@ enum End {
     /// Stop was requested, and a reconcile has not ended in time.
     Late,
     /// This replica is no longer the leader.
-    Deposed,
+    Lost,
 }
 
 /// Runs the operator until `stop`. After that, no reconcile starts, and running ones end
@@ -174,7 +174,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
 
     if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
         metrics.leader(&election.name, false);
-        if !candidate.wins(&stop, || readiness.done(LEASE)).await {
+        if !candidate.acquire(&stop, || readiness.done(LEASE)).await {
             return Ok(());
         }
         metrics.leader(&election.name, true);
@@ -196,27 +196,27 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     // end.
     let deposed = async {
         match &mut candidate {
-            Some(candidate) => candidate.keeps().await,
+            Some(candidate) => candidate.renew().await,
             None => std::future::pending().await,
         }
     };
     let end = tokio::select! {
         _ = both => End::Quiet,
         () = too_late => End::Late,
-        () = deposed => End::Deposed,
+        () = deposed => End::Lost,
     };
     stop.cancel();
     match (end, candidate, options.leader_election) {
         (End::Quiet, candidate, _) => {
             info!("every reconcile has ended");
             if let Some(mut candidate) = candidate {
-                candidate.resigns().await;
+                candidate.release().await;
             }
         }
         // The Lease is left to expire, because unfinished work may still have effects for
         // a moment.
         (End::Late, ..) => warn!("a reconcile did not end in time"),
-        (End::Deposed, _, election) => {
+        (End::Lost, _, election) => {
             let lease = election.map(|election| election.name).unwrap_or_default();
             return Err(OperatorError::LeaseLost { lease });
         }
@@ -245,13 +245,13 @@ fn context(
             Defaults::new(options.defaults.clone()),
             BrokerOptions::default()
                 .with_client_name(FIELD_MANAGER)
-                .with_facts_interval(options.rhythm.observe)
-                .with_list_interval(options.rhythm.sweep_age())
+                .with_facts_interval(options.intervals.observe)
+                .with_list_interval(options.intervals.sweep_age())
                 .with_heartbeat(HEARTBEAT)
                 .with_may_act(may_act.clone()),
             StoreOptions::new(FIELD_MANAGER).with_longest_answer(LONGEST_ANSWER),
         ),
-        rhythm: options.rhythm,
+        intervals: options.intervals,
         metrics,
         started: Instant::now(),
         default_rules: options.default_rules,
@@ -298,7 +298,7 @@ async fn control<K: Kind + Unpin>(ctx: Arc<Context>, options: &Options, readines
         .inspect_ok({
             let kind = Arc::clone(&kind);
             move |event| {
-                kind.demands.see(event, &kind.cache);
+                kind.quota.see(event, &kind.cache);
                 leaving.see(event);
             }
         })

@@ -1,5 +1,5 @@
 //! Index of objects by the names of their locks and queues, so that no reconcile iterates
-//! over all of them. See `owners` for conflicts between them.
+//! over all of them. See `conflict` for conflicts between them.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -8,14 +8,14 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 
 use super::kind::Kind;
-use super::memory::{Place, place};
+use super::state::{Place, place};
 
 /// Objects of one kind, by the names of their locks or queues. Few have the same one, so a list of
 /// exactly their number takes the least memory.
 #[derive(Default)]
-pub struct Names(RwLock<HashMap<String, Vec<(Place, u64)>>>);
+pub struct NameIndex(RwLock<HashMap<String, Vec<(Place, u64)>>>);
 
-impl Names {
+impl NameIndex {
     /// Handles a watch event. An object whose deletion was missed stays, so callers must
     /// check that it still exists.
     pub fn see<K: Kind>(&self, event: &Event<K>) {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn objects_are_found_by_the_name_that_the_server_knows() {
-        let names = Names::default();
+        let names = NameIndex::default();
         let found = |name: &str| names.of::<Semaphore>(name).into_iter().map(|(at, _)| at.name);
         let (a, b) = (semaphore("a", ""), semaphore("b", "lockName: ns.a"));
         names.see(&Event::InitApply(a.clone()));

@@ -1,9 +1,11 @@
-//! What a reconcile and a removal result in, as values. See `report` for how they are
+//! What a reconcile and a removal result in, as values. See `status_writer` for how they are
 //! written.
 
 use std::time::Duration;
 
-use lockkeeper_api::conditions::{BACKEND_REACHABLE, READY, RECONCILING, STALLED, Say, reason};
+use lockkeeper_api::conditions::{
+    BACKEND_REACHABLE, ConditionUpdate, READY, RECONCILING, STALLED, reason,
+};
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_pressure::StoreError;
 use lockkeeper_semaphore::BrokerError;
@@ -12,7 +14,7 @@ use super::error::StepError;
 
 /// A change that is published as an event in addition to the outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub struct EventRecord {
     /// True for a repair or a refusal, false for a requested change.
     pub warning: bool,
     /// Reason, in CamelCase.
@@ -25,7 +27,7 @@ pub struct Note {
     pub message: String,
 }
 
-impl Note {
+impl EventRecord {
     /// Creates an event about the state of the object.
     pub fn new(warning: bool, reason: &'static str, message: impl Into<String>) -> Self {
         Self { warning, reason, action: "Reconcile".to_owned(), message: message.into() }
@@ -79,23 +81,28 @@ impl Outcome {
     }
 
     /// Returns Ready, Reconciling and Stalled as kstatus defines them.
-    pub fn conditions(&self) -> Vec<Say> {
+    pub fn conditions(&self) -> Vec<ConditionUpdate> {
         let (ready, reason, message) = self.says();
-        let mut said = vec![Say::new(READY, ready, reason, message.clone())];
+        let mut said = vec![ConditionUpdate::new(READY, ready, reason, message.clone())];
         let stalled = match self {
             Self::Ready { .. } => return said,
             Self::Working { .. } => false,
             Self::Blocked { .. } => true,
             Self::Failed(error) => error.class() == ErrorClass::Invalid,
         };
-        said.push(Say::new(if stalled { STALLED } else { RECONCILING }, true, reason, message));
+        said.push(ConditionUpdate::new(
+            if stalled { STALLED } else { RECONCILING },
+            true,
+            reason,
+            message,
+        ));
         said
     }
 
     /// Returns `BackendReachable`, if the outcome determines it.
-    pub fn backend(&self, reached: bool) -> Option<Say> {
+    pub fn backend(&self, reached: bool) -> Option<ConditionUpdate> {
         if reached {
-            return Some(Say::new(
+            return Some(ConditionUpdate::new(
                 BACKEND_REACHABLE,
                 true,
                 reason::CONNECTED,
@@ -108,11 +115,14 @@ impl Outcome {
             error @ (StepError::Fetch(_)
             | StepError::Broker(BrokerError::ConnectionDelayed { .. })
             | StepError::Store(StoreError::ConnectionDelayed { .. })) => {
-                Some(Say::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
+                Some(ConditionUpdate::unknown(BACKEND_REACHABLE, error.reason(), error.to_string()))
             }
-            error @ (StepError::Broker(_) | StepError::Store(_)) => {
-                Some(Say::new(BACKEND_REACHABLE, false, error.reason(), error.to_string()))
-            }
+            error @ (StepError::Broker(_) | StepError::Store(_)) => Some(ConditionUpdate::new(
+                BACKEND_REACHABLE,
+                false,
+                error.reason(),
+                error.to_string(),
+            )),
             _ => None,
         }
     }
@@ -128,7 +138,7 @@ pub struct Applied<O> {
     /// Outcome, which determines Ready, Reconciling and Stalled.
     pub outcome: Outcome,
     /// Events in addition to the outcome's.
-    pub notes: Vec<Note>,
+    pub notes: Vec<EventRecord>,
 }
 
 impl<O> Applied<O> {
@@ -148,9 +158,9 @@ pub struct Report<S> {
     /// Outcome, which determines Ready, Reconciling and Stalled.
     pub outcome: Outcome,
     /// Conditions that are specific to the kind.
-    pub said: Vec<Say>,
+    pub said: Vec<ConditionUpdate>,
     /// Events in addition to the outcome's.
-    pub notes: Vec<Note>,
+    pub notes: Vec<EventRecord>,
 }
 
 /// Progress of removing a resource with status `S` from its server.

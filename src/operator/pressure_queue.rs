@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_api::conditions::Say;
+use lockkeeper_api::conditions::ConditionUpdate;
 use lockkeeper_api::pressure_queue::QueueGuard;
 use lockkeeper_api::validate::{self, DefaultRules, SpecError, ValidQueue};
 use lockkeeper_api::{PressureQueue, PressureQueueStatus};
@@ -24,11 +24,11 @@ use lockkeeper_pressure::Store;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use self::state::{Observation, QueueState, SOON, State};
+use super::concurrency::Connection;
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, ReportedStatus, Session};
 use super::outcome::{Applied, Removal};
-use super::turns::Connection;
 
 impl Kind for PressureQueue {
     const THING: &'static str = "queue";
@@ -115,7 +115,7 @@ impl Kind for PressureQueue {
         old: &PressureQueueStatus,
         _state: &State,
         observation: Option<&Observation>,
-    ) -> (PressureQueueStatus, Vec<Say>) {
+    ) -> (PressureQueueStatus, Vec<ConditionUpdate>) {
         status::describe(self, old, observation)
     }
 

@@ -9,12 +9,12 @@ use kube::ResourceExt;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_semaphore::BrokerError;
 
+use super::conflict;
 use super::error::{ReconcileError, StepError, pause, rhythmic};
 use super::kind::{Kind, ReportedStatus, Session, StateOf};
 use super::kind_context::KindContext;
 use super::outcome::{Applied, Outcome, Report};
-use super::owners;
-use super::report::report;
+use super::status_writer::report;
 
 /// Reconciles the server with the spec and reports the result. Returns the pause until the
 /// next reconcile. `None`: until the object changes.
@@ -25,7 +25,7 @@ pub async fn reconcile<K: Kind>(
     let ctx = &*kind.shared;
     let state = kind.states.of(&*object);
     let mut state = state.lock().await;
-    if let Some(left) = state.quiet_for(&*object) {
+    if let Some(left) = state.skip_until(&*object) {
         return Ok(Some(left));
     }
     let old = state.newest_status(&*object, object.status()).unwrap_or_default();
@@ -63,7 +63,7 @@ pub async fn reconcile<K: Kind>(
         }
         _ => {
             state.failures = 0;
-            let observe = ctx.rhythm.observe;
+            let observe = ctx.intervals.observe;
             rhythmic(applied.observation.as_ref().map_or(observe, |seen| K::pause(seen, observe)))
         }
     };
@@ -75,7 +75,7 @@ pub async fn reconcile<K: Kind>(
     state.unwritten = 0;
     object.after_report(ctx, &mut state, again.is_none()).await;
     let next = [again, revisit_in].into_iter().flatten().fold(next, Duration::min);
-    state.be_quiet(&*object, next);
+    state.schedule_next(&*object, next);
     Ok(Some(next))
 }
 
@@ -87,7 +87,7 @@ async fn fetch<'a, K: Kind>(
 ) -> Result<Session<'a, K>, StepError> {
     let ctx = &*kind.shared;
     let valid = object.validate(ctx.default_rules)?;
-    kind.demands.check(object)?;
+    kind.quota.check(object)?;
     let namespace = object.namespace().unwrap_or_default();
     let connected = K::connect(&ctx.connections, &namespace, &valid).await?;
     Ok(Session { ctx, object, old, valid, connected })
@@ -100,7 +100,7 @@ async fn apply<K: Kind>(
     state: &mut StateOf<K>,
 ) -> Applied<K::Observation> {
     let Session { object, valid, connected, .. } = &session;
-    if let Some(owner) = owners::claim(kind, *object, valid, connected).await {
+    if let Some(owner) = conflict::claim(kind, *object, valid, connected).await {
         let what = format!("the {} {} on {}", K::THING, K::name_of(valid), connected.backend);
         return Applied::failed(StepError::Conflict { owner, what });
     }

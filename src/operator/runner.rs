@@ -1,5 +1,5 @@
 //! Runs reconciles: of an object that has changed, or whose pause has passed, and never two
-//! of the same object. See `turns` for how many run at once, and `work` for one reconcile.
+//! of the same object. See `concurrency` for how many run at once, and `work` for one reconcile.
 //!
 //! kube's `Controller` does the same, but whenever one reconcile ends, it polls all others
 //! that run or wait. With the 10,000 objects of an operator that starts, this took more
@@ -17,8 +17,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::memory::Place;
-use super::turns::{Connection, Turns};
+use super::concurrency::{ConcurrencyLimiter, Connection};
+use super::state::Place;
 
 /// Reconciles objects, for [`run`].
 pub trait Reconciler: Clone + Send + 'static {
@@ -52,7 +52,7 @@ struct Ended {
 /// All reconciles.
 struct Runner<R> {
     reconciler: R,
-    turns: Turns<Key>,
+    limiter: ConcurrencyLimiter<Key>,
     /// The objects that run or wait for their turn, and whether they have changed since.
     busy: HashMap<Key, bool>,
     tasks: JoinSet<Ended>,
@@ -73,7 +73,7 @@ pub async fn run<R: Reconciler>(
     let mut due = pin!(scheduler(stream::select(changed, again)));
     let mut runner = Runner {
         reconciler,
-        turns: Turns::default(),
+        limiter: ConcurrencyLimiter::default(),
         busy: HashMap::new(),
         tasks: JoinSet::new(),
         schedule,
@@ -90,7 +90,7 @@ pub async fn run<R: Reconciler>(
             Some(ended) = runner.tasks.join_next() => runner.end(ended),
             Some(key) = due.next() => runner.arrive(key),
         }
-        runner.reconciler.record_waiting(runner.turns.waiting());
+        runner.reconciler.record_waiting(runner.limiter.waiting());
     }
     while let Some(ended) = runner.tasks.join_next().await {
         unwound(ended);
@@ -121,7 +121,7 @@ impl<R: Reconciler> Runner<R> {
         }
         let Some((object, connection)) = self.reconciler.find(&key) else { return };
         self.busy.insert(Arc::clone(&key), false);
-        if let Some(key) = self.turns.arrive(&connection, key) {
+        if let Some(key) = self.limiter.arrive(&connection, key) {
             self.start(key, object, connection);
         }
     }
@@ -141,7 +141,7 @@ impl<R: Reconciler> Runner<R> {
             // Fails only if the scheduler is gone, and then nothing is due any more.
             let _ = self.schedule.unbounded_send(due_in(key, pause));
         }
-        while let Some(next) = self.turns.leave(&connection) {
+        while let Some(next) = self.limiter.leave(&connection) {
             match self.reconciler.find(&next) {
                 Some((object, its)) if its == connection => {
                     return self.start(next, object, connection);
@@ -165,7 +165,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::operator::turns::AT_ONCE;
+    use crate::operator::concurrency::AT_ONCE;
 
     /// A reconcile that runs: the object's version, and the sender of its result.
     type Running = (Place, u32, oneshot::Sender<Option<Duration>>);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use lockkeeper_api::conditions::Say;
+use lockkeeper_api::conditions::ConditionUpdate;
 use lockkeeper_api::semaphore::SemaphoreGuard;
 use lockkeeper_api::validate::{self, DefaultRules, SpecError, ValidSemaphore};
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
@@ -25,12 +25,12 @@ use lockkeeper_semaphore::Broker;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use self::state::{FACTS_INTERVAL, Observation, SemaphoreState, State};
+use super::concurrency::Connection;
 use super::context::Context;
 use super::error::StepError;
 use super::fetch::{Connected, Connections, FetchError};
 use super::kind::{Ending, Kind, ReportedStatus, Session};
 use super::outcome::{Applied, Removal};
-use super::turns::Connection;
 
 impl Kind for Semaphore {
     const THING: &'static str = "lock";
@@ -112,7 +112,7 @@ impl Kind for Semaphore {
         old: &SemaphoreStatus,
         state: &State,
         observation: Option<&Observation>,
-    ) -> (SemaphoreStatus, Vec<Say>) {
+    ) -> (SemaphoreStatus, Vec<ConditionUpdate>) {
         let Some(observation) = observation else {
             return (status::unobserved(self, old, state), Vec::new());
         };

@@ -1,6 +1,6 @@
 //! One stream of events out of the watches of several namespaces, so that one
 //! controller and one cache serve them all. A namespace that cannot be watched holds up
-//! no other (hazard K26). See `decoding` for objects that cannot be read, and `leaving`
+//! no other (hazard K26). See `decoding` for objects that cannot be read, and `unwatched`
 //! for objects that leave the watch.
 
 use std::collections::{HashSet, VecDeque};
@@ -25,7 +25,7 @@ use super::decoding::Decoder;
 use super::error::jitter;
 use super::kind::Kind;
 use super::reduced::Reduced;
-use super::report::MAX_NOTE_BYTES;
+use super::status_writer::MAX_NOTE_BYTES;
 
 /// Waits until a kind is installed, because the operator may be installed before its
 /// resource definitions. One namespace that can be listed is enough. Namespaces that

@@ -12,14 +12,14 @@ use lockkeeper_api::FINALIZER;
 use tracing::{Instrument, debug, field, info_span, warn};
 
 use super::cleanup::cleanup;
+use super::concurrency::Connection;
 use super::error::{ReconcileError, pause_after};
 use super::kind::Kind;
 use super::kind_context::KindContext;
-use super::memory::Place;
 use super::reconcile::reconcile;
 use super::reduced::Reduced;
 use super::runner::Reconciler;
-use super::turns::Connection;
+use super::state::Place;
 
 impl<K: Kind> Reconciler for Arc<KindContext<K>> {
     type Object = Arc<K>;

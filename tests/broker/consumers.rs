@@ -130,9 +130,12 @@ async fn a_lost_holder_queue_is_a_fault_and_is_made_again() {
     let vhost = Vhost::create().await;
     let broker = broker(&vhost);
     converge(&broker, 3, 0, true).await.unwrap();
-    assert_eq!(broker.lost_parts(&lock(), DesiredSlots::new(3)).await, Ok(vec![]));
+    assert_eq!(broker.missing_auxiliary(&lock(), DesiredSlots::new(3)).await, Ok(vec![]));
     vhost.delete("ci.deploy-2-C").await;
-    assert_eq!(broker.lost_parts(&lock(), DesiredSlots::new(3)).await, Ok(vec!["holder queues"]));
+    assert_eq!(
+        broker.missing_auxiliary(&lock(), DesiredSlots::new(3)).await,
+        Ok(vec!["holder queues"])
+    );
     let cancel = CancellationToken::new();
     let three = Expected { slots: Some(3), ..Expected::default() };
     let faults = broker.check(&lock(), three, &cancel).await.unwrap();

@@ -41,7 +41,7 @@ async fn neither_hides_nor_deletes_a_slot(protocol: Protocol) {
         let options = BrokerOptions::default().with_list_interval(Duration::ZERO);
         let broker = Broker::new(api.settings(vhost.settings()), options);
         let cancel = CancellationToken::new();
-        assert_eq!(broker.find_mark(&lock, 16).await, Ok(Some(SLOTS)), "{fault:?}");
+        assert_eq!(broker.find_highest_slot(&lock, 16).await, Ok(Some(SLOTS)), "{fault:?}");
         let faults = broker.check(&lock, Expected::default(), &cancel).await;
         assert_eq!(faults, Ok(vec![]), "{fault:?}");
         let grown = resize(&broker, &lock, ResizeTo::Grow(1)).await.unwrap();

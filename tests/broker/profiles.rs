@@ -64,8 +64,8 @@ async fn two_profiles_of_one_name_have_slots_and_holders_of_their_own_and_one_mu
         assert_eq!((held(&ours), held(&theirs)), ([7].into(), [5].into()));
     }
     let fresh = Broker::new(vhost.settings(), BrokerOptions::default());
-    assert_eq!(fresh.find_mark(&python(), 16).await, Ok(Some(10)));
-    assert_eq!(fresh.find_mark(&lock(), 16).await, Ok(Some(9)));
+    assert_eq!(fresh.find_highest_slot(&python(), 16).await, Ok(Some(10)));
+    assert_eq!(fresh.find_highest_slot(&lock(), 16).await, Ok(Some(9)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -234,7 +234,7 @@ async fn an_emptied_record_is_a_fault_and_is_seeded_as_held() {
     converge(&broker, with_records(2), 0, true).await;
     let expected = Expected { slots: Some(2), records: true };
     let faults = async || broker.check(&lock(), expected, &cancel).await.unwrap();
-    let lost = async || broker.lost_parts(&lock(), with_records(2)).await.unwrap();
+    let lost = async || broker.missing_auxiliary(&lock(), with_records(2)).await.unwrap();
     eventually("it is a fault", async || faults().await == [Fault::EmptiedRecord { slot: 2 }])
         .await;
     assert_eq!(lost().await, ["emptied slot records"]);

@@ -115,11 +115,11 @@ async fn without_a_mark_the_highest_slot_is_found_with_and_without_management() 
         // A gap of 20 is shorter than 2 × 16.
         vhost.delete(&lock().slot_queue(slot)).await;
     }
-    assert_eq!(with.find_mark(&lock(), 16).await, Ok(Some(130)));
-    assert_eq!(without.find_mark(&lock(), 16).await, Ok(Some(130)));
+    assert_eq!(with.find_highest_slot(&lock(), 16).await, Ok(Some(130)));
+    assert_eq!(without.find_highest_slot(&lock(), 16).await, Ok(Some(130)));
     let nothing = LockName::new("ci.deployed").unwrap();
-    assert_eq!(with.find_mark(&nothing, 16).await, Ok(Some(0)));
-    assert_eq!(without.find_mark(&nothing, 16).await, Ok(Some(0)));
+    assert_eq!(with.find_highest_slot(&nothing, 16).await, Ok(Some(0)));
+    assert_eq!(without.find_highest_slot(&nothing, 16).await, Ok(Some(0)));
     assert_eq!(with.find_mark_for_change(&lock(), 16).await, Ok(Some(130)));
     assert_eq!(with.find_mark_for_change(&nothing, 16).await, Ok(Some(0)));
 }
@@ -133,7 +133,7 @@ async fn a_change_finds_the_slots_above_a_mark_that_is_too_low() {
     vhost.delete(&lock().slot_queue(50)).await;
     let resized = resize(&broker, 3, 0).await.unwrap();
     assert_eq!(resized.deleted, 56);
-    assert_eq!(broker.find_mark(&lock(), 16).await, Ok(Some(3)));
+    assert_eq!(broker.find_highest_slot(&lock(), 16).await, Ok(Some(3)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,7 +150,7 @@ async fn many_locks_that_ask_concurrently_each_get_their_own_highest_slot() {
             vhost.declare(&lock.slot_queue(*highest), serde_json::json!({"durable": true})).await;
         }
     }
-    let found = locks.iter().map(|(lock, _)| broker.find_mark(lock, 16));
+    let found = locks.iter().map(|(lock, _)| broker.find_highest_slot(lock, 16));
     let found: Vec<_> = futures::future::join_all(found).await;
     for ((lock, highest), found) in locks.iter().zip(found) {
         assert_eq!(found, Ok(Some(*highest)), "{lock}");

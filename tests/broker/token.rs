@@ -91,7 +91,7 @@ async fn a_semaphore_of_tokens_is_created_grown_shrunk_and_destroyed() {
         let vhost = Vhost::create().await;
         let (broker, name) = (broker(&vhost), tokens(queue_type));
         assert_eq!(broker.observe(&name, 9, 9).await.unwrap().total(), 0);
-        assert_eq!(broker.find_mark(&name, 3).await, Ok(None));
+        assert_eq!(broker.find_highest_slot(&name, 3).await, Ok(None));
         assert_eq!(resize(&broker, &name, ResizeTo::Create(3)).await, Ok((0, 3)));
         assert_eq!(resize(&broker, &name, ResizeTo::Grow(600)).await, Ok((3, 603)));
         assert_eq!(resize(&broker, &name, ResizeTo::Shrink(601)).await, Ok((603, 2)));

@@ -27,7 +27,7 @@ async fn nothing_is_removed_while_it_is_unknown_which_slots_exist() {
     cluster.lose(2).await;
     let settings = RabbitmqSettings { management: None, ..cluster.settings(1) };
     let alone = Broker::new(settings, BrokerOptions::default());
-    let counted = alone.find_mark(&name(), 16).await;
+    let counted = alone.find_highest_slot(&name(), 16).await;
     assert!(matches!(counted, Err(BrokerError::NodeDown { .. })), "{counted:?}");
     let (desired, cancel) = (DesiredSlots::new(1), CancellationToken::new());
     let removed = alone.converge(&name(), desired, sweep_to(desired, 3), true, &cancel).await;

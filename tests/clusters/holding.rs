@@ -216,7 +216,7 @@ async fn a_lock_is_acquired_in_its_usual_time_while_another_locks_node_is_down()
     let (watching, watched) = (broker(&cluster, 1), sick.clone());
     sick_tasks.spawn(async move {
         loop {
-            let seen = watching.find_mark(&watched, 16).await;
+            let seen = watching.find_highest_slot(&watched, 16).await;
             assert!(!matches!(seen, Ok(Some(0..3))), "{seen:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

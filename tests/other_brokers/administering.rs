@@ -22,7 +22,7 @@ async fn slots_are_created_seen_and_removed(broker: &Broker) {
     assert_eq!(seen.numbered().unwrap().slots, (1..=60).collect::<BTreeSet<u32>>());
     assert_eq!((seen.total(), seen.held()), (60, 0));
     assert_eq!(resize(broker, 3).await.unwrap().after, 3);
-    assert_eq!(broker.find_mark(&name(), 4).await.unwrap(), Some(3));
+    assert_eq!(broker.find_highest_slot(&name(), 4).await.unwrap(), Some(3));
     let stop = CancellationToken::new();
     let desired = DesiredSlots::new(3);
     let expected = Expected { slots: Some(3), records: false };

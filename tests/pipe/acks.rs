@@ -96,8 +96,9 @@ async fn kill_pairs<T>(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn get_with_ack_may_be_killed_at_any_moment_and_loses_nothing() {
-    let lanes = join_all((0..LANES).map(|_| kill_gets(KILLS / LANES))).await;
-    let (amid, twice) = lanes.iter().fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1));
+    let channels = join_all((0..LANES).map(|_| kill_gets(KILLS / LANES))).await;
+    let (amid, twice) =
+        channels.iter().fold((0, 0), |sum, channel| (sum.0 + channel.0, sum.1 + channel.1));
     println!("{KILLS} gets killed, {amid} of them while elements flowed; {twice} came twice");
     assert!(amid > KILLS / 5, "{amid} of {KILLS} had got anything");
 }
@@ -148,8 +149,8 @@ async fn kill_gets(rounds: usize) -> (usize, usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_may_be_killed_at_any_moment_and_loses_nothing_and_keeps_the_order() {
-    let lanes = join_all((0..LANES).map(|_| kill_runs(KILLS / LANES))).await;
-    let amid: usize = lanes.into_iter().sum();
+    let channels = join_all((0..LANES).map(|_| kill_runs(KILLS / LANES))).await;
+    let amid: usize = channels.into_iter().sum();
     println!("{KILLS} runs killed, {amid} of them while elements flowed");
     assert!(amid > KILLS / 5, "{amid} of {KILLS} had processed anything");
 }

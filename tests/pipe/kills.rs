@@ -61,8 +61,8 @@ async fn is_gone(place: &Place, pid: u32) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn put_may_be_killed_at_any_moment() {
-    let lanes = join_all((0..LANES).map(|_| kill_puts(KILLS / LANES))).await;
-    let amid: usize = lanes.into_iter().sum();
+    let channels = join_all((0..LANES).map(|_| kill_puts(KILLS / LANES))).await;
+    let amid: usize = channels.into_iter().sum();
     println!("{KILLS} puts killed, {amid} of them while elements flowed");
     assert!(amid > KILLS / 5, "{amid} of {KILLS} had put anything");
 }
@@ -115,18 +115,18 @@ async fn kill_puts(rounds: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn get_may_be_killed_at_any_moment_and_takes_no_more_along_than_a_batch() {
-    let lanes = join_all((0..LANES).map(|_| end_gets(KILLS / LANES, "KILL"))).await;
-    let amid: usize = lanes.iter().map(|lane| lane.0).sum();
-    let lost: u64 = lanes.iter().map(|lane| lane.1).sum();
+    let channels = join_all((0..LANES).map(|_| end_gets(KILLS / LANES, "KILL"))).await;
+    let amid: usize = channels.iter().map(|channel| channel.0).sum();
+    let lost: u64 = channels.iter().map(|channel| channel.1).sum();
     println!("{KILLS} gets killed, {amid} of them while elements flowed; they took {lost} along");
     assert!(amid > KILLS / 5, "{amid} of {KILLS} had got anything");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn get_may_be_interrupted_at_any_moment_and_takes_nothing_along() {
-    let lanes = join_all((0..LANES).map(|_| end_gets(20, "INT"))).await;
-    let amid: usize = lanes.iter().map(|lane| lane.0).sum();
-    let lost: u64 = lanes.iter().map(|lane| lane.1).sum();
+    let channels = join_all((0..LANES).map(|_| end_gets(20, "INT"))).await;
+    let amid: usize = channels.iter().map(|channel| channel.0).sum();
+    let lost: u64 = channels.iter().map(|channel| channel.1).sum();
     assert!(amid > LANES * 20 / 5, "{amid} had got anything");
     assert_eq!(lost, 0);
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
-use lockkeeper_pressure::{Deed, QueueDoctor, Repaired, Store, StoreOptions};
+use lockkeeper_pressure::{QueueDoctor, RepairAction, Repaired, Store, StoreOptions};
 
 use crate::store::pressure_text::TextClient;
 use crate::store::redis_support::{Place, PrivateRedis, eventually};
@@ -76,16 +76,16 @@ impl Ward {
     }
 
     /// Performs all repairs that the diagnosis permits. Returns the changes.
-    pub async fn repair_all(&mut self, diagnosis: &Diagnosis) -> Vec<Deed> {
-        let mut deeds = Vec::new();
+    pub async fn repair_all(&mut self, diagnosis: &Diagnosis) -> Vec<RepairAction> {
+        let mut actions = Vec::new();
         for repair in repairs(diagnosis) {
             match self.repair(&repair).await {
-                Repaired::Done(done) => deeds.extend(done),
+                Repaired::Done(done) => actions.extend(done),
                 Repaired::AlreadySo => {}
                 Repaired::Stale => panic!("nothing has moved: {repair:?}"),
             }
         }
-        deeds
+        actions
     }
 
     /// Performs one repair.
@@ -94,14 +94,14 @@ impl Ward {
     }
 
     /// Observes and repairs until nothing is left to repair. Returns the changes.
-    pub async fn heal(&mut self) -> Vec<Deed> {
-        let mut deeds = Vec::new();
+    pub async fn heal(&mut self) -> Vec<RepairAction> {
+        let mut actions = Vec::new();
         for _ in 0..4 {
             self.look(IDLE).await;
             let diagnosis = self.look(IDLE).await;
-            deeds.extend(self.repair_all(&diagnosis).await);
+            actions.extend(self.repair_all(&diagnosis).await);
         }
-        deeds
+        actions
     }
 
     /// Checks the invariants of every queue without active clients.

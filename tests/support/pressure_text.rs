@@ -52,7 +52,7 @@ pub struct TextQueue {
 
 /// The end of a client after this number of further commands.
 #[derive(Clone, Copy)]
-enum Fate {
+enum Ending {
     /// It lives on.
     Lives,
     /// Its connection is cut.
@@ -66,7 +66,7 @@ pub struct TextClient {
     connection: Option<MultiplexedConnection>,
     data: String,
     id: String,
-    fate: Fate,
+    ending: Ending,
     /// Redis's `CLIENT ID` of the connection.
     pub client: i64,
     /// Number of answered commands since it connected.
@@ -79,28 +79,28 @@ impl TextClient {
         let mut connection = connection(&queue.url).await?;
         let client = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await?;
         let data = format!("{}:{}", queue.prefix, queue.name);
-        let (id, connection, fate) = (id.to_owned(), Some(connection), Fate::Lives);
-        Ok(Self { connection, data, id, fate, client, answered: 0 })
+        let (id, connection, ending) = (id.to_owned(), Some(connection), Ending::Lives);
+        Ok(Self { connection, data, id, ending, client, answered: 0 })
     }
 
     /// Makes it die, as with kill -9, after this number of further answered commands: its
     /// connection is closed and the operation ends with [`TextError::Dead`].
     pub fn die_after(mut self, commands: usize) -> Self {
-        self.fate = Fate::DiesAfter(self.answered + commands);
+        self.ending = Ending::DiesAfter(self.answered + commands);
         self
     }
 
     /// Makes it stop forever but stay connected, after this number of further answered
     /// commands.
     pub fn rest_after(mut self, commands: usize) -> Self {
-        self.fate = Fate::RestsAfter(self.answered + commands);
+        self.ending = Ending::RestsAfter(self.answered + commands);
         self
     }
 
     async fn send<T: FromRedisValue>(&mut self, command: &[&str]) -> Result<T, TextError> {
-        match self.fate {
-            Fate::DiesAfter(most) if self.answered >= most => self.connection = None,
-            Fate::RestsAfter(most) if self.answered >= most => std::future::pending().await,
+        match self.ending {
+            Ending::DiesAfter(most) if self.answered >= most => self.connection = None,
+            Ending::RestsAfter(most) if self.answered >= most => std::future::pending().await,
             _ => {}
         }
         let Some(connection) = &mut self.connection else { return Err(TextError::Dead) };

@@ -121,7 +121,7 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// A condition to report; [`merge`] adds times and generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Say {
+pub struct ConditionUpdate {
     /// The condition's type.
     pub type_: &'static str,
     /// Status, or `None` for Unknown.
@@ -132,7 +132,7 @@ pub struct Say {
     pub message: String,
 }
 
-impl Say {
+impl ConditionUpdate {
     /// Creates a condition with status True or False.
     pub fn new(
         type_: &'static str,
@@ -154,7 +154,7 @@ impl Say {
 #[must_use]
 pub fn merge(
     old: &[Condition],
-    said: Vec<Say>,
+    said: Vec<ConditionUpdate>,
     generation: Option<i64>,
     now: &Time,
 ) -> Vec<Condition> {
@@ -198,7 +198,9 @@ mod tests {
 
     #[test]
     fn a_condition_keeps_its_transition_time_while_its_status_stays() {
-        let say = |status, message: &str| vec![Say::new(READY, status, reason::IN_SYNC, message)];
+        let say = |status, message: &str| {
+            vec![ConditionUpdate::new(READY, status, reason::IN_SYNC, message)]
+        };
         let first = merge(&[], say(true, "a"), Some(1), &at(1));
         let second = merge(&first, say(true, "b"), Some(2), &at(2));
         assert_eq!(second[0].last_transition_time, at(1));
@@ -209,7 +211,12 @@ mod tests {
 
     #[test]
     fn a_condition_that_is_no_longer_reported_is_removed() {
-        let old = merge(&[], vec![Say::new(STALLED, true, reason::CONFLICT, "")], None, &at(1));
+        let old = merge(
+            &[],
+            vec![ConditionUpdate::new(STALLED, true, reason::CONFLICT, "")],
+            None,
+            &at(1),
+        );
         assert!(merge(&old, vec![], None, &at(2)).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Points in time on the clock that measures a lock's validity. See `keeper` for the
+//! Points in time on the clock that measures a lock's validity. See `heartbeat` for the
 //! validity itself.
 
 pub mod token_bucket;

@@ -78,7 +78,7 @@ pub struct SlotPlan {
     /// the previous one.
     pub delete: Vec<u32>,
     /// Slots above the desired count with leftovers.
-    pub tidy: Vec<u32>,
+    pub remove_orphans: Vec<u32>,
 }
 
 impl SlotPlan {
@@ -88,7 +88,7 @@ impl SlotPlan {
         self.raise_mark_to.is_none()
             && self.declare.is_empty()
             && self.delete.is_empty()
-            && self.tidy.is_empty()
+            && self.remove_orphans.is_empty()
     }
 }
 
@@ -168,8 +168,8 @@ pub fn plan_slots(desired: DesiredSlots, seen: &ObservedSlots, mark: Option<u32>
     let found_anyway = mark.unwrap_or(0).saturating_add(desired.overshoot);
     let raise_mark_to =
         declare.last().is_some_and(|highest| *highest > found_anyway).then_some(desired.slots);
-    let tidy = seen.left_over.range(desired.slots.saturating_add(1)..).copied().collect();
-    SlotPlan { raise_mark_to, declare, delete, tidy }
+    let remove_orphans = seen.left_over.range(desired.slots.saturating_add(1)..).copied().collect();
+    SlotPlan { raise_mark_to, declare, delete, remove_orphans }
 }
 
 /// Returns the high-water mark to persist after a clean sweep. No slot above the desired
@@ -199,7 +199,7 @@ pub struct Holder {
     pub identity: Option<String>,
     /// The reason given by the client.
     pub reason: Option<String>,
-    /// Link to more information, given by the client.
+    /// URL of more information, given by the client.
     pub url: Option<String>,
     /// Start time given by the client (RFC 3339).
     pub since: Option<String>,

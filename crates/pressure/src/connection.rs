@@ -104,12 +104,12 @@ pub(super) enum After {
 }
 
 /// Opens, shares and replaces the connections.
-pub(super) struct Link {
+pub(super) struct ConnectionPool {
     opener: Opener,
     nodes: Nodes,
 }
 
-impl Link {
+impl ConnectionPool {
     pub(super) fn new(settings: RedisSettings, options: StoreOptions) -> Self {
         Self { opener: Opener::new(settings, options), nodes: Nodes::default() }
     }

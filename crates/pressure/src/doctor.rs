@@ -26,7 +26,7 @@ const REFUSAL_LASTS: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repaired {
     /// These changes were made.
-    Done(Vec<Deed>),
+    Done(Vec<RepairAction>),
     /// Nothing had to be changed.
     AlreadySo,
     /// Nothing was changed: a client touched the queue after the repair was decided, or
@@ -36,7 +36,7 @@ pub enum Repaired {
 
 /// One change made by a repair, to the key with this suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum RepairAction {
     /// An element was pushed to the empty list.
     Pushed(String),
     /// The list was trimmed to one element.
@@ -45,7 +45,7 @@ pub enum Deed {
     Removed(String),
 }
 
-impl fmt::Display for Deed {
+impl fmt::Display for RepairAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pushed(key) => write!(f, "pushed an element to {key}"),
@@ -170,7 +170,7 @@ impl QueueDoctor {
         };
         let Some(verdict) = verdict else { return Ok(Repaired::Stale) };
         match verdict.word.as_str() {
-            "done" => Ok(Repaired::Done(deeds(&verdict)?)),
+            "done" => Ok(Repaired::Done(actions(&verdict)?)),
             "already" => Ok(Repaired::AlreadySo),
             "stale" => Ok(Repaired::Stale),
             _ => Err(verdict.into_error(&self.queue.data())),
@@ -235,15 +235,15 @@ fn expected((_, _, numbers, ids, lengths): &Observation, subject: Subject) -> Ve
     all
 }
 
-fn deeds(verdict: &Verdict) -> Result<Vec<Deed>, StoreError> {
+fn actions(verdict: &Verdict) -> Result<Vec<RepairAction>, StoreError> {
     let keys = verdict.labels();
     let words = (0..keys.len()).map(|n| verdict.text(2 * n));
     words
         .zip(keys)
         .map(|(word, key)| match word.as_deref() {
-            Some("pushed") => Ok(Deed::Pushed(key)),
-            Some("trimmed") => Ok(Deed::Trimmed(key)),
-            Some("removed") => Ok(Deed::Removed(key)),
+            Some("pushed") => Ok(RepairAction::Pushed(key)),
+            Some("trimmed") => Ok(RepairAction::Trimmed(key)),
+            Some("removed") => Ok(RepairAction::Removed(key)),
             _ => Err(StoreError::unexpected("a repair of another kind")),
         })
         .collect()
@@ -261,7 +261,8 @@ mod tests {
         let reply = [word("done"), word("pushed"), redis::Value::Int(5), word("removed")];
         let reply = reply.into_iter().chain([redis::Value::Int(1)]).collect();
         let verdict = Verdict::from_redis_value(redis::Value::Array(reply)).unwrap();
-        let texts: Vec<String> = deeds(&verdict).unwrap().iter().map(Deed::to_string).collect();
+        let texts: Vec<String> =
+            actions(&verdict).unwrap().iter().map(RepairAction::to_string).collect();
         assert_eq!(texts, ["pushed an element to :producer_free", "removed (data)"]);
     }
 }

@@ -31,7 +31,7 @@ pub use client::{
     Queue, QueueError, QueueOptions, QueueRole, QueueSink, Taken, Wait,
 };
 pub use connection::StoreOptions;
-pub use doctor::{Deed, QueueDoctor, Repaired};
+pub use doctor::{QueueDoctor, RepairAction, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
 pub use store::{Applied, Deletion, Holder, Removed, Store};

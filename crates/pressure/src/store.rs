@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 pub use self::deletion::{Deletion, Holder, Removed};
 pub(super) use self::deletion::{Start, Step};
-use super::connection::{Connection, Link, StoreOptions};
+use super::connection::{Connection, ConnectionPool, StoreOptions};
 use super::doctor_state::DoctorState;
 use super::reply::{Observation, Verdict, queue_seen};
 use super::scripts::{Call, Script};
@@ -53,7 +53,7 @@ use super::{StoreError, scripts};
 pub struct Store(Arc<Inner>);
 
 struct Inner {
-    link: Link,
+    pool: ConnectionPool,
     /// Queues in deletion with a role that is neither free nor was ever taken, and since
     /// when that is known.
     nameless: Mutex<HashMap<QueueName, Instant>>,
@@ -62,7 +62,7 @@ struct Inner {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Store").field(self.0.link.settings()).finish()
+        f.debug_tuple("Store").field(self.0.pool.settings()).finish()
     }
 }
 
@@ -92,9 +92,9 @@ impl Store {
     /// Creates a store for this server and database. Does no I/O.
     #[must_use]
     pub fn new(settings: RedisSettings, options: StoreOptions) -> Self {
-        let link = Link::new(settings, options);
+        let pool = ConnectionPool::new(settings, options);
         let (nameless, doctors) = Default::default();
-        Self(Arc::new(Inner { link, nameless, doctors }))
+        Self(Arc::new(Inner { pool, nameless, doctors }))
     }
 
     /// Runs a command that only reads, or may be repeated, on the server of the queue.
@@ -106,7 +106,7 @@ impl Store {
     ) -> Result<T, StoreError> {
         let command = &command;
         let send = |mut connection| async move { command.query_async(&mut connection).await };
-        self.0.link.run(queue, true, send).await
+        self.0.pool.run(queue, true, send).await
     }
 
     /// Reads all keys of a queue at one moment. Changes nothing. A key of a wrong type is
@@ -126,7 +126,7 @@ impl Store {
         call.key(scripts::keys(queue));
         let call = &call;
         let send = |mut connection| async move { call.run(&mut connection).await };
-        self.0.link.run(Some(queue), true, send).await
+        self.0.pool.run(Some(queue), true, send).await
     }
 
     /// Applies one effect, in one script. See [`Applied`] for the results. May be
@@ -149,7 +149,7 @@ impl Store {
                 self.change(&scripts::SET_BOUND, queue, &bound.to_string()).await?
             }
             QueueEffect::Close => {
-                let client_id = self.0.link.options().client_id.clone();
+                let client_id = self.0.pool.options().client_id.clone();
                 self.change(&scripts::CLOSE, queue, &client_id).await?
             }
         };
@@ -172,13 +172,13 @@ impl Store {
 
     /// Returns the settings of the store.
     pub(super) fn settings(&self) -> &RedisSettings {
-        self.0.link.settings()
+        self.0.pool.settings()
     }
 
     /// Returns the number of the attempt that opened the current connection, if there is
     /// one.
     pub(super) fn attempt(&self, queue: &QueueName) -> Option<u64> {
-        self.0.link.attempt(queue)
+        self.0.pool.attempt(queue)
     }
 
     /// Opens another connection to the queue's server, for commands that are answered
@@ -188,13 +188,13 @@ impl Store {
         queue: &QueueName,
         patience: Duration,
     ) -> Result<Connection, StoreError> {
-        self.0.link.open(queue, patience).await
+        self.0.pool.open(queue, patience).await
     }
 
     /// Opens another connection to the queue's server, with the same response timeout as
     /// the shared one.
     pub(super) async fn open_own(&self, queue: &QueueName) -> Result<Connection, StoreError> {
-        self.0.link.open(queue, self.0.link.options().response_timeout).await
+        self.0.pool.open(queue, self.0.pool.options().response_timeout).await
     }
 
     /// Returns the state shared by the doctors of this store.
@@ -205,18 +205,18 @@ impl Store {
     /// Returns when no byte has flowed to or from the queue's server for this long,
     /// counted from now at the earliest. Cancel safe.
     pub(super) async fn silence(&self, queue: &QueueName, limit: Duration) {
-        self.0.link.silence(queue, limit).await;
+        self.0.pool.silence(queue, limit).await;
     }
 
     /// Whether the queue's server has been silent for longer than it may take to answer.
     pub(super) fn is_silent(&self, queue: &QueueName) -> bool {
-        self.0.link.is_silent(queue)
+        self.0.pool.is_silent(queue)
     }
 
     /// Runs a script on a queue that changes nothing.
     pub(super) async fn read(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
         let send = |mut connection| async move { call.run(&mut connection).await };
-        self.0.link.run(Some(queue), true, send).await
+        self.0.pool.run(Some(queue), true, send).await
     }
 
     /// Runs a script on a queue whose answer exists nowhere else, once. The answer is
@@ -224,14 +224,14 @@ impl Store {
     pub(super) async fn take(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
         let send =
             |connection: Connection| async move { call.run(&mut connection.patient()).await };
-        self.0.link.run(Some(queue), false, send).await
+        self.0.pool.run(Some(queue), false, send).await
     }
 
     /// Runs a script on a queue, once. Whether it happened is unknown after
     /// [`StoreError::Unanswered`].
     pub(super) async fn ask(&self, queue: &QueueName, call: &Call) -> Result<Verdict, StoreError> {
         let send = |mut connection| async move { call.run(&mut connection).await };
-        self.0.link.run(Some(queue), false, send).await
+        self.0.pool.run(Some(queue), false, send).await
     }
 
     /// Runs a transaction on a queue whose last command is a script, once. Whether it
@@ -244,7 +244,7 @@ impl Store {
         let send = |mut connection| async move {
             transaction.query_async(&mut connection).await.map_err(first_refusal)
         };
-        self.0.link.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
+        self.0.pool.run(Some(queue), false, send).await.map(|(verdict,)| verdict)
     }
 
     /// Runs a script that changes something, once. After [`StoreError::Unanswered`] the

@@ -1,13 +1,13 @@
 //! AMQP without any knowledge of locks: connections, pooled channels, probes, and the
 //! broker's description of itself.
 
-pub mod connect;
+pub mod channel;
+pub mod connection;
 pub mod endpoint;
 pub mod features;
 pub mod identity;
 pub mod incoming;
-pub mod lane;
-pub mod link;
+pub mod lazy;
 pub mod probe;
 pub mod stream;
 pub mod unanswered;

@@ -25,7 +25,7 @@ mod violation;
 
 pub use self::admin::broker::Broker;
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
-pub use self::amqp::connect::until_ended;
+pub use self::amqp::connection::until_ended;
 pub use self::amqp::identity::BrokerIdentity;
 pub use self::client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,

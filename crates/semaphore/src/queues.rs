@@ -1,5 +1,5 @@
 //! The queues of a lock, as functions over a channel: declares, inspects and deletes them.
-//! The caller decides when. See `amqp::lane` for the channel, which knows no lock.
+//! The caller decides when. See `amqp::channel` for the channel, which knows no lock.
 
 pub mod arguments;
 pub mod holder;

@@ -17,8 +17,8 @@ use nix::unistd::getpgrp;
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-use super::fate::say;
 use super::on_lost::{OnLost, survivors};
+use super::outcome::say;
 use super::pipes::{Incoming, Launch, Order, Outgoing, Report, inherited};
 use super::terminal;
 use crate::cli::failure::Failure;

@@ -15,9 +15,9 @@ use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
 use super::asking::{Questions, SOCKET};
-use super::fate::{Fate, OnDrain, say};
 use super::guardian::{MARGIN, code, unguarded, until};
 use super::on_lost::{OnLost, survivors};
+use super::outcome::{OnDrain, Outcome, say};
 use super::pipes::{Incoming, Launch, Order, Outgoing, Report};
 use super::starter::Environment;
 use super::terminal::{Foreground, Terminal};
@@ -39,19 +39,19 @@ const LOOK_AT_TERMINAL: Duration = Duration::from_millis(250);
 /// command's exit code.
 pub(super) async fn run(
     guardian: Guardian,
-    fate: &Fate,
+    outcome: &Outcome,
     found: &FoundLock,
     permit: Permit,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let what = found.what(permit.slot());
     // A longer time would end the command although the next proof is not overdue.
-    let kill_after = fate.kill_after.min(permit.valid_until().left() / 3);
+    let kill_after = outcome.kill_after.min(permit.valid_until().left() / 3);
     let holding = held(found, &permit);
     let questions = Questions::listen();
     let mut running = Running {
         terminal: Terminal::of(guardian.group),
-        fate,
+        outcome,
         found,
         permit: &permit,
         kill_after,
@@ -137,7 +137,7 @@ async fn reason(permit: &Permit) -> LostReason {
 
 struct Running<'a> {
     terminal: Terminal,
-    fate: &'a Fate,
+    outcome: &'a Outcome,
     found: &'a FoundLock,
     permit: &'a Permit,
     kill_after: Duration,
@@ -249,7 +249,7 @@ impl Running<'_> {
     /// command could be ended later.
     fn lose(&mut self, reason: LostReason) {
         let latest = self.permit.valid_until() - MARGIN;
-        let how = self.fate.on_lost;
+        let how = self.outcome.on_lost;
         self.end(how, latest);
         let what = self.found.what(self.permit.slot());
         // Do not wait for the reader of stderr.
@@ -259,7 +259,7 @@ impl Running<'_> {
     }
 
     fn drain(&mut self) {
-        let stop = self.fate.on_drain == OnDrain::Stop && self.lost.is_none();
+        let stop = self.outcome.on_drain == OnDrain::Stop && self.lost.is_none();
         if stop {
             // If the lock is lost before then, the guardian kills the command in time.
             self.end(OnLost::Terminate, Moment::now() + self.kill_after);
@@ -293,8 +293,8 @@ impl Guardian {
     /// descriptors that prevents the command is reached here.
     ///
     /// If cancelled, the guardian ends.
-    pub async fn start(program: &[OsString], fate: &Fate) -> Result<Self, Failure> {
-        let mut guardian = Self::spawn(program, fate).map_err(|error| unguarded(&error))?;
+    pub async fn start(program: &[OsString], outcome: &Outcome) -> Result<Self, Failure> {
+        let mut guardian = Self::spawn(program, outcome).map_err(|error| unguarded(&error))?;
         if guardian.reports.next().await == Some(Report::Ready) {
             return Ok(guardian);
         }
@@ -303,7 +303,7 @@ impl Guardian {
         Err(Failure::silent(code(status)))
     }
 
-    fn spawn(program: &[OsString], fate: &Fate) -> io::Result<Self> {
+    fn spawn(program: &[OsString], outcome: &Outcome) -> io::Result<Self> {
         let processes = Descendants::adopt()?;
         let (orders, from_us) = Outgoing::with_inlet()?;
         let (reports, to_us) = Incoming::with_outlet()?;
@@ -313,7 +313,7 @@ impl Guardian {
             .arg("guardian")
             .arg(format!("--orders={}", from_us.as_raw_fd()))
             .arg(format!("--reports={}", to_us.as_raw_fd()))
-            .arg(format!("--on-lost={}", fate.on_lost))
+            .arg(format!("--on-lost={}", outcome.on_lost))
             .arg("--")
             .args(program)
             .process_group(0);

@@ -11,8 +11,8 @@ use lockkeeper_pressure::{Store, StoreError, StoreOptions};
 use lockkeeper_semaphore::{Broker, BrokerOptions};
 use serde_json::Value;
 
+use super::render::{Action, Change, Shown};
 use super::servers::Resolver;
-use super::shown::{Action, Change, Shown};
 use crate::cli::failure::Failure;
 use crate::cli::manifest::Object;
 use crate::cli::semaphore::target::failed;
@@ -66,7 +66,7 @@ async fn semaphore(object: &Semaphore, resolver: &Resolver) -> Result<Step, Fail
         shown.notes.push("drain.revokeAfter is ignored: only the operator revokes".to_owned());
     }
     let broker = Broker::new(settings, BrokerOptions::default());
-    let mark = broker.find_mark(&valid.lock, valid.desired.overshoot).await;
+    let mark = broker.find_highest_slot(&valid.lock, valid.desired.overshoot).await;
     let mark = mark.map_err(|error| failed(&error))?.unwrap_or_default();
     let sweep = sweep_to(valid.desired, mark);
     let seen = broker.observe(&valid.lock, sweep, sweep).await.map_err(|error| failed(&error))?;
@@ -119,7 +119,7 @@ async fn differences(
         changes.extend(by_slot(planned, before == desired.slots));
     }
     if planned.changes().0 == 0 && exists {
-        let lost = broker.lost_parts(lock, desired).await.map_err(|error| failed(&error))?;
+        let lost = broker.missing_auxiliary(lock, desired).await.map_err(|error| failed(&error))?;
         changes.extend(lost.into_iter().map(|part| Change::new(part, Value::Null, "made again")));
         if lock.wait_queue().is_some() {
             let waiting = broker.waiting(lock).await.map_err(|error| failed(&error))?;
@@ -146,8 +146,12 @@ fn by_slot(planned: &SlotPlan, is_count_kept: bool) -> Vec<Change> {
     if is_count_kept && !planned.delete.is_empty() {
         changes.push(Change::new("stray slots", planned.delete.clone(), Value::Null));
     }
-    if !planned.tidy.is_empty() {
-        changes.push(Change::new("left over of slots", planned.tidy.clone(), Value::Null));
+    if !planned.remove_orphans.is_empty() {
+        changes.push(Change::new(
+            "left over of slots",
+            planned.remove_orphans.clone(),
+            Value::Null,
+        ));
     }
     changes
 }

@@ -9,8 +9,8 @@ use tokio::time::sleep;
 
 use super::common::{Patience, code, elements, explained, failed};
 use crate::cli::common::say;
+use crate::cli::confirm::confirmed;
 use crate::cli::failure::Failure;
-use crate::cli::question::confirmed;
 use crate::cli::target::QueueTarget;
 
 /// Time after which the clients that the deletion waits for are reported. A client that

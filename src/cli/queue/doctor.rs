@@ -204,8 +204,8 @@ async fn examine(
         for finding in diagnosis.damage.iter().filter(|_| arguments.repair) {
             let Remedy::Mend(repair) = &finding.remedy else { continue };
             // Stale: the queue was active since; the next examination shows the result.
-            if let Repaired::Done(deeds) = doctor.repair(store, repair).await.map_err(failed)? {
-                let did = deeds.iter().map(ToString::to_string).collect();
+            if let Repaired::Done(actions) = doctor.repair(store, repair).await.map_err(failed)? {
+                let did = actions.iter().map(ToString::to_string).collect();
                 mended.push(ShownFinding { did, ..ShownFinding::new(State::Mended, finding) });
                 has_mended = true;
             }

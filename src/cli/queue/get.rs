@@ -1,5 +1,5 @@
 //! `lockkeeper queue get`: writes elements from the queue to standard output. See
-//! `outlet` for how they are written, and `returning` for elements that were taken but
+//! `stdout` for how they are written, and `return_elements` for elements that were taken but
 //! could not be written.
 
 use std::io::{self, PipeReader, PipeWriter, stdout};
@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::common::{Patience, code, failed, is_closed, lease, stopped_by};
-use super::outlet::{Ended, Outlet};
 use super::progress::Progress;
-use super::reading::{BATCH_BYTES, BATCH_ELEMENTS};
-use super::returning::{Batch, Unwritten};
+use super::return_elements::{Batch, Unwritten};
+use super::stdin::{BATCH_BYTES, BATCH_ELEMENTS};
+use super::stdout::{Ended, Outlet};
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;
@@ -340,9 +340,9 @@ impl Getting<'_> {
         let nobody_reads = matches!(end, End::Output(Ended::NoReader));
         let (written, unread) = self.arrived(nobody_reads).await;
         drop(self.progress);
-        let fate =
+        let outcome =
             self.unwritten.give_back((&self.queue, &self.arguments.which), written, unread).await;
-        let then = format!(". {fate}");
+        let then = format!(". {outcome}");
         let name = self.queue.name();
         match end {
             End::Empty if self.arguments.delete => {
@@ -358,14 +358,14 @@ impl Getting<'_> {
             }
             End::Empty | End::Enough => Ok(()),
             End::Queue(error) => Err(Failure::new(code(&error), format!("{name}: {error}{then}"))),
-            End::Output(Ended::NoReader) if fate.is_good() => {
+            End::Output(Ended::NoReader) if outcome.is_good() => {
                 Err(Failure::silent(Failure::NO_READER))
             }
             End::Output(Ended::NoReader | Ended::Stopped) => {
                 Err(Failure::new(Failure::NO_READER, format!("the reader closed the output{then}")))
             }
             End::Output(Ended::Failed(error)) => Err(unwritable(&error, &then)),
-            End::Signal(signal) => Err(stopped_by(signal, &fate.to_string())),
+            End::Signal(signal) => Err(stopped_by(signal, &outcome.to_string())),
         }
     }
 }

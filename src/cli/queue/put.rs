@@ -1,5 +1,5 @@
 //! `lockkeeper queue put`: puts elements from standard input into the queue. See
-//! `reading` for how they are read.
+//! `stdin` for how they are read.
 
 use std::fmt::Write;
 use std::io::stdin;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::common::{Patience, Tally, code, count, failed, is_closed, stopped_by};
 use super::progress::Progress;
-use super::reading::{BATCH_BYTES, Cut, Input, ReadError};
+use super::stdin::{BATCH_BYTES, Cut, Input, ReadError};
 use super::verbs::bound;
 use crate::cli::failure::Failure;
 use crate::cli::signals::Signals;

@@ -261,32 +261,32 @@ impl Running<'_> {
 
     /// Returns the result of the run. Dead letters are reported in any case.
     fn outcome(&self, end: End) -> Result<(), Failure> {
-        let fate = || format!("{}: {}", self.task.queue.name(), self.fate());
+        let summary = || format!("{}: {}", self.task.queue.name(), self.summary());
         let failure = match end {
-            End::Signal(signal) => return Err(stopped_by(signal, &self.fate())),
+            End::Signal(signal) => return Err(stopped_by(signal, &self.summary())),
             End::Finished | End::Queue(QueueError::Empty | QueueError::TimedOut { .. })
                 if self.dead > 0 =>
             {
-                return Err(Failure::new(Failure::DEAD_LETTERS, fate()));
+                return Err(Failure::new(Failure::DEAD_LETTERS, summary()));
             }
             End::Finished => return Ok(()),
             End::Queue(error) => failed(&self.task.queue, &error),
             End::Job(failure) => failure,
         };
         if self.dead > 0 {
-            say(fate());
+            say(summary());
         }
         Err(failure)
     }
 
     /// Describes what became of the elements.
-    fn fate(&self) -> String {
-        let mut fate = format!("{} processed", count(self.processed, "element"));
+    fn summary(&self) -> String {
+        let mut summary = format!("{} processed", count(self.processed, "element"));
         for (number, what) in [(self.returned, "returned"), (self.dead, "moved as dead letters")] {
             if number > 0 {
-                let _ = write!(fate, "; {number} {what}");
+                let _ = write!(summary, "; {number} {what}");
             }
         }
-        fate
+        summary
     }
 }

@@ -1,6 +1,6 @@
 //! The bytes that a pipe still contains after its reader has ended. Other processes may
 //! have written to the same pipe, so each finds its own bytes by their content. See
-//! `outlet` for the writes.
+//! `stdout` for the writes.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};

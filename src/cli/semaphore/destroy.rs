@@ -3,8 +3,8 @@
 use super::draining::Draining;
 use super::target::{SemaphoreTarget, missing};
 use crate::cli::common::say;
+use crate::cli::confirm::confirmed;
 use crate::cli::failure::Failure;
-use crate::cli::question::confirmed;
 
 /// Arguments of `lockkeeper semaphore destroy`.
 #[derive(Debug, clap::Args)]

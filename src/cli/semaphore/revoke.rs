@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use super::holders::live;
 use super::target::{LockOnBroker, SemaphoreTarget, failed};
 use crate::cli::common::say;
+use crate::cli::confirm::confirmed;
 use crate::cli::failure::Failure;
-use crate::cli::question::confirmed;
 use crate::cli::revoke;
 use crate::cli::target::FoundLock;
 

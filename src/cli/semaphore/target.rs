@@ -84,7 +84,8 @@ impl LockOnBroker {
     /// Observes the slots on the broker.
     pub async fn look(&self) -> Result<Observed, Failure> {
         let name = &self.found.name;
-        let mark = self.broker.find_mark(name, DEFAULT_OVERSHOOT).await.map_err(|e| failed(&e))?;
+        let mark =
+            self.broker.find_highest_slot(name, DEFAULT_OVERSHOOT).await.map_err(|e| failed(&e))?;
         let to = mark.unwrap_or_default() + DEFAULT_OVERSHOOT;
         self.broker.observe(name, to, to).await.map_err(|error| failed(&error))
     }

@@ -1,6 +1,6 @@
 //! Metrics of each object, read at each scrape from the watched objects. They are
 //! available right after a restart or a change of the leader, and disappear with the
-//! object. See `watched` for what is read of each object.
+//! object. See `object_metrics` for what is read of each object.
 
 use std::collections::BTreeMap;
 use std::fmt::Error;

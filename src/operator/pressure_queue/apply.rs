@@ -17,8 +17,8 @@ use super::step::Step;
 use crate::operator::error::StepError;
 use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
-use crate::operator::outcome::{Applied, Note, Outcome};
-use crate::operator::report::{announce, claiming};
+use crate::operator::outcome::{Applied, EventRecord, Outcome};
+use crate::operator::status_writer::{announce, claiming};
 
 /// Brings the queue to the spec, and diagnoses it.
 pub(super) async fn converge(
@@ -51,7 +51,7 @@ impl Step<'_> {
         &self,
         memory: &mut QueueState,
         observation: &mut Observation,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Outcome, StepError> {
         let Self { ctx, queue, old, valid, .. } = self;
         // plan: pure.
@@ -101,7 +101,7 @@ impl Step<'_> {
     async fn apply(
         &self,
         planned: QueuePlan,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Vec<Remark>, StepError> {
         let Self { ctx, queue, old, valid, store, .. } = self;
         let drift = old.observed_generation == queue.metadata.generation
@@ -127,7 +127,9 @@ impl Step<'_> {
                     }
                     let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
                     let message = format!("The bound is now {bound}");
-                    notes.push(Note::new(drift, reason, message).action(format!("BoundTo{bound}")));
+                    notes.push(
+                        EventRecord::new(drift, reason, message).action(format!("BoundTo{bound}")),
+                    );
                 }
                 (Effected::Done, QueueEffect::Close) => {
                     notes.push(note(false, "Closed", &"Closed, as the spec asks"));
@@ -150,8 +152,8 @@ impl Step<'_> {
     }
 }
 
-fn note(warning: bool, reason: &'static str, message: &impl ToString) -> Note {
-    Note::new(warning, reason, message.to_string())
+fn note(warning: bool, reason: &'static str, message: &impl ToString) -> EventRecord {
+    EventRecord::new(warning, reason, message.to_string())
 }
 
 fn list(effects: &[QueueEffect]) -> String {

@@ -4,19 +4,19 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper_api::conditions::{DAMAGED, Say, find, reason};
+use lockkeeper_api::conditions::{ConditionUpdate, DAMAGED, find, reason};
 use lockkeeper_api::validate::ValidQueue;
 use lockkeeper_api::{PressureQueue, PressureQueueStatus};
 use lockkeeper_plan::pressure_queue::doctor::{
     Against, Diagnosis, Effort, Finding, Remedy, Repair, symptoms,
 };
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueRole, Remark};
-use lockkeeper_pressure::{Deed, QueueDoctor, Repaired, Store};
+use lockkeeper_pressure::{QueueDoctor, RepairAction, Repaired, Store};
 
 use super::super::context::Context;
 use super::super::error::StepError;
-use super::super::outcome::Note;
-use super::super::report::publish;
+use super::super::outcome::EventRecord;
+use super::super::status_writer::publish;
 use super::state::{Diagnosed, Observation, State};
 use super::step::Step;
 
@@ -36,7 +36,7 @@ pub(super) async fn examine(
     step: &Step<'_>,
     detail: &mut State,
     observation: &mut Observation,
-    notes: &mut Vec<Note>,
+    notes: &mut Vec<EventRecord>,
 ) -> Result<(), StepError> {
     let Step { ctx, queue, valid, store, .. } = step;
     let is_mended = valid.repair && !valid.suspend;
@@ -93,7 +93,7 @@ async fn mend(
     step: &Step<'_>,
     doctor: &mut QueueDoctor,
     damage: &[Finding],
-    notes: &mut Vec<Note>,
+    notes: &mut Vec<EventRecord>,
 ) -> Result<Vec<Remark>, StepError> {
     let Step { ctx, queue, store, .. } = step;
     let mut mended = Vec::new();
@@ -103,8 +103,8 @@ async fn mend(
             break;
         }
         // Stale: the queue has changed since. The next observation shows the result.
-        if let Repaired::Done(deeds) = doctor.repair(store, repair).await? {
-            notes.push(repaired(remark, &deeds));
+        if let Repaired::Done(actions) = doctor.repair(store, repair).await? {
+            notes.push(repaired(remark, &actions));
             ctx.metrics.damage.repaired(*queue, remark.reason());
             mended.push(remark.clone());
         }
@@ -132,8 +132,8 @@ pub(super) async fn finish_deletion(
         let Remedy::Mend(repair @ Repair::FinishDeletion { .. }) = &finding.remedy else {
             continue;
         };
-        if let Repaired::Done(deeds) = doctor.repair(store, repair).await? {
-            publish(ctx, queue, &repaired(&finding.remark, &deeds)).await;
+        if let Repaired::Done(actions) = doctor.repair(store, repair).await? {
+            publish(ctx, queue, &repaired(&finding.remark, &actions)).await;
             return Ok(true);
         }
     }
@@ -144,21 +144,21 @@ pub(super) async fn finish_deletion(
 /// the server in each interval, which is never longer than the pause between two
 /// observations.
 fn new(ctx: &Context, store: &Store, valid: &ValidQueue) -> QueueDoctor {
-    let lists_every = ctx.rhythm.observe.mul_f64(SHORTEST_PAUSE);
-    store.doctor(valid.queue.clone(), ctx.rhythm.repair_idle, lists_every)
+    let lists_every = ctx.intervals.observe.mul_f64(SHORTEST_PAUSE);
+    store.doctor(valid.queue.clone(), ctx.intervals.repair_idle, lists_every)
 }
 
-fn repaired(remark: &Remark, deeds: &[Deed]) -> Note {
-    let deeds: Vec<String> = deeds.iter().map(ToString::to_string).collect();
-    let message = format!("Repaired: {remark}; {}", deeds.join(", "));
-    Note::new(true, "Repaired", message).action(format!("Mended{}", key(remark)))
+fn repaired(remark: &Remark, actions: &[RepairAction]) -> EventRecord {
+    let actions: Vec<String> = actions.iter().map(ToString::to_string).collect();
+    let message = format!("Repaired: {remark}; {}", actions.join(", "));
+    EventRecord::new(true, "Repaired", message).action(format!("Mended{}", key(remark)))
 }
 
 /// Returns the condition of the last status, if it names damage.
-pub(super) fn kept(old: &PressureQueueStatus) -> Option<Say> {
+pub(super) fn kept(old: &PressureQueueStatus) -> Option<ConditionUpdate> {
     let said = find(&old.conditions, DAMAGED).filter(|condition| condition.status == "True")?;
     let reason = REASONS.into_iter().find(|reason| *reason == said.reason)?;
-    Some(Say::new(DAMAGED, true, reason, said.message.clone()))
+    Some(ConditionUpdate::new(DAMAGED, true, reason, said.message.clone()))
 }
 
 /// Returns one event for each damage that was not present at the last observation, except
@@ -168,7 +168,7 @@ fn tell_new(
     old: &PressureQueueStatus,
     found: &Diagnosed,
     known: &[Remark],
-) -> Vec<Note> {
+) -> Vec<EventRecord> {
     let now: BTreeSet<String> = found.damage.iter().map(|f| key(&f.remark)).collect();
     let told = detail.told.replace(now).unwrap_or_else(|| {
         // After a start, the condition shows which events were published.
@@ -184,7 +184,7 @@ fn tell_new(
     let event = |finding: &Finding| {
         let message = sentence(finding, found.is_mended);
         let action = format!("Found{}", key(&finding.remark));
-        Note::new(true, finding.remark.reason(), message).action(action)
+        EventRecord::new(true, finding.remark.reason(), message).action(action)
     };
     found.damage.iter().filter(is_new).map(event).collect()
 }
@@ -215,13 +215,15 @@ fn key(remark: &Remark) -> String {
 }
 
 /// Returns the condition Damaged, or `None` if there is no queue.
-pub(super) fn condition(found: &Diagnosed, seen: &ObservedQueue) -> Option<Say> {
+pub(super) fn condition(found: &Diagnosed, seen: &ObservedQueue) -> Option<ConditionUpdate> {
     let Some(first) = found.damage.first() else {
-        let none = || Say::new(DAMAGED, false, reason::NO_DAMAGE, "Nothing is known to be broken");
+        let none = || {
+            ConditionUpdate::new(DAMAGED, false, reason::NO_DAMAGE, "Nothing is known to be broken")
+        };
         return found.kept.clone().or_else(|| seen.bound.map(|_| none()));
     };
     let all: Vec<String> = found.damage.iter().map(|f| sentence(f, found.is_mended)).collect();
-    Some(Say::new(DAMAGED, true, first.remark.reason(), all.join(". Also: ")))
+    Some(ConditionUpdate::new(DAMAGED, true, first.remark.reason(), all.join(". Also: ")))
 }
 
 /// Describes the damage, and what will be or can be done about it.

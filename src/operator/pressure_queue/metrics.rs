@@ -9,7 +9,7 @@ use lockkeeper_api::{PressureQueue, PressureQueueStatus};
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType::{Counter, Gauge};
 
-use crate::operator::watched::{Told, tell};
+use crate::operator::object_metrics::{Told, tell};
 
 const GAUGES: [Told<PressureQueueStatus>; 6] = [
     ("queue_length", "Elements in the queue", |q| q.length),

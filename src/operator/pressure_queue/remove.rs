@@ -75,6 +75,6 @@ fn not_empty(session: &Session<'_, PressureQueue>, length: u64) -> Removal<Press
     let status = PressureQueueStatus { length, ..session.old.clone() };
     let outcome = Outcome::Working { reason: reason::NOT_EMPTY, message };
     let report = Report { status, reached: true, outcome, said: Vec::new(), notes: Vec::new() };
-    let pause = jitter(session.ctx.rhythm.observe);
+    let pause = jitter(session.ctx.intervals.observe);
     Removal::Guarded(Box::new(report), reason::NOT_EMPTY, pause)
 }

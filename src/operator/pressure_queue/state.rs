@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_api::PressureQueue;
-use lockkeeper_api::conditions::Say;
+use lockkeeper_api::conditions::ConditionUpdate;
 use lockkeeper_plan::pressure_queue::doctor::Finding;
 use lockkeeper_plan::pressure_queue::{ObservedQueue, Remark};
 use lockkeeper_pressure::{QueueDoctor, Store};
@@ -53,7 +53,7 @@ pub struct Diagnosed {
     /// Whether the damage is repaired as far as the spec allows.
     pub is_mended: bool,
     /// The previous condition Damaged, until the damage can be observed again.
-    pub kept: Option<Say>,
+    pub kept: Option<ConditionUpdate>,
     /// Whether the diagnosis needs another observation soon.
     pub is_unsure: bool,
 }

@@ -1,8 +1,8 @@
 //! The status of a `PressureQueue`, computed from an observation. See
-//! `report` for when it is written.
+//! `status_writer` for when it is written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use lockkeeper_api::conditions::{OVERFILLED, Say, WAITING_FOR_ROLE, reason};
+use lockkeeper_api::conditions::{ConditionUpdate, OVERFILLED, WAITING_FOR_ROLE, reason};
 use lockkeeper_api::pressure_queue::RoleStatus;
 use lockkeeper_api::validate;
 use lockkeeper_api::{PressureQueue, PressureQueueStatus};
@@ -109,7 +109,7 @@ pub(super) fn describe(
     queue: &PressureQueue,
     old: &PressureQueueStatus,
     observation: Option<&Observation>,
-) -> (PressureQueueStatus, Vec<Say>) {
+) -> (PressureQueueStatus, Vec<ConditionUpdate>) {
     let mut status = PressureQueueStatus {
         queue_name: Some(validate::queue_name(queue)),
         closed: old.closed,
@@ -131,15 +131,24 @@ pub(super) fn describe(
         status.consumed_messages = Some(to_i64(seen.consumed_messages));
         status.consumed_bytes = Some(to_i64(seen.consumed_bytes));
         said.push(match waits_for(remarks) {
-            Some(remark) => Say::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string()),
-            None => Say::new(WAITING_FOR_ROLE, false, reason::NOT_WAITING, "No role is awaited"),
+            Some(remark) => {
+                ConditionUpdate::new(WAITING_FOR_ROLE, true, reason::ROLE_BUSY, remark.to_string())
+            }
+            None => ConditionUpdate::new(
+                WAITING_FOR_ROLE,
+                false,
+                reason::NOT_WAITING,
+                "No role is awaited",
+            ),
         });
         let overfilled = remarks.iter().find(|r| matches!(r, Remark::Overfilled { .. }));
         said.push(match overfilled {
-            Some(remark) => Say::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string()),
+            Some(remark) => {
+                ConditionUpdate::new(OVERFILLED, true, reason::OVER_BOUND, remark.to_string())
+            }
             None => {
                 let message = "The queue is not longer than its bound";
-                Say::new(OVERFILLED, false, reason::WITHIN_BOUND, message)
+                ConditionUpdate::new(OVERFILLED, false, reason::WITHIN_BOUND, message)
             }
         });
     }

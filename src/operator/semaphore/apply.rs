@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use lockkeeper_api::conditions::{READY, RECONCILING, Say, find, reason};
+use lockkeeper_api::conditions::{ConditionUpdate, READY, RECONCILING, find, reason};
 use lockkeeper_api::semaphore::{MAX_LISTED_HOLDERS, to_i32};
 use lockkeeper_api::validate::ValidSemaphore;
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
@@ -19,8 +19,8 @@ use crate::operator::context::Context;
 use crate::operator::error::StepError;
 use crate::operator::kind::{ReportedStatus, Session};
 use crate::operator::metrics::Asked;
-use crate::operator::outcome::{Applied, Note, Outcome};
-use crate::operator::report::{announce, claiming};
+use crate::operator::outcome::{Applied, EventRecord, Outcome};
+use crate::operator::status_writer::{announce, claiming};
 
 /// Converges the slots to the spec, and observes their holders and waiters.
 pub(super) async fn converge(
@@ -42,7 +42,7 @@ pub(super) async fn converge(
                 .detail
                 .swept
                 .as_ref()
-                .is_none_or(|(at, _)| at.elapsed() >= ctx.rhythm.sweep_age()),
+                .is_none_or(|(at, _)| at.elapsed() >= ctx.intervals.sweep_age()),
         first_look: old.observed_generation != semaphore.metadata.generation
             || find(&old.conditions, READY).is_none_or(|c| c.status != "True"),
         valid,
@@ -96,13 +96,13 @@ impl Step<'_> {
     async fn ensure_slots(
         &self,
         memory: &mut SemaphoreState,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Ensured, StepError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let declares = self.first_look && self.sweep_due && !self.valid.suspend;
         let mark = match self.written_mark() {
             None if declares => self.broker.find_mark_for_change(lock, desired.overshoot).await?,
-            None => self.broker.find_mark(lock, desired.overshoot).await?,
+            None => self.broker.find_highest_slot(lock, desired.overshoot).await?,
             mark => mark,
         };
         let mark = mark.map(|mark| mark.max(memory.detail.reaches));
@@ -130,7 +130,7 @@ impl Step<'_> {
         &self,
         memory: &mut SemaphoreState,
         mark: Option<u32>,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Ensured, StepError> {
         let desired = self.valid.desired;
         // The mark that must be written first is computed as if no slot existed, because
@@ -173,7 +173,7 @@ impl Step<'_> {
         &self,
         memory: &mut SemaphoreState,
         observation: &mut Observation,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Progress, StepError> {
         // plan: pure. Without a sweep, the slots are those of the last one, and no change
         // to them is due.
@@ -245,7 +245,7 @@ impl Step<'_> {
         memory: &mut SemaphoreState,
         mark: Option<u32>,
         lost: &[&'static str],
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Converged, BrokerError> {
         let (lock, desired) = (&self.valid.lock, self.valid.desired);
         memory.detail.reaches = memory.detail.reaches.max(desired.slots);
@@ -269,7 +269,7 @@ impl Step<'_> {
     }
 
     /// Returns the event of a change.
-    fn resized(&self, converged: &Converged, lost: &[&'static str]) -> Note {
+    fn resized(&self, converged: &Converged, lost: &[&'static str]) -> EventRecord {
         let drift = !self.first_look;
         let slots = self.valid.desired.slots;
         let count = self.valid.lock.unit().count(slots);
@@ -281,7 +281,7 @@ impl Step<'_> {
         let reason = if drift { "DriftRepaired" } else { "Resized" };
         let what = if drift { "Repair" } else { "Resize" };
         let more = if lost.is_empty() { "" } else { "AndMore" };
-        Note::new(drift, reason, message).action(format!("{what}To{slots}{more}"))
+        EventRecord::new(drift, reason, message).action(format!("{what}To{slots}{more}"))
     }
 
     /// Writes a higher mark before slots beyond the last one are created, and before the
@@ -305,7 +305,7 @@ impl Step<'_> {
         if raise_to.is_some() {
             status.highest_slot = raised.map(to_i32);
             let message = format!("Resizing to {}", lock.unit().count(desired.slots));
-            said = Say::new(RECONCILING, true, reason::RESIZING, message);
+            said = ConditionUpdate::new(RECONCILING, true, reason::RESIZING, message);
         }
         let generation = self.old.observed_generation;
         let session = (self.ctx, self.semaphore, self.backend.as_str());
@@ -321,7 +321,7 @@ impl Step<'_> {
         memory: &mut SemaphoreState,
         observation: &mut Observation,
         woken: bool,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<(), BrokerError> {
         let (ctx, lock) = (self.ctx, &self.valid.lock);
         self.tell_waiters(observation, woken).await;

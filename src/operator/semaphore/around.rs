@@ -22,7 +22,7 @@ impl Step<'_> {
                 lost.push("the wait queue");
             }
         }
-        lost.extend(self.broker.lost_parts(lock, desired).await?);
+        lost.extend(self.broker.missing_auxiliary(lock, desired).await?);
         Ok(lost)
     }
 

@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType::Gauge;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::operator::watched::{Told, place, tell};
+use crate::operator::object_metrics::{Told, place, tell};
 
 const GAUGES: [Told<SemaphoreStatus>; 6] = [
     ("semaphore_held", "Slots within the desired count that are held", |s| s.held.map(Into::into)),

@@ -66,7 +66,7 @@ pub(super) async fn in_use(
     let Session { ctx, object: semaphore, valid, connected, .. } = session;
     let (broker, lock, slots) = (&connected.handle, &valid.lock, valid.desired.slots);
     let mark = match mark(session) {
-        None => broker.find_mark(lock, valid.desired.overshoot).await?,
+        None => broker.find_highest_slot(lock, valid.desired.overshoot).await?,
         mark => mark,
     };
     // An earlier holder may have been missed and still hold a slot above the mark.
@@ -77,7 +77,7 @@ pub(super) async fn in_use(
         return Ok(None);
     }
     let holders = broker.holders(lock, &seen, slots, MAX_LISTED_HOLDERS).await;
-    let pause = if holders.incomplete { FACTS_INTERVAL } else { ctx.rhythm.observe };
+    let pause = if holders.incomplete { FACTS_INTERVAL } else { ctx.intervals.observe };
     let mark = mark.max(seen.numbered().map(ObservedSlots::highest));
     let waiting = broker.waiting(lock).await?;
     let holders = Some(holders);

@@ -16,7 +16,7 @@ use super::apply::Step;
 use super::holding::Holding;
 use super::state::SemaphoreState;
 use crate::operator::context::Context;
-use crate::operator::outcome::Note;
+use crate::operator::outcome::EventRecord;
 
 /// Retry interval after a draining holder could not be revoked.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ impl Step<'_> {
         &self,
         holding: &mut Holding,
         holders: &[Holder],
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Option<Duration>, BrokerError> {
         holding.follow(holders);
         let asked = self.answer(holding, notes).await?;
@@ -45,7 +45,7 @@ impl Step<'_> {
     async fn answer(
         &self,
         holding: &mut Holding,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Option<Duration>, BrokerError> {
         let Some(text) = request(self.semaphore) else {
             holding.request = None;
@@ -99,7 +99,7 @@ impl Step<'_> {
     async fn revoke_drained(
         &self,
         holding: &mut Holding,
-        notes: &mut Vec<Note>,
+        notes: &mut Vec<EventRecord>,
     ) -> Result<Option<Duration>, BrokerError> {
         let Some(after) = self.valid.revoke_after.filter(|_| !self.valid.suspend) else {
             return Ok(None);
@@ -196,19 +196,19 @@ fn action(asked: &RevokeRequest) -> String {
     format!("Revoke{slot}Of{}", words.take(90).collect::<String>())
 }
 
-fn revoked(asked: &RevokeRequest) -> Note {
+fn revoked(asked: &RevokeRequest) -> EventRecord {
     let force = if asked.force { ", with force" } else { "" };
     let message =
         format!("{} was taken away{force}: {}{}", subject(asked), asked.reason, asked_at(asked));
-    Note::new(true, "HolderRevoked", message).action(action(asked))
+    EventRecord::new(true, "HolderRevoked", message).action(action(asked))
 }
 
-fn refused(asked: Option<&RevokeRequest>, why: &str) -> Note {
+fn refused(asked: Option<&RevokeRequest>, why: &str) -> EventRecord {
     let Some(asked) = asked else {
         let message = format!("Nothing was taken from anybody: {why}");
-        return Note::new(true, "RevokeRefused", message).action("Revoke");
+        return EventRecord::new(true, "RevokeRefused", message).action("Revoke");
     };
     let why = clean_text(why, 500);
     let message = format!("{} was not taken away: {why}{}", subject(asked), asked_at(asked));
-    Note::new(true, "RevokeRefused", message).action(action(asked))
+    EventRecord::new(true, "RevokeRefused", message).action(action(asked))
 }

@@ -1,8 +1,8 @@
 //! The status of a Semaphore: counts, holders and the kind's own conditions. Pure. See
-//! `report` for when it is written.
+//! `status_writer` for when it is written.
 
 use kube::ResourceExt;
-use lockkeeper_api::conditions::{DRAINED, SATURATED, Say, UNSAFE, reason};
+use lockkeeper_api::conditions::{ConditionUpdate, DRAINED, SATURATED, UNSAFE, reason};
 use lockkeeper_api::semaphore::{HolderStatus, to_i32};
 use lockkeeper_api::validate::{self, ValidSemaphore};
 use lockkeeper_api::{GROUP, Semaphore, SemaphoreStatus};
@@ -43,7 +43,7 @@ pub(super) fn unobserved(
 pub(super) fn describe(
     semaphore: &Semaphore,
     observation: &Observation,
-) -> (SemaphoreStatus, Vec<Say>) {
+) -> (SemaphoreStatus, Vec<ConditionUpdate>) {
     let Observation { seen, mark, waiting, holders, .. } = observation;
     let slots = u32::try_from(semaphore.spec.slots).unwrap_or(0);
     let counts = seen.counts(slots);
@@ -84,54 +84,64 @@ fn selector(semaphore: &Semaphore) -> String {
     format!("{GROUP}/semaphore={}{}", semaphore.name_any(), revokes.unwrap_or_default())
 }
 
-fn drained(seen: &ObservedSlots, slots: u32) -> Say {
+fn drained(seen: &ObservedSlots, slots: u32) -> ConditionUpdate {
     let draining: Vec<String> = seen.held.range(slots + 1..).take(10).map(u32::to_string).collect();
     if draining.is_empty() {
-        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
+        return ConditionUpdate::new(
+            DRAINED,
+            true,
+            reason::NONE_DRAINING,
+            "No holder is above the count",
+        );
     }
     let message = format!(
         "Still held above the count of {slots}: slot {}. No other client gets such a slot, and it is removed when its holder releases it",
         draining.join(", ")
     );
-    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+    ConditionUpdate::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
 }
 
 /// Returns the condition for draining tokens. They are not numbered, so only their count
 /// is known.
-fn drained_tokens(draining: u32, tokens: u32) -> Say {
+fn drained_tokens(draining: u32, tokens: u32) -> ConditionUpdate {
     if draining == 0 {
-        return Say::new(DRAINED, true, reason::NONE_DRAINING, "No holder is above the count");
+        return ConditionUpdate::new(
+            DRAINED,
+            true,
+            reason::NONE_DRAINING,
+            "No holder is above the count",
+        );
     }
     let message = format!(
         "{} more than the count of {tokens} held. The first ones released are removed; no other client gets them",
         if draining == 1 { "1 token is".to_owned() } else { format!("{draining} tokens are") }
     );
-    Say::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
+    ConditionUpdate::new(DRAINED, false, reason::HOLDERS_DRAINING, message)
 }
 
 /// Returns the condition for a broker that is unsafe for the lock. The first risk gives its
 /// reason.
-fn is_unsafe(risks: &Risks) -> Say {
+fn is_unsafe(risks: &Risks) -> ConditionUpdate {
     let Some(first) = risks.found.first() else {
         let message = if risks.nodes_are_visible {
             "No partition of the broker's cluster and no harmful policy was found"
         } else {
             "No harmful policy was found. Whether the broker's cluster is partitioned is not known: give the management user the tag monitoring"
         };
-        return Say::new(UNSAFE, false, reason::NO_RISK, message);
+        return ConditionUpdate::new(UNSAFE, false, reason::NO_RISK, message);
     };
     let all: Vec<String> = risks.found.iter().map(ToString::to_string).collect();
-    Say::new(UNSAFE, true, first.reason(), all.join(". "))
+    ConditionUpdate::new(UNSAFE, true, first.reason(), all.join(". "))
 }
 
-fn saturated(held: u32, free: u32, unit: Unit) -> Say {
+fn saturated(held: u32, free: u32, unit: Unit) -> ConditionUpdate {
     let one = unit.one();
     let (saturated, reason, message) = match (held, free) {
         (_, 1..) => (false, reason::SLOTS_FREE, format!("A {one} may be taken")),
         (0, 0) => (true, reason::NO_SLOTS, format!("There is no {one} to take")),
         (_, 0) => (true, reason::ALL_SLOTS_HELD, format!("Every {one} is held")),
     };
-    Say::new(SATURATED, saturated, reason, message)
+    ConditionUpdate::new(SATURATED, saturated, reason, message)
 }
 
 /// Formats as many of `all` holders as fit into a table: `deploy-7, deploy-9, +3`.

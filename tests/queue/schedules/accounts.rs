@@ -25,13 +25,13 @@ const LANES: usize = 16;
 const ATTEMPTS: u64 = 2;
 
 /// One queue with two clients, and the queue for its dead letters.
-struct Lane {
+struct Worker {
     place: Place,
     clients: [Queue; 2],
     letters: Queue,
 }
 
-impl Lane {
+impl Worker {
     async fn at(url: &str) -> Self {
         let place = Place::at(url).await;
         let clients = [ours(&place, "one"), ours(&place, "two")];
@@ -51,7 +51,7 @@ impl Lane {
 
 /// A running schedule.
 struct Schedule<'a> {
-    lane: &'a Lane,
+    lane: &'a Worker,
     random: SmallRng,
     model: Model,
     /// Deliveries, which their clients may not have any more: the lease may have ended.
@@ -79,7 +79,7 @@ const DEAD: usize = 2;
 const REMOVED: usize = 3;
 const RESTORED: usize = 4;
 
-async fn run(lane: &Lane, seed: u64) -> Counts {
+async fn run(lane: &Worker, seed: u64) -> Counts {
     let mut random = SmallRng::seed_from_u64(seed);
     let bound = [0, 0, 3, 8][random.random_range(0..4)];
     lane.clients[0].create(bound).await.unwrap();
@@ -298,7 +298,7 @@ impl Schedule<'_> {
     }
 
     async fn check(&mut self) {
-        let Lane { place, letters, .. } = self.lane;
+        let Worker { place, letters, .. } = self.lane;
         let seen = self.lane.clients[0].stat().await.unwrap();
         let model = &self.model;
         assert_eq!(self.lane.list(&place.key("")).await, model.queue);
@@ -316,7 +316,7 @@ impl Schedule<'_> {
     /// Checks everything and deletes the queue.
     async fn end(mut self) -> Counts {
         self.check().await;
-        let Lane { place, letters, clients } = self.lane;
+        let Worker { place, letters, clients } = self.lane;
         let expected = Removed {
             elements: self.model.queue.len() as u64,
             in_flight: self.model.flying.len() as u64,
@@ -341,7 +341,7 @@ fn text(element: &[u8]) -> Element {
 }
 
 /// Runs a schedule, and names its seed if it fails.
-async fn named(lane: Lane, seed: u64) -> (Lane, Counts) {
+async fn named(lane: Worker, seed: u64) -> (Worker, Counts) {
     let run = tokio::spawn(async move {
         let counts = run(&lane, seed).await;
         (lane, counts)
@@ -353,7 +353,7 @@ async fn named(lane: Lane, seed: u64) -> (Lane, Counts) {
 async fn ten_thousand_schedules_account_for_every_element() {
     let server = PrivateRedis::start(&[]).await;
     if let Ok(seed) = std::env::var("LOCKKEEPER_TEST_SEED") {
-        named(Lane::at(&server.url()).await, seed.parse().expect("a number")).await;
+        named(Worker::at(&server.url()).await, seed.parse().expect("a number")).await;
         return;
     }
     let schedules = if is_soak() { 200_000 } else { 10_000 };
@@ -361,7 +361,7 @@ async fn ten_thousand_schedules_account_for_every_element() {
     println!("seeds from {first}; LOCKKEEPER_TEST_SEED=<seed> repeats one schedule");
     let url = server.url();
     let lanes = (first..).take(LANES).map(async |first_of_lane| {
-        let mut running = Lane::at(&url).await;
+        let mut running = Worker::at(&url).await;
         let mut sum = Counts::default();
         for seed in (first_of_lane..first + schedules).step_by(LANES) {
             let (lane, counts) = named(running, seed).await;

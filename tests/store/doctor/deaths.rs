@@ -343,8 +343,8 @@ async fn both_roles_stuck_are_both_given_back() {
     drop(consumer);
     ward.until_gone(number).await;
     assert_eq!(reasons(&ward.examine().await), ["RoleStuck", "RoleStuck"]);
-    let deeds = ward.heal().await;
-    assert_eq!(deeds.len(), 3, "two roles and the token: {deeds:?}");
+    let actions = ward.heal().await;
+    assert_eq!(actions.len(), 3, "two roles and the token: {actions:?}");
     ward.check_invariants().await;
     ward.check_use().await;
 }

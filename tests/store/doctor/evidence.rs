@@ -74,9 +74,9 @@ async fn a_repair_is_made_once_and_only_with_the_guard_that_it_rests_on() {
     let repair = decided(&mut ward).await;
     let mut other = ward.store.doctor(ward.place.queue.clone(), IDLE, Duration::ZERO);
     assert_eq!(other.repair(&ward.store, &repair).await.unwrap(), Repaired::Stale);
-    let Repaired::Done(deeds) = ward.repair(&repair).await else { panic!("it fits") };
-    let deeds: Vec<String> = deeds.iter().map(ToString::to_string).collect();
-    assert_eq!(deeds, ["pushed an element to :producer_free"]);
+    let Repaired::Done(actions) = ward.repair(&repair).await else { panic!("it fits") };
+    let actions: Vec<String> = actions.iter().map(ToString::to_string).collect();
+    assert_eq!(actions, ["pushed an element to :producer_free"]);
     assert_eq!(ward.repair(&repair).await, Repaired::Stale);
     ward.check_invariants().await;
     ward.check_use().await;

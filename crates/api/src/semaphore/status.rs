@@ -84,7 +84,7 @@ pub struct HolderStatus {
     /// Reason that the holder declares for holding the lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Link that the holder declares, for example to the page of a build.
+    /// URL that the holder declares, for example to the page of a build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Time at which the holder declares that it acquired the slot, in RFC 3339 format.

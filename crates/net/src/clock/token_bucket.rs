@@ -1,4 +1,4 @@
-//! A rate limit that permits bursts. See `events` and `link` for its uses.
+//! A rate limit that permits bursts. See `events` and `lazy` for its uses.
 
 use std::time::{Duration, Instant};
 

@@ -7,24 +7,24 @@
 
 mod batch;
 mod delivery;
-mod ending;
 mod environment;
 mod error;
-mod flow;
 mod get;
+mod lifecycle;
 mod options;
 mod pace;
 mod put;
 mod queue;
+mod stream_sink;
 mod taken;
 mod waiting;
 
 pub use self::delivery::Delivery;
 pub use self::environment::EnvironmentError;
 pub use self::error::{Awaited, GiveBackError, PutBatchError, QueueError, Wait};
-pub use self::flow::QueueSink;
 pub use self::options::QueueOptions;
 pub use self::put::MAX_ELEMENT_BYTES;
 pub use self::queue::Queue;
+pub use self::stream_sink::QueueSink;
 pub use self::taken::{Limit, Taken};
 pub use lockkeeper_plan::pressure_queue::QueueRole;

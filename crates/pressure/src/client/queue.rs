@@ -1,5 +1,5 @@
 //! The queue for programs: its creation and what only inspects it. See `put`, `get` and
-//! `ending` for the other operations.
+//! `lifecycle` for the other operations.
 
 use std::fmt;
 use std::sync::Arc;

@@ -37,11 +37,11 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// The lists of one queue that can be waited for.
 pub(super) struct Waiting {
-    producer_free: Lane,
-    consumer_free: Lane,
-    not_full: Lane,
-    data: Lane,
-    closed: Lane,
+    producer_free: List,
+    consumer_free: List,
+    not_full: List,
+    data: List,
+    closed: List,
     /// Cancelled when all waiting ends.
     over: CancellationToken,
 }
@@ -49,7 +49,7 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn new(store: &Store, queue: &QueueName, options: &QueueOptions) -> Self {
         let data = queue.data();
-        let lane = |suffix: &str| Lane {
+        let list = |suffix: &str| List {
             key: format!("{data}{suffix}"),
             queue: queue.clone(),
             store: store.clone(),
@@ -59,11 +59,11 @@ impl Waiting {
             state: Mutex::default(),
         };
         Self {
-            producer_free: lane(":producer_free"),
-            consumer_free: lane(":consumer_free"),
-            not_full: lane(":not_full"),
-            data: lane(""),
-            closed: lane(":closed"),
+            producer_free: list(":producer_free"),
+            consumer_free: list(":consumer_free"),
+            not_full: list(":not_full"),
+            data: list(""),
+            closed: list(":closed"),
             over: CancellationToken::new(),
         }
     }
@@ -94,18 +94,18 @@ impl Waiting {
     ///
     /// Cancel safe.
     pub(super) async fn change(&self, awaited: &Awaited, polls: bool) -> Result<(), StoreError> {
-        let lane = match awaited {
+        let list = match awaited {
             Awaited::Room => &self.not_full,
             Awaited::Element => &self.data,
             Awaited::Role { role: QueueRole::Producer, .. } => &self.producer_free,
             Awaited::Role { role: QueueRole::Consumer, .. } => &self.consumer_free,
         };
         if polls {
-            return timeout(POLL, lane.wait()).await.unwrap_or(Ok(()));
+            return timeout(POLL, list.wait()).await.unwrap_or(Ok(()));
         }
         let either = async {
             tokio::select! {
-                woken = lane.wait() => woken,
+                woken = list.wait() => woken,
                 woken = self.closed.wait() => woken,
             }
         };
@@ -121,7 +121,7 @@ impl Waiting {
 type Pending = Shared<BoxFuture<'static, (Result<(), StoreError>, Option<Connection>)>>;
 
 /// One list that can be waited for.
-struct Lane {
+struct List {
     key: String,
     queue: QueueName,
     store: Store,
@@ -141,7 +141,7 @@ struct State {
     connection: Option<Connection>,
 }
 
-impl Lane {
+impl List {
     /// Whether a BLMOVE is pending, and the server must have received it.
     fn is_settled(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -169,7 +169,7 @@ impl Store {
         let nameless = self.0.nameless.lock().unwrap_or_else(PoisonError::into_inner);
         nameless
             .get(queue)
-            .is_some_and(|since| since.elapsed() >= self.0.link.options().nameless_role_grace)
+            .is_some_and(|since| since.elapsed() >= self.0.pool.options().nameless_role_grace)
     }
 
     fn remember_nameless(&self, queue: &QueueName, is_nameless: bool) {

@@ -8,7 +8,7 @@ use crate::history::{ConnectionState, Event, Sender, What};
 
 /// A frame: the earliest time at which its receiver has it, and the length of the longest chain
 /// that ends with it.
-type Link = (u64, u32);
+type Chain = (u64, u32);
 
 /// Returns the number of round trips until `process` had received everything it needed at the
 /// time `until`, in microseconds. `events` starts with the operation. One direction counts as
@@ -20,8 +20,8 @@ type Link = (u64, u32);
 /// together seem to depend on the answers to the first of them.
 pub fn round_trips(events: &[Event], process: u32, until: u64, delay: Duration) -> f64 {
     let delay = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
-    let mut to_broker: Vec<Link> = Vec::new();
-    let mut to_client: BTreeMap<u32, Vec<Link>> = BTreeMap::new();
+    let mut to_broker: Vec<Chain> = Vec::new();
+    let mut to_client: BTreeMap<u32, Vec<Chain>> = BTreeMap::new();
     for event in events {
         let (process, sender) = match &event.what {
             What::Frame(frame) => (frame.process, frame.sender),
@@ -44,7 +44,7 @@ pub fn round_trips(events: &[Event], process: u32, until: u64, delay: Duration) 
 }
 
 /// Returns the length of the longest chain that had arrived at this time.
-fn longest(links: &[Link], at: u64) -> u32 {
+fn longest(links: &[Chain], at: u64) -> u32 {
     links.iter().filter(|(arrived, _)| *arrived <= at).map(|(_, length)| *length).max().unwrap_or(0)
 }
 

@@ -31,9 +31,9 @@ pub(crate) struct Picture {
     /// The events, from left to right.
     pub(crate) columns: Vec<Column>,
     /// The holds according to each process.
-    pub(crate) processes: Vec<Lane>,
+    pub(crate) processes: Vec<Swimlane>,
     /// The ownership of each slot at the broker. Empty if the broker was not observed.
-    pub(crate) broker: Vec<Lane>,
+    pub(crate) broker: Vec<Swimlane>,
     /// The violation.
     pub(crate) red: Red,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Column {
 
 /// A process or a slot over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lane {
+pub(crate) struct Swimlane {
     /// Its name.
     pub(crate) name: String,
     /// Holds, or ownerships.

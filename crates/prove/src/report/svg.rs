@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use svg::Document;
 use svg::node::element::{Definitions, Group, Line, Pattern, Rectangle, Text, Title};
 
-use super::picture::{Bar, Lane, Picture, Place, Tick};
+use super::picture::{Bar, Picture, Place, Swimlane, Tick};
 
 /// Width of the names of lanes.
 const LEFT: usize = 120;
@@ -84,7 +84,7 @@ fn lanes(name: &str, picture: &Picture, broker: bool, top: usize) -> (Group, usi
     (group, y)
 }
 
-fn lane(lane: &Lane, picture: &Picture, top: usize) -> Group {
+fn lane(lane: &Swimlane, picture: &Picture, top: usize) -> Group {
     let right = x(2 * picture.columns.len());
     let middle = top + BAR.0 + BAR.1 / 2;
     let mut group = Group::new()

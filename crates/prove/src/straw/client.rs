@@ -17,7 +17,7 @@ pub trait Protocol {
     /// Tries to acquire within this time. Returns `None` if no slot was free.
     async fn acquire(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         wait: Duration,
     ) -> Result<Option<Held<Self::Hold>>, lapin::Error>;
 
@@ -27,12 +27,13 @@ pub trait Protocol {
     /// Asks the broker whether the slot is still held. Returns `None` if it is not.
     async fn verify(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         hold: &mut Self::Hold,
     ) -> Result<Option<Done>, lapin::Error>;
 
     /// Releases a hold. Returns whether it was still held.
-    async fn release(&self, link: &mut Link, hold: Self::Hold) -> Result<bool, lapin::Error>;
+    async fn release(&self, lazy: &mut LazySession, hold: Self::Hold)
+    -> Result<bool, lapin::Error>;
 
     /// Resolves with the reason when the broker ends the hold. Cancel safe.
     async fn revoked(&self, _: &mut Self::Hold) -> String {
@@ -61,12 +62,12 @@ pub struct Held<H> {
 }
 
 /// The connection of a client.
-pub struct Link {
+pub struct LazySession {
     url: String,
     session: Option<Session>,
 }
 
-impl Link {
+impl LazySession {
     /// Returns the connection. Connects if there is no open connection.
     pub async fn open(&mut self) -> Result<&mut Session, lapin::Error> {
         match self.session.take() {
@@ -92,21 +93,21 @@ impl Link {
 /// A client with at most one hold.
 pub struct Client<P: Protocol> {
     protocol: P,
-    link: Link,
+    lazy: LazySession,
     held: Option<Held<P::Hold>>,
 }
 
 impl<P: Protocol> Client<P> {
     /// Creates the client without connecting.
     pub fn new(url: String, protocol: P) -> Self {
-        Self { protocol, link: Link { url, session: None }, held: None }
+        Self { protocol, lazy: LazySession { url, session: None }, held: None }
     }
 
     pub async fn acquire(&mut self, wait: Duration) -> Result<Line, lapin::Error> {
         if self.held.is_some() && !self.protocol.acquires_twice() {
             return Ok(Line::Fail("this process already holds the lock".to_owned()));
         }
-        match self.protocol.acquire(&mut self.link, wait).await {
+        match self.protocol.acquire(&mut self.lazy, wait).await {
             Ok(Some(held)) => {
                 let held = self.held.insert(held);
                 Ok(Line::Ok(self.protocol.describe(&held.hold)))
@@ -123,7 +124,7 @@ impl<P: Protocol> Client<P> {
     pub async fn verify(&mut self) -> Result<Line, lapin::Error> {
         let Some(held) = &mut self.held else { return Ok(not_held()) };
         let sent = Instant::now();
-        if let Ok(Some(done)) = self.protocol.verify(&mut self.link, &mut held.hold).await {
+        if let Ok(Some(done)) = self.protocol.verify(&mut self.lazy, &mut held.hold).await {
             held.proven = sent;
             return Ok(Line::Ok(done));
         }
@@ -133,7 +134,7 @@ impl<P: Protocol> Client<P> {
 
     pub async fn release(&mut self) -> Result<Line, lapin::Error> {
         let Some(held) = self.held.take() else { return Ok(not_held()) };
-        let released = self.protocol.release(&mut self.link, held.hold).await;
+        let released = self.protocol.release(&mut self.lazy, held.hold).await;
         if !matches!(released, Ok(true)) {
             self.close();
         }
@@ -141,7 +142,7 @@ impl<P: Protocol> Client<P> {
     }
 
     pub fn believes(&self) -> Line {
-        let (Some(held), Some(session)) = (&self.held, &self.link.session) else {
+        let (Some(held), Some(session)) = (&self.held, &self.lazy.session) else {
             return not_held();
         };
         let valid = session.holds() && held.proven.elapsed() < session.valid();
@@ -150,7 +151,7 @@ impl<P: Protocol> Client<P> {
 
     /// Resolves once with the reason when the hold is lost. Cancel safe.
     pub async fn lost(&mut self) -> String {
-        let why = match (&mut self.held, &mut self.link.session) {
+        let why = match (&mut self.held, &mut self.lazy.session) {
             (Some(held), Some(session)) if self.protocol.watches() => {
                 let left = session.valid().saturating_sub(held.proven.elapsed());
                 tokio::select! {
@@ -168,7 +169,7 @@ impl<P: Protocol> Client<P> {
     /// Discards the hold and closes the connection. Returns the task that closes it.
     pub fn close(&mut self) -> Option<JoinHandle<()>> {
         self.held = None;
-        self.link.session.take().map(Session::close)
+        self.lazy.session.take().map(Session::close)
     }
 }
 

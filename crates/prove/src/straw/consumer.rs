@@ -11,7 +11,7 @@ use lapin::{Channel, Consumer};
 use lockkeeper_plan::naming::LockName;
 
 use super::Bug;
-use super::client::{Held, Link, Protocol};
+use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, Session, new_id, polled};
 use crate::driver::message::Done;
 
@@ -32,10 +32,10 @@ impl Protocol for OnlyConsumer {
 
     async fn acquire(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         wait: Duration,
     ) -> Result<Option<Held<Consuming>>, lapin::Error> {
-        polled(wait, async || self.try_acquire(link).await).await
+        polled(wait, async || self.try_acquire(lazy).await).await
     }
 
     fn describe(&self, hold: &Consuming) -> Done {
@@ -44,13 +44,13 @@ impl Protocol for OnlyConsumer {
 
     async fn verify(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         hold: &mut Consuming,
     ) -> Result<Option<Done>, lapin::Error> {
         let (a, c) = (self.lock.slot_queue(hold.slot), self.lock.holder_queue(hold.slot));
         // A probe would open a new channel if the consumer's channel was closed. But then the
         // slot is lost.
-        let Some(session) = link.holding() else { return Ok(None) };
+        let Some(session) = lazy.holding() else { return Ok(None) };
         if !matches!(session.look(On::Hold, &c).await?, Answer::Ok { consumers: 1.., .. }) {
             return Ok(None);
         }
@@ -58,8 +58,8 @@ impl Protocol for OnlyConsumer {
         Ok(Some(Done { draining, ..Done::default() }))
     }
 
-    async fn release(&self, link: &mut Link, hold: Consuming) -> Result<bool, lapin::Error> {
-        let Some(session) = link.holding() else { return Ok(false) };
+    async fn release(&self, lazy: &mut LazySession, hold: Consuming) -> Result<bool, lapin::Error> {
+        let Some(session) = lazy.holding() else { return Ok(false) };
         cancel(session, &hold.consumer).await?;
         Ok(true)
     }
@@ -77,10 +77,13 @@ impl Protocol for OnlyConsumer {
 
 impl OnlyConsumer {
     /// Tries each free slot from 1 up to the first C that does not exist.
-    async fn try_acquire(&self, link: &mut Link) -> Result<Option<Held<Consuming>>, lapin::Error> {
+    async fn try_acquire(
+        &self,
+        lazy: &mut LazySession,
+    ) -> Result<Option<Held<Consuming>>, lapin::Error> {
         let (looks, shared) =
             (self.bug != Some(Bug::NoLookConsumer), self.bug == Some(Bug::SharedConsumer));
-        let session = link.open().await?;
+        let session = lazy.open().await?;
         for slot in 1.. {
             let (a, c) = (self.lock.slot_queue(slot), self.lock.holder_queue(slot));
             match session.look(On::Side, &c).await? {

@@ -9,7 +9,7 @@ use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::LockName;
 
 use super::Bug;
-use super::client::{Held, Link, Protocol};
+use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, polled};
 use crate::driver::message::Done;
 
@@ -24,30 +24,34 @@ impl Protocol for Queue {
 
     async fn acquire(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         wait: Duration,
     ) -> Result<Option<Held<u32>>, lapin::Error> {
-        polled(wait, async || self.try_acquire(link).await).await
+        polled(wait, async || self.try_acquire(lazy).await).await
     }
 
     fn describe(&self, slot: &u32) -> Done {
         Done { slot: Some(*slot), ..Done::default() }
     }
 
-    async fn verify(&self, link: &mut Link, slot: &mut u32) -> Result<Option<Done>, lapin::Error> {
+    async fn verify(
+        &self,
+        lazy: &mut LazySession,
+        slot: &mut u32,
+    ) -> Result<Option<Done>, lapin::Error> {
         let (a, b) = (self.lock.slot_queue(*slot), self.lock.holder_queue(*slot));
         let held = |yes: bool| Ok(yes.then(Done::default));
         if self.has(Bug::VerifyAOnly) {
-            return held(link.open().await?.look(On::Hold, &a).await?.is_ok());
+            return held(lazy.open().await?.look(On::Hold, &a).await?.is_ok());
         }
         if self.has(Bug::VerifyPublishes) {
-            return held(publish_to(link, &b).await?);
+            return held(publish_to(lazy, &b).await?);
         }
         // The end of the connection may first be noticed by the probe.
-        if self.has(Bug::Reconnects) && !holds(link, &b).await {
-            link.reopen().await?.declare_exclusive(On::Hold, &b).await?;
+        if self.has(Bug::Reconnects) && !holds(lazy, &b).await {
+            lazy.reopen().await?.declare_exclusive(On::Hold, &b).await?;
         }
-        let Some(session) = link.holding() else { return Ok(None) };
+        let Some(session) = lazy.holding() else { return Ok(None) };
         if !session.look(On::Hold, &b).await?.is_ok() {
             return Ok(None);
         }
@@ -55,8 +59,8 @@ impl Protocol for Queue {
         Ok(Some(Done { draining, ..Done::default() }))
     }
 
-    async fn release(&self, link: &mut Link, slot: u32) -> Result<bool, lapin::Error> {
-        let Some(session) = link.holding() else { return Ok(false) };
+    async fn release(&self, lazy: &mut LazySession, slot: u32) -> Result<bool, lapin::Error> {
+        let Some(session) = lazy.holding() else { return Ok(false) };
         if self.has(Bug::ReleaseClosesChannel) {
             session.ask(On::Hold, async |channel| channel.close(200, "".into()).await).await?;
             return Ok(true);
@@ -80,8 +84,8 @@ impl Queue {
     }
 
     /// Tries each slot from 1 up to the first one that does not exist.
-    async fn try_acquire(&self, link: &mut Link) -> Result<Option<Held<u32>>, lapin::Error> {
-        let session = link.open().await?;
+    async fn try_acquire(&self, lazy: &mut LazySession) -> Result<Option<Held<u32>>, lapin::Error> {
+        let session = lazy.open().await?;
         for slot in 1.. {
             let (a, b) = (self.lock.slot_queue(slot), self.lock.holder_queue(slot));
             if !session.look(On::Hold, &a).await?.is_ok() {
@@ -105,13 +109,13 @@ impl Queue {
 }
 
 /// Returns whether the connection is known to hold this holder queue.
-async fn holds(link: &mut Link, holder_queue: &str) -> bool {
-    let Some(session) = link.holding() else { return false };
+async fn holds(lazy: &mut LazySession, holder_queue: &str) -> bool {
+    let Some(session) = lazy.holding() else { return false };
     session.look(On::Hold, holder_queue).await.is_ok_and(Answer::is_ok)
 }
 
 /// Returns whether a queue exists, by publishing a mandatory message.
-async fn publish_to(link: &mut Link, queue: &str) -> Result<bool, lapin::Error> {
+async fn publish_to(lazy: &mut LazySession, queue: &str) -> Result<bool, lapin::Error> {
     let publish = async |channel: &Channel| {
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
@@ -119,5 +123,5 @@ async fn publish_to(link: &mut Link, queue: &str) -> Result<bool, lapin::Error> 
         channel.basic_publish("".into(), queue.into(), mandatory, b"", gone).await?.await?;
         Ok(channel.wait_for_confirms().await?.is_empty())
     };
-    link.open().await?.ask(On::Side, publish).await
+    lazy.open().await?.ask(On::Side, publish).await
 }

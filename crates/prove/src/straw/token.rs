@@ -14,7 +14,7 @@ use lapin::{BasicProperties, Channel, Consumer};
 use lockkeeper_plan::naming::LockName;
 
 use super::Bug;
-use super::client::{Held, Link, Protocol};
+use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, Session, new_id};
 use crate::driver::message::Done;
 
@@ -42,10 +42,10 @@ impl Protocol for Tokens {
 
     async fn acquire(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         wait: Duration,
     ) -> Result<Option<Held<Unacknowledged>>, lapin::Error> {
-        let session = link.open().await?;
+        let session = lazy.open().await?;
         if !self.exists(session).await? {
             Ok(None)
         } else if wait.is_zero() {
@@ -63,16 +63,20 @@ impl Protocol for Tokens {
 
     async fn verify(
         &self,
-        link: &mut Link,
+        lazy: &mut LazySession,
         _: &mut Unacknowledged,
     ) -> Result<Option<Done>, lapin::Error> {
-        let Some(session) = link.holding() else { return Ok(None) };
+        let Some(session) = lazy.holding() else { return Ok(None) };
         let there = session.look(On::Hold, &self.lock.token_queue()).await?.is_ok();
         Ok(there.then(Done::default))
     }
 
-    async fn release(&self, link: &mut Link, hold: Unacknowledged) -> Result<bool, lapin::Error> {
-        let Some(session) = link.holding() else { return Ok(false) };
+    async fn release(
+        &self,
+        lazy: &mut LazySession,
+        hold: Unacknowledged,
+    ) -> Result<bool, lapin::Error> {
+        let Some(session) = lazy.holding() else { return Ok(false) };
         // The token may otherwise be delivered to this client again.
         match hold.consumer {
             Some(consumer) if self.bug == Some(Bug::NoCancelBeforeReject) => {

@@ -103,7 +103,7 @@ impl Broker {
     /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
     /// rejects the request.
     pub async fn log_in(&self) -> Result<(), BrokerError> {
-        self.0.access.probe_link().get().await.map(drop)
+        self.0.access.probe_connection().get().await.map(drop)
     }
 
     /// Returns the broker's description of itself. Logs in as well. Cancel safe.
@@ -147,23 +147,23 @@ impl Broker {
     ///
     /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn find_mark(
+    pub async fn find_highest_slot(
         &self,
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        let mark = self.0.of(lock).find_mark(&self.0.access, lock, overshoot).await;
+        let mark = self.0.of(lock).find_highest_slot(&self.0.access, lock, overshoot).await;
         self.named(mark).await
     }
 
-    /// Like [`Broker::find_mark`], but a lock that has no queue in the management API's
+    /// Like [`Broker::find_highest_slot`], but a lock that has no queue in the management API's
     /// list is assumed to be new, without probes. For [`Broker::converge`] only, which
     /// probes the slots anyway, and searches further if the list turns out to be wrong.
     /// Cancel safe.
     ///
     /// # Errors
     ///
-    /// Those of [`Broker::find_mark`].
+    /// Those of [`Broker::find_highest_slot`].
     pub async fn find_mark_for_change(
         &self,
         lock: &LockName,
@@ -202,12 +202,12 @@ impl Broker {
     ///
     /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn lost_parts(
+    pub async fn missing_auxiliary(
         &self,
         lock: &LockName,
         desired: DesiredSlots,
     ) -> Result<Vec<&'static str>, BrokerError> {
-        self.0.of(lock).lost_parts(&self.0.access, lock, desired).await
+        self.0.of(lock).missing_auxiliary(&self.0.access, lock, desired).await
     }
 
     /// Wakes up to `count` waiters of `lock`, those with the highest priority first. An

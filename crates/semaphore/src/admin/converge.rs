@@ -108,10 +108,10 @@ impl Broker {
         let mut deleted = 0;
         loop {
             let handle = Arc::clone(self.handle());
-            let work = change()?.run(move |change, lane| {
+            let work = change()?.run(move |change, channel| {
                 async move {
                     let to = end_of_sweep(&handle, change, swept_to).await?;
-                    handle.administered(&change.lock)?.apply(change, lane, to).await
+                    handle.administered(&change.lock)?.apply(change, channel, to).await
                 }
                 .boxed()
             });
@@ -145,15 +145,16 @@ impl Broker {
     ) -> Result<Vec<Fault>, BrokerError> {
         let desired = DesiredSlots::new(expected.slots.unwrap_or(0));
         let handle = Arc::clone(self.handle());
-        let work = self.change(lock, desired, cancel)?.run(move |change, lane| {
-            async move { handle.administered(&change.lock)?.check(change, lane, expected).await }
+        let work = self.change(lock, desired, cancel)?.run(move |change, channel| {
+            async move { handle.administered(&change.lock)?.check(change, channel, expected).await }
                 .boxed()
         });
         match work.await {
             Err(error) if error.is_limit_of_queues() => {
                 let change = self.change(lock, desired, cancel)?;
-                let mut lane = change.lane().await?;
-                let checked = self.handle().administered(lock)?.check(&change, &mut lane, expected);
+                let mut channel = change.channel().await?;
+                let checked =
+                    self.handle().administered(lock)?.check(&change, &mut channel, expected);
                 self.named(checked.await).await
             }
             done => done,
@@ -167,9 +168,9 @@ impl Broker {
         change: &Change,
         sweep_to: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        let mut lane = change.lane().await?;
+        let mut channel = change.channel().await?;
         let protocol = self.handle().administered(&change.lock)?;
-        self.named(protocol.make_room(change, &mut lane, sweep_to).await).await
+        self.named(protocol.make_room(change, &mut channel, sweep_to).await).await
     }
 
     /// Prepares a change to a lock that an administrator may change.
@@ -203,6 +204,6 @@ async fn end_of_sweep(
     }
     let (access, overshoot) = (&change.access, change.desired.overshoot);
     let protocol = handle.administered(&change.lock)?;
-    let mark = protocol.find_mark(access, &change.lock, overshoot).await?.unwrap_or(0);
+    let mark = protocol.find_highest_slot(access, &change.lock, overshoot).await?.unwrap_or(0);
     Ok(sweep_to(change.desired, mark))
 }

@@ -6,7 +6,7 @@ use lapin::types::AMQPValue;
 use lockkeeper_plan::naming::LockName;
 
 use super::broker::Broker;
-use crate::amqp::lane::{Declared, Lane};
+use crate::amqp::channel::{Channel, Declared};
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
 
@@ -44,13 +44,13 @@ impl Broker {
         let name = lock.probe_queue(rand::random());
         let mut arguments = exclusive_arguments();
         arguments.insert("x-expires".into(), AMQPValue::LongInt(PROBE_EXPIRES_MILLIS));
-        let mut lane = Lane::take(&other.handle().access.admin_of(lock).get().await?).await?;
-        if let Declared::Locked(_) = lane.declare_exclusive(&name, arguments).await? {
+        let mut channel = Channel::take(&other.handle().access.admin_of(lock).get().await?).await?;
+        if let Declared::Locked(_) = channel.declare_exclusive(&name, arguments).await? {
             return Ok(false);
         }
         let seen = self.sees(&name).await;
         // If this fails, the queue expires.
-        let _ = lane.delete(&name).await;
+        let _ = channel.delete(&name).await;
         seen
     }
 

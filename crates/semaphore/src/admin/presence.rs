@@ -19,7 +19,7 @@ impl Broker {
     /// * Otherwise the broker can't be reached, does not answer in time, or rejects the
     ///   request.
     pub async fn presence(&self, lock: &LockName) -> Result<Presence, BrokerError> {
-        let found = mismatch::find(self.handle().access.eyes(), lock, 1).await;
+        let found = mismatch::find(self.handle().access.probe_context(), lock, 1).await;
         self.named(found).await
     }
 

@@ -10,7 +10,7 @@ use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Handle};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::session::change::{Change, Converged};
 
@@ -102,8 +102,8 @@ impl Broker {
         let mut resized = loop {
             let change = self.change(lock, desired, cancel)?;
             let handle = Arc::clone(self.handle());
-            let work = change.run(move |change, lane| {
-                async move { resize(&handle, change, lane, to).await }.boxed()
+            let work = change.run(move |change, channel| {
+                async move { resize(&handle, change, channel, to).await }.boxed()
             });
             match work.await {
                 Err(error) if error.is_limit_of_queues() => {
@@ -130,9 +130,9 @@ impl Broker {
         mut change: Change,
         to: ResizeTo,
     ) -> Result<Option<(u32, u32, u32)>, BrokerError> {
-        let mut lane = change.lane().await?;
+        let mut channel = change.channel().await?;
         let (mark, seen) =
-            self.handle().administered(&change.lock)?.survey(&change, &mut lane).await?;
+            self.handle().administered(&change.lock)?.survey(&change, &mut channel).await?;
         let slots = seen.size();
         let after = match to {
             ResizeTo::Exactly(after) => Some(after),
@@ -150,14 +150,14 @@ impl Broker {
 async fn resize(
     handle: &Handle,
     change: &mut Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
     to: ResizeTo,
 ) -> Result<Result<Resized, ResizeError>, BrokerError> {
     let lock = change.lock.clone();
     let protocol = handle.administered(&lock)?;
-    let (mark, seen) = protocol.survey(change, lane).await?;
+    let (mark, seen) = protocol.survey(change, channel).await?;
     let slots = seen.size();
-    let exists = protocol.exists(change, lane, &seen).await?;
+    let exists = protocol.exists(change, channel, &seen).await?;
     let after = match to {
         ResizeTo::Create(_) if exists => return Ok(Err(ResizeError::Exists { lock, slots })),
         ResizeTo::Grow(_) | ResizeTo::Shrink(_) if !exists => {
@@ -173,12 +173,12 @@ async fn resize(
     if after > slots
         && change.desired.records.is_none()
         && let Some(record) = lock.record_queue(1)
-        && lane.all_exist(&[record]).await?
+        && channel.all_exist(&[record]).await?
     {
         return Ok(Err(ResizeError::Records { lock }));
     }
     change.desired.slots = after;
     let done =
-        protocol.apply(change, lane, sweep_to(change.desired, mark.unwrap_or(slots))).await?;
+        protocol.apply(change, channel, sweep_to(change.desired, mark.unwrap_or(slots))).await?;
     Ok(Ok(Resized { before: slots, after, done }))
 }

@@ -1,4 +1,4 @@
-//! The address of a broker, and how to connect to it. Nothing here connects; see `connect`.
+//! The address of a broker, and how to connect to it. Nothing here connects; see `connection`.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};

@@ -11,24 +11,23 @@ use std::time::Duration;
 
 use futures::stream;
 use futures::{StreamExt, TryStreamExt};
-use lapin::Channel;
 use lapin::types::ShortString;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use self::asking::Heard;
-use super::connect::Conn;
-use super::lane::{Lane, short};
-use super::link::Link;
+use super::channel::{Channel, short};
+use super::connection::Connection;
+use super::lazy::LazyConnection;
 use super::unanswered::no_answer_of;
 use crate::error::BrokerError;
 use crate::refusal::is_deleted_meanwhile;
 
 /// Read-only access to the broker.
 #[derive(Clone, Copy)]
-pub struct Eyes<'a> {
+pub struct ProbeContext<'a> {
     pub prober: &'a Prober,
     /// The connection that the prober uses.
-    pub link: &'a Link,
+    pub connection: &'a LazyConnection,
 }
 
 /// Maximum number of probes in flight on one channel.
@@ -65,7 +64,7 @@ pub const INSPECTED_TOGETHER: usize = 8;
 /// therefore cancel safe: a batch is always awaited to its end, and its answers can't be
 /// mistaken for those of the next one.
 pub struct Prober {
-    link: Arc<Link>,
+    lazy: Arc<LazyConnection>,
     workers: OnceLock<mpsc::Sender<Question>>,
 }
 
@@ -87,9 +86,9 @@ pub enum Seen {
 }
 
 impl Prober {
-    /// Creates a prober on `link` without starting anything.
-    pub fn new(link: Arc<Link>) -> Self {
-        Self { link, workers: OnceLock::new() }
+    /// Creates a prober on `lazy` without starting anything.
+    pub fn new(lazy: Arc<LazyConnection>) -> Self {
+        Self { lazy, workers: OnceLock::new() }
     }
 
     /// Probes whether each queue exists, in the order of `names`.
@@ -138,7 +137,7 @@ impl Prober {
             let (questions, asked) = mpsc::channel(64);
             let asked = Arc::new(Mutex::new(asked));
             for _ in 0..WORKERS {
-                let worker = Worker { link: Arc::clone(&self.link), open: None, probes: 0 };
+                let worker = Worker { lazy: Arc::clone(&self.lazy), open: None, probes: 0 };
                 tokio::spawn(worker.run(Arc::clone(&asked)));
             }
             questions
@@ -154,15 +153,15 @@ fn stopped() -> BrokerError {
 
 /// The answers to a batch of probes.
 struct Batch {
-    link: Arc<Link>,
-    conn: Arc<Conn>,
+    lazy: Arc<LazyConnection>,
+    connection: Arc<Connection>,
     heard: Heard,
 }
 
 /// A task that owns one channel.
 struct Worker {
-    link: Arc<Link>,
-    open: Option<(Arc<Conn>, Channel)>,
+    lazy: Arc<LazyConnection>,
+    open: Option<(Arc<Connection>, lapin::Channel)>,
     /// Number of probes on the open channel.
     probes: usize,
 }
@@ -222,61 +221,62 @@ impl Worker {
         names: impl Iterator<Item = &ShortString>,
     ) -> Result<Batch, BrokerError> {
         // Taken out, and put back only after a batch without any doubt.
-        let (conn, channel) = match self.open.take() {
-            Some((conn, channel)) if conn.is_usable() && channel.status().connected() => {
-                (conn, channel)
+        let (connection, raw) = match self.open.take() {
+            Some((connection, raw)) if connection.is_usable() && raw.status().connected() => {
+                (connection, raw)
             }
             _ => self.connect().await?,
         };
-        if conn.is_blocked() {
+        if connection.is_blocked() {
             // The probes would wait for the end of the alarm, and pile up until then.
-            self.open = Some((conn, channel));
+            self.open = Some((connection, raw));
             return Err(BrokerError::Blocked);
         }
         // In a fixed order: the prover repeats an interleaving only if a client repeats its
         // requests.
         let names: BTreeSet<&ShortString> =
-            names.filter(|name| !conn.unanswered.contains(name.as_str())).collect();
+            names.filter(|name| !connection.unanswered.contains(name.as_str())).collect();
         let asked = names.len();
         let mut heard = Heard::of(&names);
-        let asking = asking::ask(&channel, conn.features, names, &mut heard);
-        match tokio::time::timeout(SETTLED_WITHIN.min(conn.operation_timeout), asking).await {
-            Ok(Ok(true)) => self.keep(Arc::clone(&conn), channel, asked).await,
-            Ok(Err(error)) => return Err(conn.found_cause(error).await),
+        let asking = asking::ask(&raw, connection.features, names, &mut heard);
+        match tokio::time::timeout(SETTLED_WITHIN.min(connection.operation_timeout), asking).await {
+            Ok(Ok(true)) => self.keep(Arc::clone(&connection), raw, asked).await,
+            Ok(Err(error)) => return Err(connection.found_cause(error).await),
             // Only this channel's answers are lost. When the alarm ends, the connection
             // continues.
-            Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
+            Err(_) if connection.is_blocked() => return Err(BrokerError::Blocked),
             Ok(Ok(false)) | Err(_) => {}
         }
-        Ok(Batch { link: Arc::clone(&self.link), conn, heard })
+        Ok(Batch { lazy: Arc::clone(&self.lazy), connection, heard })
     }
 
     /// Keeps the channel for the next batch, unless it has had enough probes.
-    async fn keep(&mut self, conn: Arc<Conn>, channel: Channel, asked: usize) {
+    async fn keep(&mut self, connection: Arc<Connection>, raw: lapin::Channel, asked: usize) {
         self.probes += asked;
         if self.probes < CHANNEL {
-            self.open = Some((conn, channel));
-        } else if let Err(error) = channel.close(200, "OK".into()).await {
+            self.open = Some((connection, raw));
+        } else if let Err(error) = raw.close(200, "OK".into()).await {
             tracing::debug!(%error, "a channel that probed was closed already");
         }
     }
 
-    async fn connect(&mut self) -> Result<(Arc<Conn>, Channel), BrokerError> {
+    async fn connect(&mut self) -> Result<(Arc<Connection>, lapin::Channel), BrokerError> {
         self.probes = 0;
-        let conn = self.link.get().await?;
-        if conn.is_blocked() {
+        let connection = self.lazy.get().await?;
+        if connection.is_blocked() {
             // Don't open a new connection: its first probe would block it as well, and
             // the broker would keep both.
             return Err(BrokerError::Blocked);
         }
-        let limit = conn.operation_timeout;
-        let opening = asking::open(&conn);
+        let limit = connection.operation_timeout;
+        let opening = asking::open(&connection);
         match tokio::time::timeout(limit, opening).await {
-            Ok(Ok(channel)) => Ok((conn, channel)),
-            Ok(Err(error)) => Err(conn.found_cause(BrokerError::operating(&error, "")).await),
-            Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
+            Ok(Ok(raw)) => Ok((connection, raw)),
+            Ok(Err(error)) => Err(connection.found_cause(BrokerError::operating(&error, "")).await),
+            Err(_) if connection.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
-                Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
+                Err(connection
+                    .fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
             }
         }
     }
@@ -292,7 +292,7 @@ fn settle(batch: &Arc<Batch>, question: Question) {
         batch.heard.missing.contains(name.as_str())
             || !batch.heard.refused
                 && !batch.heard.unanswered.contains(name.as_str())
-                && !batch.conn.unanswered.contains(name.as_str())
+                && !batch.connection.unanswered.contains(name.as_str())
     };
     if question.names.iter().all(is_settled) {
         let seen = |name: &ShortString| {
@@ -320,14 +320,14 @@ impl Batch {
         if self.heard.missing.contains(name) {
             return Ok(Seen::No);
         }
-        let conn = if self.conn.features.refusal_ends_connection() {
-            &self.link.separate().await?
+        let connection = if self.connection.features.refusal_ends_connection() {
+            &self.lazy.separate().await?
         } else {
-            &self.conn
+            &self.connection
         };
-        let mut lane = Lane::take(conn).await?;
-        lane.set_limit(SETTLED_WITHIN.min(self.conn.operation_timeout));
-        match lane.look(name).await {
+        let mut channel = Channel::take(connection).await?;
+        channel.set_limit(SETTLED_WITHIN.min(self.connection.operation_timeout));
+        match channel.look(name).await {
             Ok(Some(_)) => Ok(Seen::Yes),
             Ok(None) => Ok(Seen::No),
             Err(BrokerError::NodeDown { .. }) => Ok(Seen::Unknown),

@@ -1,5 +1,5 @@
 //! The bytes of a connection: dials the broker, with TLS if configured, and checks its
-//! frames before lapin reads them. See `incoming` for the checks, and `connect` for
+//! frames before lapin reads them. See `incoming` for the checks, and `connection` for
 //! the protocol above.
 
 use std::io;

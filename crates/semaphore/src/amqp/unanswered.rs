@@ -1,12 +1,11 @@
 //! Queues that do not answer although the broker does. With Khepri, the broker takes up to
 //! 64 s to answer a request about a queue whose node is down (measured on 4.0.5), and with
-//! every store until it notices that the node hangs. See `lane/leaving` for the requests.
+//! every store until it notices that the node hangs. See `channel/leaving` for the requests.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lapin::Channel;
 use lapin::options::BasicQosOptions;
 use tokio::runtime::Handle;
 
@@ -29,7 +28,7 @@ impl Unanswered {
     /// Keeps the channel of an unanswered request about `queues` until the broker answers.
     /// A refusal closes the channel. If both sides close it at once, lapin closes the
     /// connection (hazard A48).
-    pub fn wait_for(&self, queues: &[String], channel: Channel) {
+    pub fn wait_for(&self, queues: &[String], raw: lapin::Channel) {
         let Ok(runtime) = Handle::try_current() else { return };
         // Of several queues it is not known which one does not answer.
         let queue = if let [queue] = queues { Some(queue.clone()) } else { None };
@@ -37,7 +36,7 @@ impl Unanswered {
         unanswered.lock().extend(queue.clone());
         runtime.spawn(async move {
             // Answered after the request, and without an effect on this channel.
-            let after = channel.basic_qos(0, BasicQosOptions::default());
+            let after = raw.basic_qos(0, BasicQosOptions::default());
             let _ = tokio::time::timeout(LATEST, after).await;
             if let Some(queue) = queue {
                 unanswered.lock().remove(&queue);

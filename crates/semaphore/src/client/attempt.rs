@@ -11,15 +11,15 @@ use super::facts::facts;
 use super::lock::Lock;
 use super::memory::Memory;
 use super::options::{AcquireOptions, Start};
-use super::permit::{Begin, Permit, now};
-use super::pool::HoldConn;
+use super::permit::{Permit, PermitParts, now};
+use super::pool::HoldConnection;
 use super::records::replace;
 use super::resting;
 use super::search::{Search, search};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, MUTEX_SLOT};
-use crate::protocol::hold::Hold;
+use crate::protocol::hold::HeldClaim;
 use crate::session::offered;
 
 /// Maximum of the one random pause after a first lost race.
@@ -48,9 +48,9 @@ pub enum Place {
 }
 
 /// A slot that was taken.
-struct Got {
-    conn: HoldConn,
-    held: Box<dyn Hold>,
+struct TakenSlot {
+    connection: HoldConnection,
+    held: Box<dyn HeldClaim>,
     slot: u32,
     has_record: bool,
     sent: Moment,
@@ -69,9 +69,9 @@ pub struct Choice {
 }
 
 /// The result of trying to take a slot.
-enum Tried {
-    Got {
-        held: Box<dyn Hold>,
+enum ClaimOutcome {
+    Held {
+        held: Box<dyn HeldClaim>,
         has_record: bool,
         sent: Moment,
     },
@@ -126,8 +126,8 @@ impl Lock {
         place: Place,
         until: Option<Moment>,
     ) -> Result<(Permit, bool), AcquireError> {
-        let mut conn = self.shared().pool.take().await?;
-        offered::check(conn.conn().features, self.name())?;
+        let mut connection = self.shared().pool.take().await?;
+        offered::check(connection.connection().features, self.name())?;
         let place = match place {
             // It has only one.
             Place::Any | Place::OrWait { .. } if !self.name().has_slots() => {
@@ -148,30 +148,30 @@ impl Lock {
                 Some(slot) => Choice { slot, looked: false, more: false, few: false },
                 None => self.choose(how, options, place, lost).await?,
             };
-            let tried = self.claim(how, &mut conn, &choice, options, id).await;
-            if let Ok(Tried::Got { held, has_record, sent }) = tried {
+            let tried = self.claim(how, &mut connection, &choice, options, id).await;
+            if let Ok(ClaimOutcome::Held { held, has_record, sent }) = tried {
                 self.remember(|memory| {
                     // If others were free too, this slot will probably be free again next
                     // time.
                     memory.calm = races == 0 || choice.more;
                     memory.last = Some(choice.slot);
                 });
-                let got = Got { conn, held, slot: choice.slot, has_record, sent };
+                let got = TakenSlot { connection, held, slot: choice.slot, has_record, sent };
                 return Ok((self.permit(got, options, id, until).await?, choice.more));
             }
             self.remember(|memory| memory.calm = false);
-            if let Tried::NodeDown(error) = tried? {
+            if let ClaimOutcome::NodeDown(error) = tried? {
                 down += 1;
                 if down > NODES_DOWN || !any {
                     return Err(error.into());
                 }
                 // Something may be left declared on the other one.
-                conn = self.shared().pool.take().await?;
+                connection = self.shared().pool.take().await?;
                 continue;
             }
-            if !conn.conn().is_usable() {
+            if !connection.connection().is_usable() {
                 // The refusal ended it.
-                conn = self.shared().pool.take().await?;
+                connection = self.shared().pool.take().await?;
             }
             if choice.looked || options.start == Start::Last {
                 lost += 1;
@@ -245,7 +245,7 @@ impl Lock {
         let sample = if samples { SAMPLE } else { u32::MAX };
         let width = first_width(&memory, from, more_than, spread);
         let wanted = Search { from, width, more_than, sample, known_end: memory.known_end() };
-        let found = search(how, self.shared().eyes(), self.name(), wanted).await?;
+        let found = search(how, self.shared().probe_context(), self.name(), wanted).await?;
         let free = found.free;
         self.remember(|memory| {
             memory.slots = found.slots.unwrap_or(memory.slots).max(highest(&free));
@@ -284,15 +284,15 @@ impl Lock {
     async fn claim(
         &self,
         how: &dyn ClientProtocol,
-        conn: &mut HoldConn,
+        connection: &mut HoldConnection,
         choice: &Choice,
         options: &AcquireOptions,
         id: &str,
-    ) -> Result<Tried, AcquireError> {
+    ) -> Result<ClaimOutcome, AcquireError> {
         let sent = Moment::now();
-        conn.begin();
+        connection.begin();
         let claim = how.claim(Claim {
-            conn: conn.conn(),
+            connection: connection.connection(),
             lock: self.name(),
             slot: choice.slot,
             looked: choice.looked,
@@ -305,16 +305,16 @@ impl Lock {
         match claimed {
             Ok(Claimed::Yes(held)) => {
                 protocol?;
-                Ok(Tried::Got { held, has_record: has_record?, sent })
+                Ok(ClaimOutcome::Held { held, has_record: has_record?, sent })
             }
             Ok(missing_or_locked) => {
-                conn.settle();
+                connection.settle();
                 if matches!(missing_or_locked, Claimed::NoSlot) {
                     self.check_missing(choice.slot).await?;
                 }
-                Ok(Tried::Lost)
+                Ok(ClaimOutcome::Lost)
             }
-            Err(error @ BrokerError::NodeDown { .. }) => Ok(Tried::NodeDown(error)),
+            Err(error @ BrokerError::NodeDown { .. }) => Ok(ClaimOutcome::NodeDown(error)),
             Err(error) => Err(error.into()),
         }
     }
@@ -323,7 +323,7 @@ impl Lock {
     /// for the lock delay if its last holder ended uncleanly.
     async fn permit(
         &self,
-        got: Got,
+        got: TakenSlot,
         options: &AcquireOptions,
         id: &str,
         until: Option<Moment>,
@@ -339,18 +339,18 @@ impl Lock {
                 }
                 SlotRecord::acquired(found, id, now(), micros(), options.lock_delay)
             };
-            let mut lane = Lane::take(got.conn.conn()).await?;
+            let mut channel = Channel::take(got.connection.connection()).await?;
             if let Some((replaced, wait)) =
-                replace(&mut lane, &self.shared().publisher, &queue, next).await?
+                replace(&mut channel, &self.shared().publisher, &queue, next).await?
             {
                 (record, rest) = (Some((queue, replaced)), wait);
             }
         }
-        let Got { conn: hold, held, slot, sent, .. } = got;
+        let TakenSlot { connection: hold, held, slot, sent, .. } = got;
         let rested = record.as_ref().map_or(Duration::ZERO, |(_, record)| record.rested());
         let permit = Permit::begin(
             self.shared(),
-            Begin {
+            PermitParts {
                 id: id.to_owned(),
                 fence: record.as_ref().map(|(_, record)| record.token),
                 slot: Some(slot),

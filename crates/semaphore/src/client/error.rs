@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::keeper::LostReason;
+use super::heartbeat::LostReason;
 use crate::error::BrokerError;
 
 /// Why no slot was acquired. Nothing is held in this case.

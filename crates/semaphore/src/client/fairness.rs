@@ -9,7 +9,7 @@ use super::error::AcquireError;
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
 use crate::queues::wait::Waiters;
@@ -51,13 +51,13 @@ impl Lock {
 
     /// Asks the broker for the number of waiters.
     async fn count_waiters(&self, wait_queue: &str) -> Result<u32, BrokerError> {
-        let conn = self.shared().side.get().await?;
-        if conn.is_blocked() {
+        let connection = self.shared().side.get().await?;
+        if connection.is_blocked() {
             // During an alarm the broker would not answer, and no slot can be probed
             // either.
             return Ok(0);
         }
-        let waiters = match Lane::take(&conn).await?.consumers(wait_queue).await {
+        let waiters = match Channel::take(&connection).await?.consumers(wait_queue).await {
             Ok(count) => Waiters::from(count),
             // A client without permission to wait polls instead, and so does one whose
             // wait queue is on a node that is down.

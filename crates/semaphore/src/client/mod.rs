@@ -7,7 +7,7 @@ mod attempt;
 mod error;
 mod facts;
 mod fairness;
-mod keeper;
+mod heartbeat;
 mod lock;
 mod memory;
 mod options;
@@ -32,12 +32,12 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::{LockName, Protocol};
 
 pub use self::error::{AcquireError, RunError};
-pub use self::keeper::LostReason;
+pub use self::heartbeat::LostReason;
 pub use self::lock::Lock;
 pub use self::options::{AcquireOptions, ClientOptions, Start};
 pub use self::permit::{Permit, Verdict};
 use self::shared::Shared;
-use crate::amqp::connect::until_ended;
+use crate::amqp::connection::until_ended;
 
 /// A client of one virtual host of one broker, as one user. Cheap to clone. All clones
 /// share one connection that probes, waits and publishes, and a pool of connections that

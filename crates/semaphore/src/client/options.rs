@@ -70,7 +70,7 @@ pub struct AcquireOptions {
     /// Why the lock is held.
     #[setters(into)]
     pub reason: Option<String>,
-    /// Link to more information.
+    /// URL of more information.
     #[setters(into)]
     pub url: Option<String>,
     /// Which slot to try first.

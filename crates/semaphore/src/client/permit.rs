@@ -1,5 +1,5 @@
 //! A held slot from its owner's view: check it, wait for its loss, release it. See
-//! `keeper` for how it is watched.
+//! `heartbeat` for how it is watched.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::keeper::{Grip, LostReason, State, valid_for};
-use super::pool::HoldConn;
+use super::heartbeat::{LostReason, PermitState, State, valid_for};
+use super::pool::HoldConnection;
 use super::records::{Publisher, replace};
 use super::shared::Shared;
 use super::stoppable::Stoppable;
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
-use crate::protocol::hold::Hold;
-use crate::queues::ownership::Standing;
+use crate::protocol::hold::HeldClaim;
+use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 
 /// How long to wait for the close reason of a connection that ended.
@@ -58,14 +58,14 @@ pub enum Verdict {
 pub struct Permit {
     id: String,
     fence: Option<u64>,
-    grip: Arc<Grip>,
+    inner: Arc<PermitState>,
     // `None` after the release.
     held: Option<Held>,
 }
 
 /// The state that a release requires.
 struct Held {
-    pub hold: HoldConn,
+    pub hold: HoldConnection,
     pub keeper: Stoppable,
     pub publisher: Arc<Publisher>,
     pub wait_queue: Option<String>,
@@ -76,7 +76,7 @@ struct Held {
 }
 
 /// The parameters of a new permit.
-pub struct Begin {
+pub struct PermitParts {
     pub id: String,
     pub fence: Option<u64>,
     /// `None` for a token.
@@ -85,9 +85,9 @@ pub struct Begin {
     pub has_number: bool,
     pub token_id: Option<u64>,
     /// The connection that holds the slot.
-    pub hold: HoldConn,
+    pub hold: HoldConnection,
     /// The held object.
-    pub held: Box<dyn Hold>,
+    pub held: Box<dyn HeldClaim>,
     /// When the slot was requested. It may have been held from then on.
     pub sent: Moment,
     /// The wait queue to notify on release.
@@ -98,14 +98,14 @@ pub struct Begin {
 
 impl Permit {
     /// Creates the permit of a slot that was just taken, and starts its keeper.
-    pub(super) fn begin(client: &Shared, begin: Begin) -> Self {
-        let Begin { id, fence, slot, has_number, token_id, .. } = begin;
-        let Begin { hold, held, sent, wait_queue, record, .. } = begin;
-        let conn = Arc::clone(hold.conn());
-        let valid_for = valid_for(conn.lapin().configuration().heartbeat());
+    pub(super) fn begin(client: &Shared, begin: PermitParts) -> Self {
+        let PermitParts { id, fence, slot, has_number, token_id, .. } = begin;
+        let PermitParts { hold, held, sent, wait_queue, record, .. } = begin;
+        let connection = Arc::clone(hold.connection());
+        let valid_for = valid_for(connection.lapin().configuration().heartbeat());
         let state = State { valid_until: sent + valid_for, draining: false, lost: None };
-        let grip = Arc::new(Grip {
-            conn,
+        let inner = Arc::new(PermitState {
+            connection,
             held,
             slot,
             has_number,
@@ -114,10 +114,10 @@ impl Permit {
             state: watch::Sender::new(state),
             cancelled: CancellationToken::new(),
         });
-        let keeper = Stoppable::spawn(Arc::clone(&grip).keep(client.options.verify_interval));
+        let keeper = Stoppable::spawn(Arc::clone(&inner).keep(client.options.verify_interval));
         let publisher = Arc::clone(&client.publisher);
         let held = Held { hold, keeper, publisher, wait_queue, leaving: None, record };
-        Self { id, fence, grip, held: Some(held) }
+        Self { id, fence, inner, held: Some(held) }
     }
 
     /// Changes the local copy of the slot's record. It is written with the next change or
@@ -141,28 +141,28 @@ impl Permit {
     pub(super) async fn write_record(&self) -> Result<(), BrokerError> {
         let Some(held) = &self.held else { return Ok(()) };
         let Some((queue, record)) = &held.record else { return Ok(()) };
-        let mut lane = Lane::take(held.hold.conn()).await?;
+        let mut channel = Channel::take(held.hold.connection()).await?;
         let next = |found: Option<&SlotRecord>| (record.clone().above(found), ());
-        replace(&mut lane, &held.publisher, queue, next).await.map(drop)
+        replace(&mut channel, &held.publisher, queue, next).await.map(drop)
     }
 
     /// Returns the slot, from 1. `None` for a true mutex and in protocol Token, which
     /// have no numbered slots.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
-        self.grip.slot.filter(|_| self.grip.has_number)
+        self.inner.slot.filter(|_| self.inner.has_number)
     }
 
     /// Returns the slot that wake-ups name, which is 1 for a true mutex.
     pub(super) fn slot_to_wake(&self) -> Option<u32> {
-        self.grip.slot
+        self.inner.slot
     }
 
     /// Returns the token's id, which is never reused in its semaphore. `None` except in
     /// protocol Token, and for a token that Lockkeeper did not publish.
     #[must_use]
     pub fn token_id(&self) -> Option<u64> {
-        self.grip.token_id
+        self.inner.token_id
     }
 
     /// Returns this acquisition's public id.
@@ -188,7 +188,7 @@ impl Permit {
     /// broker. Check this before each use of the protected resource.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.grip.is_valid()
+        self.inner.is_valid()
     }
 
     /// Returns until when the slot is guaranteed to be held without further answers from
@@ -196,13 +196,13 @@ impl Permit {
     /// margin. Each verification moves it on.
     #[must_use]
     pub fn valid_until(&self) -> Moment {
-        self.grip.state.borrow().valid_until
+        self.inner.state.borrow().valid_until
     }
 
     /// Resolves when [`Permit::valid_until`] is later than `than`, or the slot is lost.
     /// Cancel safe.
     pub async fn proved_after(&self, than: Moment) {
-        let mut state = self.grip.state.subscribe();
+        let mut state = self.inner.state.subscribe();
         let newer = state.wait_for(|state| state.valid_until > than || state.lost.is_some());
         // An error would mean that the sender was dropped, but this permit owns it.
         let _ = newer.await;
@@ -226,22 +226,22 @@ impl Permit {
         // The client may know of the loss before the request ends: lapin does not always end
         // a request that meets the end of its connection.
         let verified = tokio::select! {
-            verified = self.grip.verify() => verified,
+            verified = self.inner.verify() => verified,
             _ = self.lost() => return Ok(Verdict::Lost),
         };
-        let standing = match verified {
-            Ok(standing) => standing,
+        let ownership = match verified {
+            Ok(ownership) => ownership,
             // The slot is lost. The keeper is about to receive the reason.
-            Err(_) if !self.grip.held.is_open() => {
+            Err(_) if !self.inner.held.is_open() => {
                 self.lost().await;
                 return Ok(Verdict::Lost);
             }
             Err(error) => return Err(error),
         };
-        Ok(match standing {
-            Standing::Held => Verdict::Held,
-            Standing::WithoutSlot => Verdict::Draining,
-            Standing::Gone => Verdict::Lost,
+        Ok(match ownership {
+            Ownership::Held => Verdict::Held,
+            Ownership::WithoutSlot => Verdict::Draining,
+            Ownership::Gone => Verdict::Lost,
         })
     }
 
@@ -250,7 +250,7 @@ impl Permit {
     /// slot before it is released. The holder should release at its next unit of work.
     /// Cancel safe.
     pub async fn draining(&self) {
-        let mut state = self.grip.state.subscribe();
+        let mut state = self.inner.state.subscribe();
         if state.wait_for(|state| state.draining).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -259,7 +259,7 @@ impl Permit {
     /// Resolves with the reason when the slot is no longer guaranteed to be held. Cancel
     /// safe.
     pub async fn lost(&self) -> LostReason {
-        let mut state = self.grip.state.subscribe();
+        let mut state = self.inner.state.subscribe();
         match state.wait_for(|state| state.lost.is_some()).await {
             Ok(state) => state.lost.clone().unwrap_or(LostReason::HeartbeatMissed),
             // An error would mean that the sender was dropped, but this permit owns it.
@@ -271,7 +271,7 @@ impl Permit {
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         // A child token: cancelling it must not look like a lost slot.
-        self.grip.cancelled.child_token()
+        self.inner.cancelled.child_token()
     }
 
     /// Releases the slot and waits for the broker's confirmation. If the broker doesn't
@@ -289,7 +289,7 @@ impl Permit {
     pub async fn release(mut self) -> Result<(), LostReason> {
         let lost = self.lost_by_now().await;
         if let Some(held) = self.held.take() {
-            held.give_back(&self.grip).await;
+            held.give_back(&self.inner).await;
         }
         lost.map_or(Ok(()), Err)
     }
@@ -299,7 +299,7 @@ impl Permit {
         if self.is_valid() {
             return None;
         }
-        self.grip.expire();
+        self.inner.expire();
         // The keeper is about to receive the close reason.
         let reason = tokio::time::timeout(REASON, self.lost()).await;
         Some(reason.unwrap_or(LostReason::HeartbeatMissed))
@@ -307,15 +307,15 @@ impl Permit {
 }
 
 impl Held {
-    async fn give_back(mut self, grip: &Grip) {
+    async fn give_back(mut self, inner: &PermitState) {
         // It may be in the middle of a verification. It would take the release for a loss, and
         // close the connection that the next permit uses.
         self.keeper.stop();
-        grip.expire();
-        if grip.state.borrow().lost.is_some() || !self.hold.conn().is_usable() {
+        inner.expire();
+        if inner.state.borrow().lost.is_some() || !self.hold.connection().is_usable() {
             return;
         }
-        let waiters = match self.try_to_give_back(grip).await {
+        let waiters = match self.try_to_give_back(inner).await {
             Ok(waiters) => {
                 self.hold.settle();
                 waiters
@@ -337,19 +337,19 @@ impl Held {
         match waiters {
             Waiters::NoQueue | Waiters::Count(0) => {}
             Waiters::Count(_) | Waiters::Unknown => {
-                self.publisher.wake(wait_queue, grip.slot).await;
+                self.publisher.wake(wait_queue, inner.slot).await;
             }
         }
     }
 
-    async fn try_to_give_back(&mut self, grip: &Grip) -> Result<Waiters, BrokerError> {
+    async fn try_to_give_back(&mut self, inner: &PermitState) -> Result<Waiters, BrokerError> {
         if let Some((queue, record)) = self.record.take() {
-            let mut lane = Lane::take(self.hold.conn()).await?;
+            let mut channel = Channel::take(self.hold.connection()).await?;
             // If this fails, the slot is still released. The next holder then assumes an
             // unclean end, and waits longer than necessary.
             let record = record.given_back(now());
             let released = |found: Option<&SlotRecord>| (record.clone().above(found), ());
-            if let Err(error) = replace(&mut lane, &self.publisher, &queue, released).await {
+            if let Err(error) = replace(&mut channel, &self.publisher, &queue, released).await {
                 tracing::debug!(%error, queue, "A clean release could not be recorded");
             }
         }
@@ -358,7 +358,7 @@ impl Held {
         let has_left = self.leaving.as_ref().is_none_or(JoinHandle::is_finished);
         let asked = self.wait_queue.as_deref().filter(|_| has_left);
         let asked = asked.filter(|queue| !self.publisher.waiters.is_missing(queue));
-        grip.held.give_back(asked).await
+        inner.held.give_back(asked).await
     }
 }
 
@@ -375,12 +375,12 @@ impl Drop for Permit {
         held.keeper.stop();
         // Without a runtime, dropping closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let grip = Arc::clone(&self.grip);
+            let inner = Arc::clone(&self.inner);
             runtime.spawn(async move {
                 // A backstop for operations without a limit of their own.
-                let limit = grip.conn.operation_timeout.saturating_mul(4);
+                let limit = inner.connection.operation_timeout.saturating_mul(4);
                 let limit = limit.max(Duration::from_secs(1));
-                let _ = tokio::time::timeout(limit, held.give_back(&grip)).await;
+                let _ = tokio::time::timeout(limit, held.give_back(&inner)).await;
             });
         }
     }

@@ -5,9 +5,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::amqp::connect::Conn;
+use crate::amqp::channel::Channel;
+use crate::amqp::connection::Connection;
 use crate::amqp::endpoint::Endpoint;
-use crate::amqp::lane::Lane;
 use crate::error::BrokerError;
 
 /// Maximum number of idle connections beyond the configured ones. Further ones are
@@ -19,7 +19,7 @@ pub struct Pool {
     endpoint: Arc<Endpoint>,
     /// Number of idle connections to keep ready.
     warm: usize,
-    idle: Mutex<Vec<Arc<Conn>>>,
+    idle: Mutex<Vec<Arc<Connection>>>,
     warming: AtomicUsize,
 }
 
@@ -32,8 +32,8 @@ pub struct Pool {
 /// On drop, it returns to the pool if nothing can be declared on it. Otherwise it is
 /// closed, which frees every object that it had declared. A claim that was given up is
 /// answered first (hazard A49).
-pub struct HoldConn {
-    conn: Arc<Conn>,
+pub struct HoldConnection {
+    connection: Arc<Connection>,
     pool: Arc<Pool>,
     clean: bool,
 }
@@ -47,37 +47,37 @@ impl Pool {
     /// Takes an idle connection, or opens a new one.
     ///
     /// Cancel safe: a dropped attempt closes its socket.
-    pub async fn take(self: &Arc<Self>) -> Result<HoldConn, BrokerError> {
-        let conn = match self.pop() {
-            Some(conn) => conn,
-            None => Arc::new(Conn::open(&self.endpoint, "hold").await?),
+    pub async fn take(self: &Arc<Self>) -> Result<HoldConnection, BrokerError> {
+        let connection = match self.pop() {
+            Some(connection) => connection,
+            None => Arc::new(Connection::open(&self.endpoint, "hold").await?),
         };
         self.keep_warm();
-        Ok(HoldConn { conn, pool: Arc::clone(self), clean: true })
+        Ok(HoldConnection { connection, pool: Arc::clone(self), clean: true })
     }
 
-    fn pop(&self) -> Option<Arc<Conn>> {
+    fn pop(&self) -> Option<Arc<Connection>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         // Newest first, because the oldest are the surplus ones.
-        while let Some(conn) = idle.pop() {
-            if conn.is_usable() {
-                return Some(conn);
+        while let Some(connection) = idle.pop() {
+            if connection.is_usable() {
+                return Some(connection);
             }
         }
         None
     }
 
-    fn put(&self, conn: Arc<Conn>) {
+    fn put(&self, connection: Arc<Connection>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < self.warm + MAX_IDLE {
-            idle.push(conn);
+            idle.push(connection);
         }
     }
 
     /// Closes the idle connections by the AMQP close handshake.
     pub async fn close(&self) {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
-        futures::future::join_all(idle.iter().map(|conn| conn.close())).await;
+        futures::future::join_all(idle.iter().map(|connection| connection.close())).await;
     }
 
     /// Opens a replacement for a taken connection in the background.
@@ -91,26 +91,26 @@ impl Pool {
         let pool = Arc::downgrade(self);
         let endpoint = Arc::clone(&self.endpoint);
         tokio::spawn(async move {
-            let opened = Conn::open(&endpoint, "hold").await.map(Arc::new);
-            if let Ok(conn) = &opened {
+            let opened = Connection::open(&endpoint, "hold").await.map(Arc::new);
+            if let Ok(connection) = &opened {
                 // Open its channel too. On drop it returns to the pool with the
                 // connection.
-                let _ = Lane::take(conn).await;
+                let _ = Channel::take(connection).await;
             }
             if let Some(pool) = pool.upgrade() {
                 pool.warming.fetch_sub(1, Ordering::AcqRel);
                 // On failure, the next acquisition connects itself and gets the error.
-                if let Ok(conn) = opened {
-                    pool.put(conn);
+                if let Ok(connection) = opened {
+                    pool.put(connection);
                 }
             }
         });
     }
 }
 
-impl HoldConn {
-    pub fn conn(&self) -> &Arc<Conn> {
-        &self.conn
+impl HoldConnection {
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
     /// Marks the connection as possibly having declared objects.
@@ -125,12 +125,12 @@ impl HoldConn {
     }
 }
 
-impl Drop for HoldConn {
+impl Drop for HoldConnection {
     fn drop(&mut self) {
-        if self.clean && self.conn.is_usable() {
-            self.pool.put(Arc::clone(&self.conn));
+        if self.clean && self.connection.is_usable() {
+            self.pool.put(Arc::clone(&self.connection));
             return;
         }
-        self.conn.kill_when_answered();
+        self.connection.kill_when_answered();
     }
 }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation};
+use lapin::{BasicProperties, Confirmation};
 use lockkeeper_plan::record::SlotRecord;
 
 use super::waiters_seen::WaitersSeen;
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Lane, Refused, short};
-use crate::amqp::link::Link;
+use crate::amqp::channel::{Channel, Refused, short};
+use crate::amqp::connection::Connection;
+use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
 use crate::queues::wait;
 
@@ -25,19 +25,19 @@ const MAX_IDLE: usize = 8;
 /// Publishes on the connection for probes and messages. The connection that holds a slot
 /// never publishes (hazard A10).
 pub struct Publisher {
-    link: Arc<Link>,
+    connection: Arc<LazyConnection>,
     /// Idle channels with publisher confirms. Each has at most one publish in flight, since
     /// lapin assigns a returned message to another publish of its channel (hazard A2).
-    idle: Mutex<Vec<(Arc<Conn>, Channel)>>,
+    idle: Mutex<Vec<(Arc<Connection>, lapin::Channel)>>,
     /// The known waiters. If a lock's wait queue was missing, wake-ups are sent without
     /// asking, in case the queue exists now.
     pub waiters: WaitersSeen,
 }
 
 impl Publisher {
-    /// Creates a publisher on `link`.
-    pub fn new(link: Arc<Link>) -> Self {
-        Self { link, idle: Mutex::default(), waiters: WaitersSeen::default() }
+    /// Creates a publisher on `connection`.
+    pub fn new(connection: Arc<LazyConnection>) -> Self {
+        Self { connection, idle: Mutex::default(), waiters: WaitersSeen::default() }
     }
 
     /// Publishes a record. Returns whether it was stored. It is refused if the queue already
@@ -45,29 +45,29 @@ impl Publisher {
     /// (Khepri) or returned (Mnesia). It is mandatory, because it would otherwise be
     /// confirmed then, and lost, and its fencing token given twice.
     async fn publish(&self, queue: &str, body: &[u8]) -> Result<bool, BrokerError> {
-        let (conn, channel) = self.channel().await?;
+        let (connection, raw) = self.raw().await?;
         let publish = async {
             let options = BasicPublishOptions { mandatory: true, immediate: false };
             let persistent = BasicProperties::default().with_delivery_mode(2);
             let name = short(queue)?;
             let default = ShortString::default();
-            let sent = channel.basic_publish(default, name, options, body, persistent);
+            let sent = raw.basic_publish(default, name, options, body, persistent);
             let confirm = async { sent.await?.await };
             confirm.await.map_err(|error| BrokerError::operating(&error, queue))
         };
-        let limit = conn.operation_timeout;
+        let limit = connection.operation_timeout;
         let stored = match tokio::time::timeout(limit, publish).await {
             Ok(Ok(confirmation)) => matches!(confirmation, Confirmation::Ack(None)),
-            Ok(Err(error)) => return Err(conn.found(error)),
-            Err(_) if conn.is_blocked() => return Err(BrokerError::Blocked),
+            Ok(Err(error)) => return Err(connection.found(error)),
+            Err(_) if connection.is_blocked() => return Err(BrokerError::Blocked),
             Err(_) => {
                 let timeout = BrokerError::Timeout { what: "to a record", after: limit };
-                return Err(conn.fail(timeout));
+                return Err(connection.fail(timeout));
             }
         };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push((conn, channel));
+            idle.push((connection, raw));
         }
         Ok(stored)
     }
@@ -82,13 +82,13 @@ impl Publisher {
     }
 
     async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
-        wait::wake(&mut self.link.publisher().await?, wait_queue, 1, slot).await
+        wait::wake(&mut self.connection.publisher().await?, wait_queue, 1, slot).await
     }
 
     /// Takes an idle channel, or opens one.
-    async fn channel(&self) -> Result<(Arc<Conn>, Channel), BrokerError> {
-        let is_open = |(conn, channel): &(Arc<Conn>, Channel)| {
-            conn.is_usable() && channel.status().connected()
+    async fn raw(&self) -> Result<(Arc<Connection>, lapin::Channel), BrokerError> {
+        let is_open = |(connection, raw): &(Arc<Connection>, lapin::Channel)| {
+            connection.is_usable() && raw.status().connected()
         };
         {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,19 +97,20 @@ impl Publisher {
                 return Ok(open);
             }
         }
-        let conn = self.link.get().await?;
-        let limit = conn.operation_timeout;
+        let connection = self.connection.get().await?;
+        let limit = connection.operation_timeout;
         let opening = async {
-            let channel = conn.lapin().create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok(channel)
+            let raw = connection.lapin().create_channel().await?;
+            raw.confirm_select(ConfirmSelectOptions::default()).await?;
+            Ok(raw)
         };
         match tokio::time::timeout(limit, opening).await {
-            Ok(Ok(channel)) => Ok((conn, channel)),
-            Ok(Err(error)) => Err(conn.unopened(&error)),
-            Err(_) if conn.is_blocked() => Err(BrokerError::Blocked),
+            Ok(Ok(raw)) => Ok((connection, raw)),
+            Ok(Err(error)) => Err(connection.unopened(&error)),
+            Err(_) if connection.is_blocked() => Err(BrokerError::Blocked),
             Err(_) => {
-                Err(conn.fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
+                Err(connection
+                    .fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
             }
         }
     }
@@ -126,28 +127,28 @@ impl Publisher {
 ///
 /// Dropping the future closes the channel, which requeues the messages read on it.
 pub async fn replace<T>(
-    lane: &mut Lane,
+    channel: &mut Channel,
     publisher: &Publisher,
     queue: &str,
     next: impl Fn(Option<&SlotRecord>) -> (SlotRecord, T),
 ) -> Result<Option<(SlotRecord, T)>, BrokerError> {
     // Reusing this channel would hide the unacknowledged messages from all other clients.
-    lane.channel().await?;
-    lane.pin();
-    let replaced = replace_on(lane, publisher, queue, next).await?;
-    lane.unpin();
+    channel.raw().await?;
+    channel.pin();
+    let replaced = replace_on(channel, publisher, queue, next).await?;
+    channel.unpin();
     Ok(replaced)
 }
 
 async fn replace_on<T>(
-    lane: &mut Lane,
+    channel: &mut Channel,
     publisher: &Publisher,
     queue: &str,
     next: impl Fn(Option<&SlotRecord>) -> (SlotRecord, T),
 ) -> Result<Option<(SlotRecord, T)>, BrokerError> {
     let mut found = Vec::new();
     for _ in 0..TRIES {
-        if !read_all(lane, queue, &mut found).await? {
+        if !read_all(channel, queue, &mut found).await? {
             return Ok(None);
         }
         let merged = SlotRecord::merge(found.iter().map(|message| message.data.as_slice()));
@@ -161,7 +162,7 @@ async fn replace_on<T>(
         }
         // Fails if its node is down. On another channel, because with Khepri the answer
         // comes late.
-        let mut other = Lane::take(lane.conn()).await?;
+        let mut other = Channel::take(channel.connection()).await?;
         if other.look(queue).await?.is_none() {
             return Ok(None);
         }
@@ -172,14 +173,14 @@ async fn replace_on<T>(
 /// Gets all messages of `queue`, unacknowledged. Returns `false` if it doesn't exist. A
 /// queue whose node is down results in [`BrokerError::NodeDown`].
 async fn read_all(
-    lane: &mut Lane,
+    channel: &mut Channel,
     queue: &str,
     into: &mut Vec<lapin::message::Delivery>,
 ) -> Result<bool, BrokerError> {
     loop {
-        let channel = lane.channel().await?;
-        let get = channel.basic_get(short(queue)?, BasicGetOptions::default());
-        match lane.answer("to basic.get", queue, get).await? {
+        let raw = channel.raw().await?;
+        let get = raw.basic_get(short(queue)?, BasicGetOptions::default());
+        match channel.answer("to basic.get", queue, get).await? {
             Ok(Some(message)) => {
                 let more = message.message_count;
                 into.push(message.delivery);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper_net::clock::Moment;
 
 use super::error::AcquireError;
-use super::keeper::LostReason;
+use super::heartbeat::LostReason;
 use super::permit::{Permit, now};
 
 /// When the elapsed time is saved first. Each further interval is twice as long. A killed

@@ -34,13 +34,13 @@ impl Lock {
         if self.name().protocol() != Protocol::ExclusiveConsumer {
             return Ok(());
         }
-        mismatch::find(self.shared().eyes(), self.name(), slot).await.map(drop)
+        mismatch::find(self.shared().probe_context(), self.name(), slot).await.map(drop)
     }
 
     /// Returns why the lock has no slots, and whether it is about to get some.
     pub(super) async fn why_no_slots(&self, existed: bool) -> (AcquireError, bool) {
         let lock = self.name().to_string();
-        match mismatch::find(self.shared().eyes(), self.name(), 1).await {
+        match mismatch::find(self.shared().probe_context(), self.name(), 1).await {
             Ok(Presence::Absent) if !existed => (AcquireError::Missing { lock }, false),
             Ok(presence) => (AcquireError::NoSlots { lock }, presence == Presence::Changing),
             Err(error) => (error.into(), false),

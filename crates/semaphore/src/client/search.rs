@@ -3,10 +3,10 @@
 
 use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 
-use crate::amqp::probe::{Eyes, Seen};
+use crate::amqp::probe::{ProbeContext, Seen};
 use crate::amqp::unanswered::no_answer_of;
 use crate::error::BrokerError;
-use crate::protocol::claim::{ClientProtocol, HolderSeen};
+use crate::protocol::claim::{ClientProtocol, HolderState};
 
 /// Maximum number of slots probed together. Each window is four times larger than the one
 /// before it.
@@ -49,7 +49,7 @@ pub struct Found {
 /// Cancel safe: nothing is changed.
 pub async fn search(
     how: &dyn ClientProtocol,
-    eyes: Eyes<'_>,
+    context: ProbeContext<'_>,
     lock: &LockName,
     search: Search,
 ) -> Result<Found, BrokerError> {
@@ -67,12 +67,12 @@ pub async fn search(
         let mut width = width.clamp(1, WIDEST.min(sample));
         while start <= to {
             let last = start.saturating_add(width - 1).min(to);
-            let looked = how.look(eyes, lock, start..=last, start..=last, false).await?;
+            let looked = how.look(context, lock, start..=last, start..=last, false).await?;
             let slots = (start..=last).zip(looked.slots).zip(looked.holders);
             for ((slot, seen), holder) in slots {
                 if seen == Seen::No {
                     let is_end = enough(&found) || known_end == Some(slot);
-                    if is_end || found.confirm_end(eyes, lock, slot).await? {
+                    if is_end || found.confirm_end(context, lock, slot).await? {
                         *end = slot - 1;
                         break;
                     }
@@ -98,14 +98,14 @@ pub async fn search(
 
 impl Found {
     /// Takes a slot that a publish reaches into account.
-    fn note(&mut self, lock: &LockName, slot: u32, seen: Seen, holder: HolderSeen) {
+    fn note(&mut self, lock: &LockName, slot: u32, seen: Seen, holder: HolderState) {
         match (seen, holder) {
             (Seen::Unknown | Seen::No, _) => {
                 self.is_unknown(no_answer_of(&[lock.slot_queue(slot)]));
             }
-            (Seen::Yes, HolderSeen::Absent | HolderSeen::Unheld) => self.free.push(slot),
-            (Seen::Yes, HolderSeen::Held) => self.held += 1,
-            (Seen::Yes, HolderSeen::Unknown) => {
+            (Seen::Yes, HolderState::Absent | HolderState::Unheld) => self.free.push(slot),
+            (Seen::Yes, HolderState::Held) => self.held += 1,
+            (Seen::Yes, HolderState::Unknown) => {
                 self.is_unknown(no_answer_of(&[lock.holder_queue(slot)]));
             }
         }
@@ -114,11 +114,11 @@ impl Found {
     /// Whether a slot that a publish does not reach is missing, by a passive declare.
     async fn confirm_end(
         &mut self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slot: u32,
     ) -> Result<bool, BrokerError> {
-        match eyes.link.publisher().await?.look(&lock.slot_queue(slot)).await {
+        match context.connection.publisher().await?.look(&lock.slot_queue(slot)).await {
             Ok(None) => {
                 self.confirmed_end = Some(slot);
                 Ok(true)

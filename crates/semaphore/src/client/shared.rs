@@ -13,8 +13,8 @@ use super::options::ClientOptions;
 use super::pool::Pool;
 use super::records::Publisher;
 use crate::amqp::endpoint::{Connector, Endpoint};
-use crate::amqp::link::Link;
-use crate::amqp::probe::{Eyes, Prober};
+use crate::amqp::lazy::LazyConnection;
+use crate::amqp::probe::{ProbeContext, Prober};
 use crate::protocol::claim::Checked;
 
 /// Maximum number of cached locks. Beyond it, the cache is cleared.
@@ -24,7 +24,7 @@ const MAX_REMEMBERED: usize = 4096;
 pub struct Shared {
     pub options: ClientOptions,
     pub endpoint: Arc<Endpoint>,
-    pub side: Arc<Link>,
+    pub side: Arc<LazyConnection>,
     pub prober: Prober,
     pub publisher: Arc<Publisher>,
     pub pool: Arc<Pool>,
@@ -49,7 +49,7 @@ impl Shared {
             connected: AtomicBool::new(false),
             features: OnceLock::new(),
         });
-        let side = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
+        let side = Arc::new(LazyConnection::new(Arc::clone(&endpoint), "probe"));
         Self {
             prober: Prober::new(Arc::clone(&side)),
             publisher: Arc::new(Publisher::new(Arc::clone(&side))),
@@ -64,8 +64,8 @@ impl Shared {
     }
 
     /// Returns read-only access to the broker.
-    pub fn eyes(&self) -> Eyes<'_> {
-        Eyes { prober: &self.prober, link: &self.side }
+    pub fn probe_context(&self) -> ProbeContext<'_> {
+        ProbeContext { prober: &self.prober, connection: &self.side }
     }
 
     /// Reads or changes what is remembered of a lock.

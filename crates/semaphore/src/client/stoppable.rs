@@ -1,6 +1,6 @@
 //! A background task that can be stopped without waiting for the runtime. Aborting a task of tokio
 //! and waiting for its end takes as long as a request to the broker, because another thread has to
-//! wake up and drop it. See `keeper` for the task that a permit runs.
+//! wake up and drop it. See `heartbeat` for the task that a permit runs.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

@@ -5,7 +5,7 @@ use super::error::AcquireError;
 use super::facts::{fact, facts};
 use super::lock::Lock;
 use super::options::AcquireOptions;
-use super::permit::{Begin, Permit};
+use super::permit::{Permit, PermitParts};
 use crate::amqp::new_id;
 use crate::protocol::interface::Wait;
 use crate::protocol::token::client::{HeldFacts, Request, Taken, take};
@@ -24,10 +24,10 @@ impl Lock {
     ) -> Result<Permit, AcquireError> {
         let id = new_id();
         let mut hold = self.shared().pool.take().await?;
-        offered::check(hold.conn().features, self.name())?;
+        offered::check(hold.connection().features, self.name())?;
         hold.begin();
         let request = Request {
-            conn: hold.conn(),
+            connection: hold.connection(),
             lock: self.name(),
             id: &id,
             identity: options.identity.as_deref().map(fact),
@@ -39,7 +39,7 @@ impl Lock {
         let error = match take(request).await? {
             Taken::Yes(HeldFacts { held, token_id, fence, sent }) => {
                 let (slot, wait_queue, record) = (None, None, None);
-                let begin = Begin {
+                let begin = PermitParts {
                     id,
                     fence,
                     slot,

@@ -16,9 +16,9 @@ use lockkeeper_net::clock::Moment;
 
 use super::facts::fact;
 use super::options::AcquireOptions;
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Lane, short};
-use crate::amqp::link::Link;
+use crate::amqp::channel::{Channel, short};
+use crate::amqp::connection::Connection;
+use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
 
 /// Shortest and longest time for which a waiter relies on being woken, before jitter. A holder
@@ -49,7 +49,7 @@ pub struct Waiter {
     consumer: Consumer,
     /// Its channel, which is closed if the waiter is dropped. Pinned, because its consumer is
     /// bound to it.
-    lane: Lane,
+    channel: Channel,
     tag: ShortString,
     woken_by: Option<Delivery>,
     /// Number of other waiters when this one joined.
@@ -76,17 +76,17 @@ impl Waiter {
     ///
     /// Cancel safe: dropping the future leaves the queue.
     pub async fn join(
-        link: &Link,
+        lazy: &LazyConnection,
         declare: Option<FieldTable>,
         wait_queue: &str,
         id: &str,
         options: &AcquireOptions,
     ) -> Result<Option<Self>, BrokerError> {
-        let conn = link.get().await?;
-        if !conn.features.expires_later() {
+        let connection = lazy.get().await?;
+        if !connection.features.expires_later() {
             return Ok(None);
         }
-        let limit = conn.operation_timeout;
+        let limit = connection.operation_timeout;
         let mut arguments = FieldTable::default();
         arguments.insert("x-priority".into(), AMQPValue::LongInt(i32::from(options.priority)));
         if let Some(identity) = &options.identity {
@@ -96,16 +96,16 @@ impl Waiter {
         // In a task of its own, which leaves the queue if the caller has given up. lapin
         // never cancels a consumer whose basic.consume was dropped before the answer.
         let joining =
-            tokio::spawn(Self::consume(Arc::clone(&conn), declare, queue, tag, arguments));
+            tokio::spawn(Self::consume(Arc::clone(&connection), declare, queue, tag, arguments));
         match tokio::time::timeout(limit, joining).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(_)) => Err(BrokerError::Interrupted),
             // Probably blocked by an alarm. A later operation reports it.
-            Err(_) if conn.is_blocked() => Ok(None),
+            Err(_) if connection.is_blocked() => Ok(None),
             Err(_) => {
                 // If only the wait queue does not answer, because its node is down, the
                 // client polls. Otherwise this ends the connection.
-                Lane::fresh(&conn).await?;
+                Channel::fresh(&connection).await?;
                 tracing::debug!(wait_queue, "The wait queue does not answer: polling instead");
                 Ok(None)
             }
@@ -113,17 +113,17 @@ impl Waiter {
     }
 
     async fn consume(
-        conn: Arc<Conn>,
+        connection: Arc<Connection>,
         declare: Option<FieldTable>,
         queue: ShortString,
         tag: ShortString,
         arguments: FieldTable,
     ) -> Result<Option<Self>, BrokerError> {
-        let mut lane = Lane::take(&conn).await?;
-        let channel = lane.channel().await?;
-        lane.pin();
-        lane.count_declares(1);
-        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
+        let mut channel = Channel::take(&connection).await?;
+        let raw = channel.raw().await?;
+        channel.pin();
+        channel.count_declares(1);
+        let qos = raw.basic_qos(PREFETCH, BasicQosOptions::default());
         // The answer contains the number of waiters, which must not include this one: of
         // clients that join an unused wait queue together, at least one then finds itself alone,
         // and looks for a slot. If each of them saw the others, all would wait in vain.
@@ -131,30 +131,30 @@ impl Waiter {
             Some(arguments) => (QueueDeclareOptions::durable(), arguments),
             None => (QueueDeclareOptions::default().passive(), FieldTable::default()),
         };
-        let declare = channel.queue_declare(queue.clone(), declare, declared);
+        let declare = raw.queue_declare(queue.clone(), declare, declared);
         let consume = BasicConsumeOptions::default();
-        let consume = channel.basic_consume(queue.clone(), tag.clone(), consume, arguments);
+        let consume = raw.basic_consume(queue.clone(), tag.clone(), consume, arguments);
         // Sent together. A refusal closes the channel, so the first error counts.
         let (qos, declared, consumer) = futures::join!(qos, declare, consume);
         let joined = qos.and(declared).and_then(|declared| Ok((declared, consumer?)));
         let (others, consumer) = match joined {
             Ok((declared, consumer)) => (declared.consumer_count(), consumer),
-            Err(error) => return Self::refused(&mut lane, &error, queue.as_str()),
+            Err(error) => return Self::refused(&mut channel, &error, queue.as_str()),
         };
         let next_look = (others > 0).then(|| BEHIND_OTHERS.saturating_mul(others));
-        let limit = conn.operation_timeout;
+        let limit = connection.operation_timeout;
         let woken_by = None;
-        Ok(Some(Self { consumer, lane, tag, woken_by, others, next_look, limit }))
+        Ok(Some(Self { consumer, channel, tag, woken_by, others, next_look, limit }))
     }
 
     /// The client polls if the wait queue can't be used. One whose node is down is missing
     /// too.
     fn refused(
-        lane: &mut Lane,
+        channel: &mut Channel,
         error: &lapin::Error,
         wait_queue: &str,
     ) -> Result<Option<Self>, BrokerError> {
-        match lane.refused(error, wait_queue) {
+        match channel.refused(error, wait_queue) {
             Ok(_) | Err(BrokerError::NodeDown { .. }) => {
                 tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
                 Ok(None)
@@ -202,7 +202,7 @@ impl Waiter {
         let limit = self.limit;
         match tokio::time::timeout(limit, self.cancel(slot)).await {
             // Another request may use the channel now.
-            Ok(Ok(())) => self.lane.unpin(),
+            Ok(Ok(())) => self.channel.unpin(),
             _ => {
                 let tag = self.tag.as_str();
                 tracing::debug!(tag, "A wait queue was left by closing its channel");
@@ -211,8 +211,8 @@ impl Waiter {
     }
 
     async fn cancel(&mut self, slot: Option<u32>) -> Result<(), lapin::Error> {
-        let Some(channel) = self.lane.current() else { return Ok(()) };
-        let cancelling = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
+        let Some(raw) = self.channel.current() else { return Ok(()) };
+        let cancelling = raw.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
         // Sent together. The acknowledgement comes second: if it came first, another wake-up
         // could arrive before the broker hears that this waiter leaves.
         let (cancelled, done) = futures::join!(cancelling, self.done());

@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 
-use crate::amqp::connect::Conn;
-use crate::amqp::probe::{Eyes, Seen};
+use crate::amqp::connection::Connection;
+use crate::amqp::probe::{ProbeContext, Seen};
 use crate::error::BrokerError;
-use crate::protocol::hold::Hold;
+use crate::protocol::hold::HeldClaim;
 
 /// The one slot of a true mutex.
 pub const MUTEX_SLOT: u32 = 1;
@@ -28,12 +28,12 @@ pub trait ClientProtocol: Send + Sync {
     /// `draining`, holders of missing slots may be left out.
     async fn look(
         &self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slots: RangeInclusive<u32>,
         holders: RangeInclusive<u32>,
         draining: bool,
-    ) -> Result<Looked, BrokerError>;
+    ) -> Result<SlotObservation, BrokerError>;
 
     /// Returns the arguments with which a waiter declares the wait queue. `None` if the
     /// administrator declares it.
@@ -44,14 +44,14 @@ pub trait ClientProtocol: Send + Sync {
 
 /// The observed slots and holders, in the order of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked {
+pub struct SlotObservation {
     pub slots: Vec<Seen>,
-    pub holders: Vec<HolderSeen>,
+    pub holders: Vec<HolderState>,
 }
 
 /// The observed state of a slot's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HolderSeen {
+pub enum HolderState {
     /// The holder queue does not exist, or was not probed.
     Absent,
     /// The holder queue exists without a holder.
@@ -62,7 +62,7 @@ pub enum HolderSeen {
     Unknown,
 }
 
-impl HolderSeen {
+impl HolderState {
     /// Returns the state of the holder whose exclusive queue a probe has seen. Such a queue
     /// is gone with its node.
     pub fn of_exclusive_queue(seen: Seen) -> Self {
@@ -77,7 +77,7 @@ impl HolderSeen {
 /// Parameters for taking one slot.
 pub struct Claim<'a> {
     /// The connection that will hold the slot.
-    pub conn: &'a Arc<Conn>,
+    pub connection: &'a Arc<Connection>,
     pub lock: &'a LockName,
     pub slot: u32,
     /// True if a probe has just seen the slot.
@@ -92,7 +92,7 @@ pub struct Claim<'a> {
 /// The result of taking a slot.
 pub enum Claimed {
     /// The slot is held by this connection, and still existed after it was taken.
-    Yes(Box<dyn Hold>),
+    Yes(Box<dyn HeldClaim>),
     /// The slot does not exist, or no longer exists.
     NoSlot,
     /// Another client holds the slot.

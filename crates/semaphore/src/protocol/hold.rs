@@ -6,15 +6,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::error::BrokerError;
-use crate::queues::ownership::Standing;
+use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 
 /// The held object, on the connection that holds it.
 #[async_trait]
-pub trait Hold: Send + Sync {
+pub trait HeldClaim: Send + Sync {
     /// Asks the broker whether the slot is still held by this connection. Waits at most
     /// `limit` for the answer. Cancel safe.
-    async fn verify(&self, limit: Duration) -> Result<Standing, BrokerError>;
+    async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError>;
 
     /// Releases the slot and waits for the broker's confirmation. After an error or a
     /// dropped future, only closing the connection releases it for certain.

@@ -12,7 +12,7 @@ use super::fault::{Expected, Fault};
 use super::holders::Holders;
 use super::revoke::{Revoke, RevokeError};
 use super::waiters::{self, Waiter};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
@@ -63,8 +63,8 @@ pub trait LockProtocol: Send + Sync {
         self.observe(access, lock, slots_to, holders_to).await
     }
 
-    /// [`Broker::find_mark`](crate::Broker::find_mark).
-    async fn find_mark(
+    /// [`Broker::find_highest_slot`](crate::Broker::find_highest_slot).
+    async fn find_highest_slot(
         &self,
         _access: &Access,
         _lock: &LockName,
@@ -111,8 +111,8 @@ pub trait LockProtocol: Send + Sync {
         }
     }
 
-    /// [`Broker::lost_parts`](crate::Broker::lost_parts).
-    async fn lost_parts(
+    /// [`Broker::missing_auxiliary`](crate::Broker::missing_auxiliary).
+    async fn missing_auxiliary(
         &self,
         _access: &Access,
         _lock: &LockName,
@@ -144,14 +144,14 @@ pub trait AdminProtocol: LockProtocol {
     async fn survey(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
     ) -> Result<(Option<u32>, Observed), BrokerError>;
 
     /// Applies the change. The sweep ends at `swept_to`.
     async fn apply(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         swept_to: u32,
     ) -> Result<Converged, BrokerError>;
 
@@ -159,7 +159,7 @@ pub trait AdminProtocol: LockProtocol {
     async fn exists(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         seen: &Observed,
     ) -> Result<bool, BrokerError>;
 
@@ -168,7 +168,7 @@ pub trait AdminProtocol: LockProtocol {
     async fn make_room(
         &self,
         _change: &Change,
-        _lane: &mut Lane,
+        _channel: &mut Channel,
         _swept_to: u32,
     ) -> Result<Option<u32>, BrokerError> {
         Ok(None)
@@ -178,7 +178,7 @@ pub trait AdminProtocol: LockProtocol {
     async fn check(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError>;
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 use lockkeeper_plan::semaphore::DEFAULT_OVERSHOOT;
 
-use crate::amqp::probe::{Eyes, Prober};
+use crate::amqp::probe::{ProbeContext, Prober};
 use crate::error::BrokerError;
 use crate::session::access::Access;
 
@@ -91,7 +91,7 @@ impl Marks {
 
 /// The lock's name, as one protocol sees it.
 struct Names<'a> {
-    eyes: Eyes<'a>,
+    context: ProbeContext<'a>,
     lock: &'a LockName,
 }
 
@@ -109,7 +109,7 @@ impl Names<'_> {
         }
         let names: Vec<String> =
             asked.iter().map(|(part, slot)| part.name(self.lock, *slot)).collect();
-        let exist = self.eyes.prober.exist(&names).await?;
+        let exist = self.context.prober.exist(&names).await?;
         let first = |part| {
             let mut found = asked.iter().zip(&exist).filter(|((of, _), is)| *of == part && **is);
             found.next().map(|((_, slot), _)| *slot)
@@ -123,7 +123,7 @@ impl Names<'_> {
     }
 
     async fn exists(&self, queue: &str) -> Result<bool, BrokerError> {
-        Ok(self.eyes.link.publisher().await?.look(queue).await?.is_some())
+        Ok(self.context.connection.publisher().await?.look(queue).await?.is_some())
     }
 
     /// Whether the token queue exists. Not by a publish, which would be a token.
@@ -189,8 +189,12 @@ pub async fn check_slot(prober: &Prober, lock: &LockName, slot: u32) -> Result<(
 /// # Errors
 ///
 /// [`BrokerError::ProtocolMismatch`] if the lock is one of another protocol.
-pub async fn find(eyes: Eyes<'_>, lock: &LockName, slot: u32) -> Result<Presence, BrokerError> {
-    let (own, names) = (lock.protocol(), Names { eyes, lock });
+pub async fn find(
+    context: ProbeContext<'_>,
+    lock: &LockName,
+    slot: u32,
+) -> Result<Presence, BrokerError> {
+    let (own, names) = (lock.protocol(), Names { context, lock });
     let is_token = match own {
         Protocol::TrueMutex => return Ok(Presence::Open),
         Protocol::Token(_) if names.has_tokens().await? => return Ok(Presence::Open),
@@ -254,7 +258,7 @@ pub async fn check(
     if lock.protocol() == Protocol::TrueMutex {
         return Ok(());
     }
-    let names = Names { eyes: access.eyes(), lock };
+    let names = Names { context: access.probe_context(), lock };
     let marks = marks_around(access, &names, existing, to).await?;
     names.refuse(&marks).await?;
     match lock.protocol() {
@@ -275,7 +279,7 @@ pub async fn check_removal(
     to: u32,
 ) -> Result<(), BrokerError> {
     let own = lock.protocol();
-    let names = Names { eyes: access.eyes(), lock };
+    let names = Names { context: access.probe_context(), lock };
     if matches!(own, Protocol::Token(_)) && names.has_tokens().await? {
         return Ok(());
     }

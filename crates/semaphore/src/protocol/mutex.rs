@@ -11,13 +11,13 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
 
-use super::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked, MUTEX_SLOT};
+use super::claim::{Claim, Claimed, ClientProtocol, HolderState, MUTEX_SLOT, SlotObservation};
 use super::holders::{Holders, PATIENCE};
 use super::interface::LockProtocol;
 use super::numbered::exclusive_queue::HeldQueue;
 use super::revoke::{HeldBy, Revoke, RevokeError};
-use crate::amqp::lane::{Declared, Lane};
-use crate::amqp::probe::{Eyes, Seen};
+use crate::amqp::channel::{Channel, Declared};
+use crate::amqp::probe::{ProbeContext, Seen};
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive;
 use crate::queues::wait::mutex_wait_arguments;
@@ -29,21 +29,21 @@ pub struct TrueMutex;
 #[async_trait]
 impl ClientProtocol for TrueMutex {
     async fn claim(&self, claim: Claim<'_>) -> Result<Claimed, BrokerError> {
-        let Claim { conn, lock, mut facts, .. } = claim;
+        let Claim { connection, lock, mut facts, .. } = claim;
         exclusive(&mut facts);
         let holder_queue = lock.holder_queue(MUTEX_SLOT);
-        let mut lane = Lane::take(conn).await?;
-        match lane.declare_exclusive(&holder_queue, facts).await? {
+        let mut channel = Channel::take(connection).await?;
+        match channel.declare_exclusive(&holder_queue, facts).await? {
             Declared::Ok => {
-                let conn = Arc::clone(conn);
-                let held = HeldQueue { conn, holder_queue, slot_queue: None };
+                let connection = Arc::clone(connection);
+                let held = HeldQueue { connection, holder_queue, slot_queue: None };
                 Ok(Claimed::Yes(Box::new(held)))
             }
             Declared::Locked(_) => {
                 // The refusal closed the channel. Opens a new one, so that the next
                 // attempt need not wait for it.
-                if conn.is_usable() {
-                    lane.channel().await?;
+                if connection.is_usable() {
+                    channel.raw().await?;
                 }
                 Ok(Claimed::Locked)
             }
@@ -52,19 +52,22 @@ impl ClientProtocol for TrueMutex {
 
     async fn look(
         &self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slots: RangeInclusive<u32>,
         holders: RangeInclusive<u32>,
         _draining: bool,
-    ) -> Result<Looked, BrokerError> {
-        let holder = eyes.prober.see(&[lock.holder_queue(MUTEX_SLOT)]).await?;
+    ) -> Result<SlotObservation, BrokerError> {
+        let holder = context.prober.see(&[lock.holder_queue(MUTEX_SLOT)]).await?;
         let seen = |slot| match holder.first() {
-            Some(holder) if slot == MUTEX_SLOT => HolderSeen::of_exclusive_queue(*holder),
-            _ => HolderSeen::Absent,
+            Some(holder) if slot == MUTEX_SLOT => HolderState::of_exclusive_queue(*holder),
+            _ => HolderState::Absent,
         };
         let exists = |slot| if slot == MUTEX_SLOT { Seen::Yes } else { Seen::No };
-        Ok(Looked { slots: slots.map(exists).collect(), holders: holders.map(seen).collect() })
+        Ok(SlotObservation {
+            slots: slots.map(exists).collect(),
+            holders: holders.map(seen).collect(),
+        })
     }
 
     fn wait_queue_arguments(&self) -> Option<FieldTable> {
@@ -83,12 +86,12 @@ impl LockProtocol for TrueMutex {
         _: u32,
     ) -> Result<Observed, BrokerError> {
         let queue = lock.holder_queue(MUTEX_SLOT);
-        let mut lane = access.publisher().await?;
-        if lane.conn().features.refusal_ends_connection() {
+        let mut channel = access.publisher().await?;
+        if channel.connection().features.refusal_ends_connection() {
             let held = u32::from(access.any_exists(&[queue]).await?);
             return Ok(Observed::Counted(ObservedTokens { total: 1, held }));
         }
-        let held = match lane.look(&queue).await? {
+        let held = match channel.look(&queue).await? {
             None => 0,
             Some(Declared::Locked(_)) => 1,
             Some(Declared::Ok) => {

@@ -1,5 +1,5 @@
 //! Protocols with numbered slots: what they have in common for administrators. A client
-//! may take a slot while its slot queue `A[i]` exists. See [`Holding`] for how a slot is
+//! may take a slot while its slot queue `A[i]` exists. See [`SlotProtocol`] for how a slot is
 //! held.
 
 mod auxiliary;
@@ -8,9 +8,9 @@ mod converge;
 pub mod exclusive_consumer;
 pub mod exclusive_queue;
 pub mod holders;
-pub mod holding;
 mod observe;
 pub mod records;
+pub mod slot_protocol;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,14 +20,14 @@ use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed, ObservedSlots};
 
 use self::holders::HolderCache;
-use self::holding::Holding;
 use self::records::RecordsSeen;
+use self::slot_protocol::SlotProtocol;
 use super::fault::{Expected, Fault};
 use super::holders::Holders;
 use super::interface::{AdminProtocol, LockProtocol};
 use super::mismatch;
 use super::revoke::{Revoke, RevokeError};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
@@ -46,7 +46,7 @@ impl<H> Numbered<H> {
 }
 
 #[async_trait]
-impl<H: Holding> LockProtocol for Numbered<H> {
+impl<H: SlotProtocol> LockProtocol for Numbered<H> {
     async fn observe(
         &self,
         access: &Access,
@@ -74,13 +74,13 @@ impl<H: Holding> LockProtocol for Numbered<H> {
         self.observe(access, lock, slots_to, holders_to).await
     }
 
-    async fn find_mark(
+    async fn find_highest_slot(
         &self,
         access: &Access,
         lock: &LockName,
         overshoot: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        observe::find_mark(access, &self.how, lock, overshoot).await.map(Some)
+        observe::find_highest_slot(access, &self.how, lock, overshoot).await.map(Some)
     }
 
     async fn find_mark_for_change(
@@ -97,7 +97,7 @@ impl<H: Holding> LockProtocol for Numbered<H> {
         }
     }
 
-    async fn lost_parts(
+    async fn missing_auxiliary(
         &self,
         access: &Access,
         lock: &LockName,
@@ -111,7 +111,7 @@ impl<H: Holding> LockProtocol for Numbered<H> {
                 RecordsSeen::Emptied(_) => lost.push("emptied slot records"),
             }
         }
-        if !self.how.can_be_held(access, lock, 1..=desired.slots).await? {
+        if !self.how.holder_queues_exist(access, lock, 1..=desired.slots).await? {
             lost.push("holder queues");
         }
         Ok(lost)
@@ -136,14 +136,14 @@ impl<H: Holding> LockProtocol for Numbered<H> {
 }
 
 #[async_trait]
-impl<H: Holding> AdminProtocol for Numbered<H> {
+impl<H: SlotProtocol> AdminProtocol for Numbered<H> {
     async fn survey(
         &self,
         change: &Change,
-        _: &mut Lane,
+        _: &mut Channel,
     ) -> Result<(Option<u32>, Observed), BrokerError> {
         let (access, lock) = (&change.access, &change.lock);
-        let mark = self.find_mark(access, lock, change.desired.overshoot).await?;
+        let mark = self.find_highest_slot(access, lock, change.desired.overshoot).await?;
         let seen = observe::observe(access, &self.how, lock, mark.unwrap_or_default(), 0).await?;
         mismatch::check(access, lock, &seen.slots, seen.highest()).await?;
         Ok((mark, Observed::Numbered(seen)))
@@ -152,30 +152,30 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
     async fn apply(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         swept_to: u32,
     ) -> Result<Converged, BrokerError> {
-        change.make_slots(&self.how, lane, swept_to).await
+        change.make_slots(&self.how, channel, swept_to).await
     }
 
     async fn make_room(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         swept_to: u32,
     ) -> Result<Option<u32>, BrokerError> {
-        change.delete_one(&self.how, lane, swept_to).await
+        change.delete_one(&self.how, channel, swept_to).await
     }
 
     async fn exists(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         seen: &Observed,
     ) -> Result<bool, BrokerError> {
         Ok(seen.total() > 0
             || match change.lock.wait_queue() {
-                Some(queue) => lane.consumers(&queue).await?.is_some(),
+                Some(queue) => channel.consumers(&queue).await?.is_some(),
                 None => false,
             })
     }
@@ -183,9 +183,9 @@ impl<H: Holding> AdminProtocol for Numbered<H> {
     async fn check(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        change.check_slots(&self.how, lane, expected).await
+        change.check_slots(&self.how, channel, expected).await
     }
 }

@@ -140,7 +140,7 @@ impl Revoke<'_> {
     }
 
     /// Returns an error if the operation must not continue.
-    pub fn go_on(&self) -> Result<(), RevokeError> {
+    pub fn check_cancelled(&self) -> Result<(), RevokeError> {
         if self.cancel.is_cancelled() || !self.access.options.may_act.now() {
             return Err(BrokerError::Interrupted.into());
         }

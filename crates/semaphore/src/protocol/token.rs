@@ -32,7 +32,7 @@ use super::holders::Holders;
 use super::interface::{AdminProtocol, LockProtocol};
 use super::revoke::{HeldBy, Revoke, RevokeError};
 use super::waiters::{self, Waiter};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
@@ -78,7 +78,7 @@ impl LockProtocol for Token {
         // Clients wait for tokens in the token queue itself, and also hold them there.
         let holding = management.unacknowledged().await?;
         waiters::of_queue(management, &lock.token_queue(), |consumer| {
-            let holds = consumer.channel().and_then(|channel| holding.get(channel));
+            let holds = consumer.channel().and_then(|raw| holding.get(raw));
             consumer.consumer_tag != DRAIN_TAG
                 && holds.is_none_or(|unacknowledged| *unacknowledged == 0)
         })
@@ -106,37 +106,37 @@ impl AdminProtocol for Token {
     async fn survey(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
     ) -> Result<(Option<u32>, Observed), BrokerError> {
-        let seen = admin::survey((&self.tokens, &self.drains), change, lane).await?;
+        let seen = admin::survey((&self.tokens, &self.drains), change, channel).await?;
         Ok((None, Observed::Counted(seen)))
     }
 
     async fn apply(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         _: u32,
     ) -> Result<Converged, BrokerError> {
-        admin::apply((&self.tokens, &self.drains), change, lane).await
+        admin::apply((&self.tokens, &self.drains), change, channel).await
     }
 
     async fn exists(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         _: &Observed,
     ) -> Result<bool, BrokerError> {
-        Ok(lane.look(&change.lock.token_queue()).await?.is_some())
+        Ok(channel.look(&change.lock.token_queue()).await?.is_some())
     }
 
     async fn check(
         &self,
         change: &Change,
-        lane: &mut Lane,
+        channel: &mut Channel,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        admin::check((&self.tokens, &self.drains), change, lane, expected.slots).await
+        admin::check((&self.tokens, &self.drains), change, channel, expected.slots).await
     }
 }
 

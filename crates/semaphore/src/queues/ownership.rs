@@ -9,12 +9,12 @@ use futures::future::{Either, select};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use crate::amqp::lane::{Lane, Refused, short};
+use crate::amqp::channel::{Channel, Refused, short};
 use crate::error::BrokerError;
 
 /// The result of verifying a connection's `B[i]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Ownership {
     /// `B[i]` belongs to this connection and `A[i]` exists.
     Held,
     /// `B[i]` belongs to this connection and `A[i]` is gone: the slot is draining.
@@ -31,12 +31,16 @@ const FOR_THE_SLOT: Duration = Duration::from_secs(1);
 /// declares sent together. This is the only proof of ownership: a publish would show
 /// only that some queue of that name exists. Where nothing is known of the slot, because
 /// its node is down, the slot counts as existing.
-pub async fn verify(lane: &mut Lane, holder: &str, slot: &str) -> Result<Standing, BrokerError> {
-    let channel = lane.channel().await?;
-    lane.count_declares(2);
+pub async fn verify(
+    channel: &mut Channel,
+    holder: &str,
+    slot: &str,
+) -> Result<Ownership, BrokerError> {
+    let raw = channel.raw().await?;
+    channel.count_declares(2);
     let passive = QueueDeclareOptions::default().passive();
-    let ours = channel.queue_declare(short(holder)?, passive, FieldTable::default());
-    let exists = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+    let ours = raw.queue_declare(short(holder)?, passive, FieldTable::default());
+    let exists = raw.queue_declare(short(slot)?, passive, FieldTable::default());
     // In this order: a refusal closes the channel, so the more important request must
     // have been answered before.
     let both = async {
@@ -47,51 +51,51 @@ pub async fn verify(lane: &mut Lane, holder: &str, slot: &str) -> Result<Standin
             Either::Right((exists, ours)) => (ours.await, Some(exists)),
         })
     };
-    let (ours, exists) = match lane.answer("to queue.declare (passive)", holder, both).await? {
+    let (ours, exists) = match channel.answer("to queue.declare (passive)", holder, both).await? {
         Ok(answers) => answers,
         Err(refused) => return Err(refused.error),
     };
     match (ours, exists) {
-        (Ok(_), Some(Ok(_))) => Ok(Standing::Held),
-        (Ok(_), Some(Err(error))) => standing_with(lane, &error, slot),
+        (Ok(_), Some(Ok(_))) => Ok(Ownership::Held),
+        (Ok(_), Some(Err(error))) => standing_with(channel, &error, slot),
         (Ok(_), None) => {
-            lane.leave_unanswered(&[slot.to_owned()]);
-            Ok(Standing::Held)
+            channel.leave_unanswered(&[slot.to_owned()]);
+            Ok(Ownership::Held)
         }
-        (Err(error), _) => match lane.refused(&error, holder)? {
-            Refused { code: 404 | 405, .. } => Ok(Standing::Gone),
+        (Err(error), _) => match channel.refused(&error, holder)? {
+            Refused { code: 404 | 405, .. } => Ok(Ownership::Gone),
             refused => Err(refused.error),
         },
     }
 }
 
-/// Returns the standing of a holder whose slot queue could not be inspected.
+/// Returns the ownership of a holder whose slot queue could not be inspected.
 fn standing_with(
-    lane: &mut Lane,
+    channel: &mut Channel,
     error: &lapin::Error,
     slot: &str,
-) -> Result<Standing, BrokerError> {
-    match lane.refused(error, slot) {
+) -> Result<Ownership, BrokerError> {
+    match channel.refused(error, slot) {
         // The slot exists, but its node is down, or it may not be inspected.
-        Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Standing::Held),
-        Ok(Refused { code: 404, .. }) => Ok(Standing::WithoutSlot),
+        Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Ownership::Held),
+        Ok(Refused { code: 404, .. }) => Ok(Ownership::WithoutSlot),
         Ok(Refused { error, .. }) | Err(error) => Err(error),
     }
 }
 
 /// Whether the slot queue of a holder exists, by a passive declare. Where nothing is
 /// known of it within a moment, because its node is down, it counts as existing.
-pub async fn slot_exists(lane: &mut Lane, slot: &str) -> Result<bool, BrokerError> {
-    let channel = lane.channel().await?;
-    lane.count_declares(1);
+pub async fn slot_exists(channel: &mut Channel, slot: &str) -> Result<bool, BrokerError> {
+    let raw = channel.raw().await?;
+    channel.count_declares(1);
     let passive = QueueDeclareOptions::default().passive();
-    let looking = channel.queue_declare(short(slot)?, passive, FieldTable::default());
+    let looking = raw.queue_declare(short(slot)?, passive, FieldTable::default());
     let looking = async { Ok(tokio::time::timeout(FOR_THE_SLOT, looking).await) };
-    match lane.answer("to queue.declare (passive)", slot, looking).await? {
+    match channel.answer("to queue.declare (passive)", slot, looking).await? {
         Ok(Ok(Ok(_))) => Ok(true),
-        Ok(Ok(Err(error))) => Ok(standing_with(lane, &error, slot)? == Standing::Held),
+        Ok(Ok(Err(error))) => Ok(standing_with(channel, &error, slot)? == Ownership::Held),
         Ok(Err(_)) => {
-            lane.leave_unanswered(slice::from_ref(&slot.to_owned()));
+            channel.leave_unanswered(slice::from_ref(&slot.to_owned()));
             Ok(true)
         }
         Err(refused) => Err(refused.error),

@@ -10,54 +10,60 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 
 use super::arguments::classic_arguments;
-use crate::amqp::lane::{Lane, short, together};
+use crate::amqp::channel::{Channel, short, together};
 use crate::error::BrokerError;
 
 /// Delivery mode of records, which are as durable as their queue.
 const PERSISTENT: u8 = 2;
 
 /// Inspects the record queue of that name. `None` if it is missing.
-pub async fn inspect(lane: &mut Lane, name: &str) -> Result<Option<lapin::Queue>, BrokerError> {
-    lane.inspect(name, QueueDeclareOptions::durable(), record_arguments()).await
+pub async fn inspect(
+    channel: &mut Channel,
+    name: &str,
+) -> Result<Option<lapin::Queue>, BrokerError> {
+    channel.inspect(name, QueueDeclareOptions::durable(), record_arguments()).await
 }
 
 /// Declares the record queues `names`, sent together. Returns those without a record.
 /// An existing queue with other arguments results in
 /// [`BrokerError::IncompatibleQueue`], which does not show the queue's name.
-pub async fn declare(lane: &mut Lane, names: &[String]) -> Result<Vec<String>, BrokerError> {
+pub async fn declare(channel: &mut Channel, names: &[String]) -> Result<Vec<String>, BrokerError> {
     let Some(first) = names.first() else { return Ok(Vec::new()) };
-    let channel = lane.channel().await?;
-    lane.count_declares(names.len());
+    let raw = channel.raw().await?;
+    channel.count_declares(names.len());
     let durable = QueueDeclareOptions::durable();
-    let all = together(names, |name| channel.queue_declare(name, durable, record_arguments()))?;
+    let all = together(names, |name| raw.queue_declare(name, durable, record_arguments()))?;
     let queues =
-        lane.answer("to queue.declare", first, all).await?.map_err(|refused| refused.error)?;
+        channel.answer("to queue.declare", first, all).await?.map_err(|refused| refused.error)?;
     let empty = names.iter().zip(queues).filter(|(_, queue)| queue.message_count() == 0);
     Ok(empty.map(|(name, _)| name.clone()).collect())
 }
 
 /// Publishes a first record to each queue that has none, and waits for the broker's
 /// confirms.
-pub async fn seed(lane: &mut Lane, names: &[String], record: &[u8]) -> Result<(), BrokerError> {
+pub async fn seed(
+    channel: &mut Channel,
+    names: &[String],
+    record: &[u8],
+) -> Result<(), BrokerError> {
     let Some(first) = names.first() else { return Ok(()) };
     // A channel of its own, because pooled channels must not be in confirm mode.
-    let mut lane = Lane::fresh(lane.conn()).await?;
-    let channel = lane.channel().await?;
+    let mut channel = Channel::fresh(channel.connection()).await?;
+    let raw = channel.raw().await?;
     let names = names.iter().map(|name| short(name)).collect::<Result<Vec<_>, _>>()?;
     let publishing = async {
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        raw.confirm_select(ConfirmSelectOptions::default()).await?;
         let mut confirms = Vec::with_capacity(names.len());
         for name in names {
             let properties = BasicProperties::default()
                 .with_delivery_mode(PERSISTENT)
                 .with_content_type("application/json".into());
             let (exchange, options) = (ShortString::default(), BasicPublishOptions::default());
-            confirms
-                .push(channel.basic_publish(exchange, name, options, record, properties).await?);
+            confirms.push(raw.basic_publish(exchange, name, options, record, properties).await?);
         }
         try_join_all(confirms).await
     };
-    let confirms = lane.answer("to slot records", first, publishing).await?;
+    let confirms = channel.answer("to slot records", first, publishing).await?;
     let confirms = confirms.map_err(|refused| refused.error)?;
     // A nack means that there is a record: the queue rejects a second one.
     if confirms.contains(&Confirmation::NotRequested) {
@@ -68,12 +74,12 @@ pub async fn seed(lane: &mut Lane, names: &[String], record: &[u8]) -> Result<()
 
 /// Deletes queues with any content, sent together and processed in this order.
 /// Missing ones are not an error.
-pub async fn delete_all(lane: &mut Lane, names: &[String]) -> Result<(), BrokerError> {
+pub async fn delete_all(channel: &mut Channel, names: &[String]) -> Result<(), BrokerError> {
     let Some(first) = names.first() else { return Ok(()) };
-    let channel = lane.channel().await?;
+    let raw = channel.raw().await?;
     let options = QueueDeleteOptions::default();
-    let all = together(names, |name| channel.queue_delete(name, options))?;
-    lane.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
+    let all = together(names, |name| raw.queue_delete(name, options))?;
+    channel.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
 }
 
 /// Returns the arguments of `F[i]`. It holds one message, and rejects a second one

@@ -6,7 +6,7 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::Profile;
 
 use super::arguments::{bare_arguments, exclusive_arguments};
-use crate::amqp::lane::{Lane, together};
+use crate::amqp::channel::{Channel, together};
 use crate::error::BrokerError;
 
 /// Declares the slot queue `name` with the properties of `profile`. In profile Guideline,
@@ -16,16 +16,20 @@ use crate::error::BrokerError;
 /// # Errors
 ///
 /// [`BrokerError::IncompatibleQueue`] for an existing queue with other properties.
-pub async fn declare(lane: &mut Lane, name: &str, profile: Profile) -> Result<(), BrokerError> {
+pub async fn declare(
+    channel: &mut Channel,
+    name: &str,
+    profile: Profile,
+) -> Result<(), BrokerError> {
     let (options, arguments) = slot_queue(profile);
-    let refused = match lane.declare(name, options, arguments.clone()).await {
+    let refused = match channel.declare(name, options, arguments.clone()).await {
         Err(error @ BrokerError::IncompatibleQueue { .. }) => error,
         declared => return declared,
     };
-    match adopt(lane, name, profile, refused).await? {
+    match adopt(channel, name, profile, refused).await? {
         Some(_) => Ok(()),
         // It was deleted in the meantime.
-        None => lane.declare(name, options, arguments).await,
+        None => channel.declare(name, options, arguments).await,
     }
 }
 
@@ -35,14 +39,14 @@ pub async fn declare(lane: &mut Lane, name: &str, profile: Profile) -> Result<()
 ///
 /// Those of [`declare`].
 pub async fn inspect(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     profile: Profile,
 ) -> Result<Option<lapin::Queue>, BrokerError> {
     let (options, arguments) = slot_queue(profile);
-    match lane.inspect(name, options, arguments).await {
+    match channel.inspect(name, options, arguments).await {
         Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-            adopt(lane, name, profile, error).await
+            adopt(channel, name, profile, error).await
         }
         inspected => inspected,
     }
@@ -52,7 +56,7 @@ pub async fn inspect(
 /// arguments, or else the error `refused`. A queue with messages or consumers is in use
 /// for something else. `None` if it is missing.
 async fn adopt(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     profile: Profile,
     refused: BrokerError,
@@ -60,7 +64,7 @@ async fn adopt(
     if profile != Profile::Guideline {
         return Err(refused);
     }
-    match lane.inspect(name, QueueDeclareOptions::durable(), FieldTable::default()).await {
+    match channel.inspect(name, QueueDeclareOptions::durable(), FieldTable::default()).await {
         Ok(Some(queue)) if queue.message_count() > 0 || queue.consumer_count() > 0 => {
             Err(BrokerError::IncompatibleQueue {
                 queue: name.to_owned(),
@@ -74,29 +78,33 @@ async fn adopt(
 
 /// Declares existing slot queues again, sent together, to detect other arguments. The
 /// result does not show which queue differs.
-pub async fn check(lane: &mut Lane, names: &[String], profile: Profile) -> Result<(), BrokerError> {
+pub async fn check(
+    channel: &mut Channel,
+    names: &[String],
+    profile: Profile,
+) -> Result<(), BrokerError> {
     let Some(first) = names.first() else { return Ok(()) };
-    let channel = lane.channel().await?;
-    lane.count_declares(names.len());
+    let raw = channel.raw().await?;
+    channel.count_declares(names.len());
     let (options, arguments) = slot_queue(profile);
-    let arguments = lane.conn().features.arguments(arguments);
-    let declare = |name| channel.queue_declare(name, options, arguments.clone());
+    let arguments = channel.connection().features.arguments(arguments);
+    let declare = |name| raw.queue_declare(name, options, arguments.clone());
     let all = together(names, declare)?;
-    lane.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
+    channel.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
 }
 
 /// Deletes queues that look missing. This is a no-op, except that a queue whose node
 /// is down results in [`BrokerError::NodeDown`].
-pub async fn delete_missing(lane: &mut Lane, names: &[String]) -> Result<(), BrokerError> {
+pub async fn delete_missing(channel: &mut Channel, names: &[String]) -> Result<(), BrokerError> {
     let Some(last) = names.last() else { return Ok(()) };
-    if lane.conn().features.reports_missing_at_delete() {
+    if channel.connection().features.reports_missing_at_delete() {
         return Ok(());
     }
-    let channel = lane.channel().await?;
+    let raw = channel.raw().await?;
     // With if-unused and if-empty, in case it exists after all.
     let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
-    let all = together(names, |name| channel.queue_delete(name, options))?;
-    lane.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
+    let all = together(names, |name| raw.queue_delete(name, options))?;
+    channel.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
 }
 
 /// Returns the properties of `A[i]`.

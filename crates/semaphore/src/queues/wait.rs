@@ -11,7 +11,7 @@ use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::arguments::classic_arguments;
-use crate::amqp::lane::{Lane, short};
+use crate::amqp::channel::{Channel, short};
 use crate::error::{BrokerError, refusal_code};
 
 /// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
@@ -51,33 +51,36 @@ pub fn mutex_wait_arguments() -> FieldTable {
 }
 
 /// Inspects the wait queue of that name. `None` if it is missing.
-pub async fn inspect(lane: &mut Lane, name: &str) -> Result<Option<lapin::Queue>, BrokerError> {
-    lane.inspect(name, QueueDeclareOptions::durable(), classic_arguments()).await
+pub async fn inspect(
+    channel: &mut Channel,
+    name: &str,
+) -> Result<Option<lapin::Queue>, BrokerError> {
+    channel.inspect(name, QueueDeclareOptions::durable(), classic_arguments()).await
 }
 
 /// Declares the wait queue `name`, unless it exists. An existing queue with other
 /// arguments results in [`BrokerError::IncompatibleQueue`], and one whose node is down in
 /// [`BrokerError::NodeDown`]: a declare of it might stay unanswered.
-pub async fn declare(lane: &mut Lane, name: &str) -> Result<(), BrokerError> {
-    match inspect(lane, name).await? {
+pub async fn declare(channel: &mut Channel, name: &str) -> Result<(), BrokerError> {
+    match inspect(channel, name).await? {
         Some(_) => Ok(()),
-        None => lane.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await,
+        None => channel.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await,
     }
 }
 
 /// Runs the operation `one` on `queue` and then counts the consumers of `wait_queue`,
 /// sent together. The count is unknown if the wait queue's node is down.
 pub async fn do_and_count<T>(
-    lane: &mut Lane,
+    channel: &mut Channel,
     one: impl Future<Output = Result<T, lapin::Error>>,
     queue: &str,
     wait_queue: Option<&str>,
 ) -> Result<Waiters, BrokerError> {
-    let channel = lane.channel().await?;
+    let raw = channel.raw().await?;
     let count = async {
         let Some(name) = wait_queue else { return Ok(Waiters::Unknown) };
         let passive = QueueDeclareOptions::default().passive();
-        let looking = channel.queue_declare(short(name)?, passive, FieldTable::default());
+        let looking = raw.queue_declare(short(name)?, passive, FieldTable::default());
         Ok(match looking.await {
             Ok(queue) => Waiters::Count(queue.consumer_count()),
             Err(error) => match BrokerError::operating(&error, name) {
@@ -87,7 +90,7 @@ pub async fn do_and_count<T>(
             },
         })
     };
-    lane.count_declares(1);
+    channel.count_declares(1);
     let both = async {
         Ok(match select(pin!(one), pin!(count)).await {
             Either::Left((done, count)) => {
@@ -96,17 +99,17 @@ pub async fn do_and_count<T>(
             Either::Right((count, one)) => (one.await, Some(count)),
         })
     };
-    let (done, count) = match lane.answer("to giving back", queue, both).await? {
+    let (done, count) = match channel.answer("to giving back", queue, both).await? {
         Ok(answers) => answers,
         Err(refused) => return Err(refused.error),
     };
     if let Err(error) = done {
-        return Err(lane.refused(&error, queue)?.error);
+        return Err(channel.refused(&error, queue)?.error);
     }
     match count {
         Some(count) => count,
         None => {
-            lane.leave_unanswered(wait_queue.map(str::to_owned).as_slice());
+            channel.leave_unanswered(wait_queue.map(str::to_owned).as_slice());
             Ok(Waiters::Unknown)
         }
     }
@@ -116,25 +119,25 @@ pub async fn do_and_count<T>(
 /// became free. If the queue is missing, they are dropped silently. Waiters also poll
 /// from time to time.
 pub async fn wake(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     count: u32,
     slot: Option<u32>,
 ) -> Result<(), BrokerError> {
     let slot = slot.map(|slot| slot.to_string());
-    send(lane, name, &[], count, slot.as_deref()).await
+    send(channel, name, &[], count, slot.as_deref()).await
 }
 
 /// Sends `count` messages to the consumers of the queue `name`. They expire after a
 /// second without a consumer. `about` is their correlation id.
 pub async fn send(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     body: &[u8],
     count: u32,
     about: Option<&str>,
 ) -> Result<(), BrokerError> {
-    let channel = lane.channel().await?;
+    let raw = channel.raw().await?;
     let name = short(name)?;
     let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
     if let Some(about) = about {
@@ -145,9 +148,9 @@ pub async fn send(
             let properties = properties.clone();
             let options = BasicPublishOptions::default();
             let exchange = ShortString::default();
-            channel.basic_publish(exchange, name.clone(), options, body, properties).await?;
+            raw.basic_publish(exchange, name.clone(), options, body, properties).await?;
         }
         Ok(())
     };
-    lane.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
+    channel.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
 }

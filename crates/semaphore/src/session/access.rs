@@ -13,12 +13,12 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::{LockName, Profile};
 
 use super::mutex::LocalLocks;
-use crate::amqp::connect::Conn;
+use crate::amqp::channel::Channel;
+use crate::amqp::connection::Connection;
 use crate::amqp::endpoint::{Connector, Endpoint};
 use crate::amqp::identity::{BrokerIdentity, greet};
-use crate::amqp::lane::Lane;
-use crate::amqp::link::Link;
-use crate::amqp::probe::{Eyes, Prober};
+use crate::amqp::lazy::LazyConnection;
+use crate::amqp::probe::{ProbeContext, Prober};
 use crate::error::BrokerError;
 use crate::management::Management;
 use crate::management::listing::{ListedQueues, Listing};
@@ -86,11 +86,11 @@ pub struct Access {
     pub options: BrokerOptions,
     endpoint: Arc<Endpoint>,
     /// Owns the admin mutexes and carries all changes.
-    admin: Link,
+    admin: LazyConnection,
     /// The same for locks of profile `AmqpLocksPython`. A broker that rejects their slots
     /// closes the whole connection, which must not affect other changes.
-    admin_python: Link,
-    probe_link: Arc<Link>,
+    admin_python: LazyConnection,
+    probe_connection: Arc<LazyConnection>,
     prober: Prober,
     pub local_locks: LocalLocks,
     /// Concurrency limit of observations.
@@ -99,7 +99,7 @@ pub struct Access {
     pub turns: Arc<tokio::sync::Semaphore>,
     /// Locks whose last change lost its connection with effects in flight.
     disturbed: Mutex<HashSet<LockName>>,
-    identity: Mutex<Option<(Weak<Conn>, BrokerIdentity)>>,
+    identity: Mutex<Option<(Weak<Connection>, BrokerIdentity)>>,
     /// The management API, if there is one.
     pub management: Option<Arc<Management>>,
     /// The slots that it lists.
@@ -122,14 +122,14 @@ impl Access {
             connected: AtomicBool::new(false),
             features: OnceLock::new(),
         });
-        let probe_link = Arc::new(Link::new(Arc::clone(&endpoint), "probe"));
+        let probe_connection = Arc::new(LazyConnection::new(Arc::clone(&endpoint), "probe"));
         Self {
             options,
-            admin: Link::new(Arc::clone(&endpoint), "admin"),
-            admin_python: Link::new(Arc::clone(&endpoint), "admin of AmqpLocksPython"),
+            admin: LazyConnection::new(Arc::clone(&endpoint), "admin"),
+            admin_python: LazyConnection::new(Arc::clone(&endpoint), "admin of AmqpLocksPython"),
             endpoint,
-            prober: Prober::new(Arc::clone(&probe_link)),
-            probe_link,
+            prober: Prober::new(Arc::clone(&probe_connection)),
+            probe_connection,
             local_locks: LocalLocks::default(),
             looks: tokio::sync::Semaphore::new(LOOKS_AT_ONCE),
             turns: Arc::new(tokio::sync::Semaphore::new(CHANGES_AT_ONCE)),
@@ -147,7 +147,7 @@ impl Access {
     }
 
     /// Returns the connection for changes to this lock.
-    pub fn admin_of(&self, lock: &LockName) -> &Link {
+    pub fn admin_of(&self, lock: &LockName) -> &LazyConnection {
         match lock.profile() {
             Profile::Guideline => &self.admin,
             Profile::AmqpLocksPython => &self.admin_python,
@@ -155,13 +155,13 @@ impl Access {
     }
 
     /// Returns the connection for observations.
-    pub fn probe_link(&self) -> &Link {
-        &self.probe_link
+    pub fn probe_connection(&self) -> &LazyConnection {
+        &self.probe_connection
     }
 
     /// Returns read-only access to the broker.
-    pub fn eyes(&self) -> Eyes<'_> {
-        Eyes { prober: &self.prober, link: &self.probe_link }
+    pub fn probe_context(&self) -> ProbeContext<'_> {
+        ProbeContext { prober: &self.prober, connection: &self.probe_connection }
     }
 
     /// Waits for the turn of an observation.
@@ -172,17 +172,17 @@ impl Access {
 
     /// Returns the broker's description of itself. Logs in as well. Cancel safe.
     pub async fn identity(&self) -> Result<BrokerIdentity, BrokerError> {
-        let conn = self.probe_link.get().await?;
+        let connection = self.probe_connection.get().await?;
         let known = self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((of, identity)) = known
-            && of.ptr_eq(&Arc::downgrade(&conn))
+            && of.ptr_eq(&Arc::downgrade(&connection))
         {
             return Ok(identity);
         }
         let (greeting, cluster_id) = tokio::join!(greet(&self.endpoint), self.cluster_id());
         let identity = BrokerIdentity { cluster_id, ..greeting?.identity };
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((Arc::downgrade(&conn), identity.clone()));
+            Some((Arc::downgrade(&connection), identity.clone()));
         Ok(identity)
     }
 
@@ -224,9 +224,9 @@ impl Access {
 
     /// Whether all of these queues exist. Publishes nothing to them.
     pub async fn all_exist(&self, names: &[String]) -> Result<bool, BrokerError> {
-        let mut lane = self.publisher().await?;
+        let mut channel = self.publisher().await?;
         for chunk in names.chunks(LOOKED_AT_TOGETHER) {
-            if !lane.all_exist(chunk).await? {
+            if !channel.all_exist(chunk).await? {
                 return Ok(false);
             }
         }
@@ -234,8 +234,8 @@ impl Access {
     }
 
     /// Returns a channel of the connection that may publish.
-    pub async fn publisher(&self) -> Result<Lane, BrokerError> {
-        self.probe_link.publisher().await
+    pub async fn publisher(&self) -> Result<Channel, BrokerError> {
+        self.probe_connection.publisher().await
     }
 
     /// Wakes up to `count` waiters of the lock, if it has a wait queue.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::mutex::AdminMutex;
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::amqp::new_id;
 use crate::error::BrokerError;
 
@@ -78,8 +78,8 @@ impl Change {
     }
 
     /// Returns a channel of the connection for changes, for effects without the admin mutex.
-    pub async fn lane(&self) -> Result<Lane, BrokerError> {
-        Lane::take(&self.access.admin_of(&self.lock).get().await?).await
+    pub async fn channel(&self) -> Result<Channel, BrokerError> {
+        Channel::take(&self.access.admin_of(&self.lock).get().await?).await
     }
 
     /// Sleeps, and fails if the change is cancelled.
@@ -94,7 +94,7 @@ impl Change {
     /// the task stops between two effects and releases the mutex.
     pub async fn run<T: Send + 'static>(
         mut self,
-        work: impl for<'a> FnOnce(&'a mut Self, &'a mut Lane) -> Work<'a, T> + Send + 'static,
+        work: impl for<'a> FnOnce(&'a mut Self, &'a mut Channel) -> Work<'a, T> + Send + 'static,
     ) -> Result<T, BrokerError> {
         let _stop_when_dropped = self.cancel.clone().drop_guard();
         let naming = Arc::clone(&self.access);
@@ -117,9 +117,9 @@ impl Change {
                 taken => taken?,
             };
             self.mutex_wait = start.elapsed();
-            let result = work(&mut self, &mut mutex.lane).await;
-            let conn = Arc::clone(mutex.lane.conn());
-            let lost = !conn.is_usable();
+            let result = work(&mut self, &mut mutex.channel).await;
+            let connection = Arc::clone(mutex.channel.connection());
+            let lost = !connection.is_usable();
             mutex.release().await;
             if lost && result.is_err() {
                 access.set_disturbed(&self.lock);
@@ -129,7 +129,7 @@ impl Change {
                     // Of several operations that failed together, some only found the
                     // connection closed. Another one received the reason.
                     Err(BrokerError::MutexLost {
-                        why: match conn.close_reason().await {
+                        why: match connection.close_reason().await {
                             Some(BrokerError::ConnectionLost { why }) => why,
                             _ => why,
                         },
@@ -145,11 +145,11 @@ impl Change {
     }
 
     /// Returns an error if the next effect must not start.
-    pub fn go_on(&self, lane: &Lane) -> Result<(), BrokerError> {
+    pub fn check_cancelled(&self, channel: &Channel) -> Result<(), BrokerError> {
         if self.cancel.is_cancelled() || !self.access.options.may_act.now() {
             return Err(BrokerError::Interrupted);
         }
-        if lane.conn().is_blocked() {
+        if channel.connection().is_blocked() {
             return Err(BrokerError::Blocked);
         }
         Ok(())

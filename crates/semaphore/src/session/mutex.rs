@@ -10,8 +10,8 @@ use lockkeeper_plan::naming::LockName;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::lane::{Declared, Lane};
-use crate::amqp::link::Link;
+use crate::amqp::channel::{Channel, Declared};
+use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
 use crate::session::offered;
@@ -48,7 +48,7 @@ pub struct AdminMutex {
     /// A channel of the connection that owns the mutex. All changes under the mutex use
     /// this connection. After it is lost, only frames that were already in flight can
     /// take effect (hazard A16).
-    pub lane: Lane,
+    pub channel: Channel,
     queue: String,
     released: bool,
     _turn: OwnedSemaphorePermit,
@@ -60,7 +60,7 @@ impl AdminMutex {
     /// permit of `turns`, which it keeps while the mutex is held. Between two attempts
     /// another task may use the permit. The mutex's queue has `id` among its arguments.
     pub async fn take(
-        link: &Link,
+        lazy: &LazyConnection,
         turns: &Arc<Semaphore>,
         locks: &LocalLocks,
         (lock, id): (&LockName, &str),
@@ -79,23 +79,23 @@ impl AdminMutex {
             local = tokio::time::timeout(patience, locks.lock(&queue)) => local.map_err(|_| busy())?,
         };
         let mut pause = PAUSES.0;
-        let mut lane = loop {
+        let mut channel = loop {
             let now = match turn.take() {
                 Some(first) => first,
                 None => wait_for_turn(turns, cancel).await?,
             };
-            let mut conn = link.get().await?;
-            offered::check(conn.features, lock)?;
-            if conn.features.refusal_ends_connection() {
+            let mut connection = lazy.get().await?;
+            offered::check(connection.features, lock)?;
+            if connection.features.refusal_ends_connection() {
                 // With the shared connection, the other changes would end too.
-                conn = link.separate().await?;
+                connection = lazy.separate().await?;
             }
-            let mut lane = Lane::take(&conn).await?;
+            let mut channel = Channel::take(&connection).await?;
             let mut arguments = exclusive_arguments();
             arguments.insert(ID.into(), AMQPValue::LongString(id.into()));
-            match lane.declare_exclusive(&queue, arguments).await {
+            match channel.declare_exclusive(&queue, arguments).await {
                 Ok(Declared::Ok) => {
-                    return Ok(Self { lane, queue, released: false, _turn: now, _local: local });
+                    return Ok(Self { channel, queue, released: false, _turn: now, _local: local });
                 }
                 Ok(Declared::Locked(_)) => {}
                 Err(error) if error.is_collision() => {}
@@ -103,9 +103,9 @@ impl AdminMutex {
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
-                break lane;
+                break channel;
             }
-            drop((lane, now));
+            drop((channel, now));
             let jittered = rand::random_range(Duration::ZERO..=pause).min(left);
             tokio::select! {
                 () = cancel.cancelled() => return Err(BrokerError::Interrupted),
@@ -115,10 +115,10 @@ impl AdminMutex {
         };
         // An ordinary queue of that name is refused with the same code, and waiting for
         // it would never end.
-        if !lane.conn().is_usable() {
+        if !channel.connection().is_usable() {
             return Err(busy());
         }
-        match lane.look(&queue).await? {
+        match channel.look(&queue).await? {
             Some(Declared::Ok) => Err(BrokerError::IncompatibleQueue {
                 queue,
                 why: "an ordinary queue has the name of the admin mutex".to_owned(),
@@ -129,7 +129,7 @@ impl AdminMutex {
 
     /// Releases the mutex and waits for the broker's confirmation.
     pub async fn release(mut self) {
-        match self.lane.delete(&self.queue).await {
+        match self.channel.delete(&self.queue).await {
             Ok(()) => self.released = true,
             // Dropping it closes the connection.
             Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),
@@ -151,7 +151,7 @@ async fn wait_for_turn(
 impl Drop for AdminMutex {
     fn drop(&mut self) {
         if !self.released {
-            self.lane.conn().kill();
+            self.channel.connection().kill();
         }
     }
 }

@@ -2,7 +2,7 @@
 //! broker. See `scene` for the choice of processes and slots.
 
 use super::scene::{Scene, Subject};
-use super::{Bar, Lane, Tick, length, second};
+use super::{Bar, Swimlane, Tick, length, second};
 use crate::check::holds::Key;
 use crate::check::ownership::{Change, Ended, Owned, SlotChange};
 use crate::check::register::{NEVER, Position};
@@ -12,11 +12,11 @@ use crate::history::{ConnectionState, Operation, Phase, ProcessState, Sender, Wh
 const SHOWN: usize = 6;
 
 /// Returns one lane for each process.
-pub(super) fn processes(scene: &Scene<'_>) -> Vec<Lane> {
+pub(super) fn processes(scene: &Scene<'_>) -> Vec<Swimlane> {
     scene.processes.iter().map(|&process| of_process(scene, process)).collect()
 }
 
-fn of_process(scene: &Scene<'_>, process: u32) -> Lane {
+fn of_process(scene: &Scene<'_>, process: u32) -> Swimlane {
     let mut bars = Vec::new();
     for grant in scene.examined.reported.grants.iter().filter(|grant| grant.process == process) {
         let Some((from, to)) = scene.places(grant.granted, grant.end) else { continue };
@@ -63,7 +63,7 @@ fn of_process(scene: &Scene<'_>, process: u32) -> Lane {
             _ => {}
         }
     }
-    Lane { name: format!("process {process}"), bars, ticks, faults }
+    Swimlane { name: format!("process {process}"), bars, ticks, faults }
 }
 
 fn closed(state: ConnectionState) -> (&'static str, &'static str) {
@@ -93,11 +93,11 @@ fn described(operation: &Operation) -> (String, String) {
 }
 
 /// Returns one lane for each slot.
-pub(super) fn broker(scene: &Scene<'_>) -> Vec<Lane> {
+pub(super) fn broker(scene: &Scene<'_>) -> Vec<Swimlane> {
     scene.subjects.iter().map(|subject| of_subject(scene, subject)).collect()
 }
 
-fn of_subject(scene: &Scene<'_>, subject: &Subject) -> Lane {
+fn of_subject(scene: &Scene<'_>, subject: &Subject) -> Swimlane {
     let name = match subject {
         Subject::Held(Key::Token(token)) => format!("token {}", end(token)),
         Subject::Held(key) => key.to_string(),
@@ -105,7 +105,7 @@ fn of_subject(scene: &Scene<'_>, subject: &Subject) -> Lane {
         Subject::Queue => "token queue".to_owned(),
         Subject::Mutex => "admin mutex".to_owned(),
     };
-    let mut lane = Lane { name, bars: Vec::new(), ticks: Vec::new(), faults: Vec::new() };
+    let mut lane = Swimlane { name, bars: Vec::new(), ticks: Vec::new(), faults: Vec::new() };
     let mut named: Vec<Position> = Vec::new();
     for owned in scene.owned(subject) {
         lane.bars.extend(bars(scene, owned, &lane.name));

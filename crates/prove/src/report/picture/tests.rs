@@ -20,7 +20,7 @@ fn drawn(story: Story, property: Property) -> Picture {
     picture(&history, &examined, violation)
 }
 
-fn names(lanes: &[Lane]) -> Vec<&str> {
+fn names(lanes: &[Swimlane]) -> Vec<&str> {
     lanes.iter().map(|lane| &*lane.name).collect()
 }
 

@@ -12,8 +12,12 @@ fn picture(text: &str, columns: usize) -> Picture {
     let tick = Tick { at: 1, label: text.clone(), hover: text.clone() };
     let bar =
         Bar { process: 1, from: 1, to: 4, certain: true, label: text.clone(), hover: text.clone() };
-    let lane =
-        Lane { name: text.clone(), bars: vec![bar], ticks: vec![tick.clone()], faults: vec![tick] };
+    let lane = Swimlane {
+        name: text.clone(),
+        bars: vec![bar],
+        ticks: vec![tick.clone()],
+        faults: vec![tick],
+    };
     Picture {
         title: text.clone(),
         subtitle: text.clone(),

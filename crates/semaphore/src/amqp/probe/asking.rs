@@ -10,9 +10,9 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lockkeeper_plan::connection::Probe;
 
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
+use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 
-use crate::amqp::connect::Conn;
+use crate::amqp::connection::Connection;
 use crate::amqp::features::Features;
 use crate::error::BrokerError;
 
@@ -35,9 +35,9 @@ impl Heard {
 }
 
 /// Opens a channel for probes.
-pub async fn open(conn: &Conn) -> Result<Channel, lapin::Error> {
-    let channel = conn.lapin().create_channel().await?;
-    match conn.features.probe {
+pub async fn open(connection: &Connection) -> Result<lapin::Channel, lapin::Error> {
+    let channel = connection.lapin().create_channel().await?;
+    match connection.features.probe {
         Probe::Confirm => channel.confirm_select(ConfirmSelectOptions::default()).await?,
         Probe::Tx => channel.tx_select().await?,
         Probe::Declare => {}
@@ -49,7 +49,7 @@ pub async fn open(conn: &Conn) -> Result<Channel, lapin::Error> {
 /// channel can be used again. With [`Probe::Declare`] it asks nothing, and the caller
 /// inspects each queue.
 pub async fn ask(
-    channel: &Channel,
+    channel: &lapin::Channel,
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
@@ -68,7 +68,7 @@ pub async fn ask(
 /// (hazard A2; 117 to 131 of 200 batches wrong). Over all answers, the set of returned names
 /// is correct.
 async fn confirmed(
-    channel: &Channel,
+    channel: &lapin::Channel,
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
@@ -110,7 +110,7 @@ async fn confirmed(
 /// it confirms the commit. Returns `false` if it refuses the commit, for example because one
 /// of the queues is on a node that is down: then nothing is known of any.
 async fn in_transaction(
-    channel: &Channel,
+    channel: &lapin::Channel,
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
@@ -135,7 +135,7 @@ async fn in_transaction(
 /// Sends one probe. It is empty, expires immediately if the queue keeps messages, and is
 /// mandatory, so that the broker returns it if the queue is missing.
 async fn publish(
-    channel: &Channel,
+    channel: &lapin::Channel,
     features: Features,
     name: &ShortString,
 ) -> Result<PublisherConfirm, lapin::Error> {

@@ -12,10 +12,10 @@ use lockkeeper_plan::naming::MAX_SLOTS;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 
 use super::converge::IN_FLIGHT;
-use super::holding::Holding;
 use super::observe::observe;
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::Lane;
+use super::slot_protocol::SlotProtocol;
+use crate::amqp::channel::Channel;
+use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::queues::{record, wait};
 use crate::session::change::Change;
@@ -36,22 +36,22 @@ impl Change {
     /// Declares the wait queue, which must exist before any client can find a slot.
     pub async fn declare_wait_queue(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<(), BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(()) };
-        self.go_on(lane)?;
-        deferred(wait::declare(lane, &queue).await, in_the_way).map(drop)
+        self.check_cancelled(channel)?;
+        deferred(wait::declare(channel, &queue).await, in_the_way).map(drop)
     }
 
     pub async fn delete_wait_queue(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<(), BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(()) };
-        self.go_on(lane)?;
-        deferred(lane.delete(&queue).await, in_the_way).map(drop)
+        self.check_cancelled(channel)?;
+        deferred(channel.delete(&queue).await, in_the_way).map(drop)
     }
 
     /// Declares the record queue of each desired slot, and publishes a first record to
@@ -64,8 +64,8 @@ impl Change {
     /// declared may end uncleanly without ever having seen the queue.
     pub async fn declare_records(
         &self,
-        how: &dyn Holding,
-        lane: &mut Lane,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
         let Some(delay) = self.desired.records else { return Ok(0) };
@@ -73,8 +73,8 @@ impl Change {
         if names.is_empty() {
             return Ok(0);
         }
-        let old = self.existing(lane, &names).await?;
-        let empty = self.declare_record_queues(lane.conn(), &names, in_the_way).await?;
+        let old = self.existing(channel, &names).await?;
+        let empty = self.declare_record_queues(channel.connection(), &names, in_the_way).await?;
         if empty.is_empty() {
             return Ok(0);
         }
@@ -87,8 +87,8 @@ impl Change {
         };
         let is_clean = |(slot, name): &(u32, &String)| !old.contains(*name) && !held.contains(slot);
         let (clean, unclean): (Vec<_>, Vec<_>) = empty.iter().partition(|slot| is_clean(slot));
-        self.seed(lane, &clean, delay, RecordState::Released).await?;
-        self.seed(lane, &unclean, delay, RecordState::Held).await?;
+        self.seed(channel, &clean, delay, RecordState::Released).await?;
+        self.seed(channel, &unclean, delay, RecordState::Held).await?;
         Ok(u32::try_from(empty.len()).unwrap_or(u32::MAX))
     }
 
@@ -96,13 +96,13 @@ impl Change {
     /// exist or none does, and then none is probed.
     async fn existing(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         names: &[String],
     ) -> Result<HashSet<String>, BrokerError> {
         let mut existing = HashSet::new();
         for chunk in names.chunks(SENT_TOGETHER) {
-            self.go_on(lane)?;
-            let exist = if lane.all_exist(chunk).await? {
+            self.check_cancelled(channel)?;
+            let exist = if channel.all_exist(chunk).await? {
                 vec![true; chunk.len()]
             } else {
                 self.access.exist(chunk).await?
@@ -116,18 +116,18 @@ impl Change {
     /// record.
     async fn declare_record_queues(
         &self,
-        conn: &Arc<Conn>,
+        connection: &Arc<Connection>,
         names: &[String],
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<HashSet<String>, BrokerError> {
         let chunks: Vec<&[String]> = names.chunks(DECLARED_TOGETHER).collect();
         let next = AtomicUsize::new(0);
         let workers = (0..chunks.len().min(IN_FLIGHT as usize)).map(|_| async {
-            let mut lane = Lane::take(conn).await?;
+            let mut channel = Channel::take(connection).await?;
             let mut empty = Vec::new();
             while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.go_on(&lane)?;
-                empty.extend(record::declare(&mut lane, chunk).await?);
+                self.check_cancelled(&channel)?;
+                empty.extend(record::declare(&mut channel, chunk).await?);
             }
             Ok(empty)
         });
@@ -142,7 +142,7 @@ impl Change {
     /// Publishes a first record of this state to each of these queues.
     async fn seed(
         &self,
-        lane: &Lane,
+        channel: &Channel,
         slots: &[&(u32, &String)],
         delay: Duration,
         state: RecordState,
@@ -158,7 +158,7 @@ impl Change {
         // publish.
         let mut publisher = self.access.publisher().await?;
         for chunk in names.chunks(SENT_TOGETHER) {
-            self.go_on(lane)?;
+            self.check_cancelled(channel)?;
             record::seed(&mut publisher, chunk, &first).await?;
         }
         Ok(())
@@ -168,18 +168,18 @@ impl Change {
     /// the next attempt would stop.
     pub async fn delete_records(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         swept_to: u32,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<(), BrokerError> {
-        if offered::check_records(lane.conn().features).is_err() {
+        if offered::check_records(channel.connection().features).is_err() {
             return Ok(());
         }
         let mut names = self.records(1, self.records_to(swept_to).await?);
         names.reverse();
         for chunk in names.chunks(DELETED_TOGETHER) {
-            self.go_on(lane)?;
-            deferred(record::delete_all(lane, chunk).await, in_the_way)?;
+            self.check_cancelled(channel)?;
+            deferred(record::delete_all(channel, chunk).await, in_the_way)?;
         }
         Ok(())
     }

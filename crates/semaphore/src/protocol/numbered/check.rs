@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use lockkeeper_plan::semaphore::{ObservedSlots, sweep_to};
 
-use super::holding::Holding;
-use super::observe::{find_mark, observe};
+use super::observe::{find_highest_slot, observe};
 use super::records::{self, RecordsSeen};
-use crate::amqp::lane::Lane;
+use super::slot_protocol::SlotProtocol;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
 use crate::protocol::mismatch;
@@ -17,11 +17,11 @@ use crate::session::change::Change;
 impl Change {
     pub async fn check_slots(
         &self,
-        how: &dyn Holding,
-        lane: &mut Lane,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        let mark = find_mark(&self.access, how, &self.lock, self.desired.overshoot).await?;
+        let mark = find_highest_slot(&self.access, how, &self.lock, self.desired.overshoot).await?;
         let sweep = sweep_to(self.desired, mark);
         let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
         let highest = seen.highest();
@@ -29,18 +29,18 @@ impl Change {
         if let Some(fault) = Fault::of_protocol(mismatch)? {
             return Ok(vec![fault]);
         }
-        let mut faults: Vec<Fault> = self.check_wait_queue(lane).await?.into_iter().collect();
-        if seen.slots.is_empty() && self.is_absent(lane, &faults, expected).await? {
+        let mut faults: Vec<Fault> = self.check_wait_queue(channel).await?.into_iter().collect();
+        if seen.slots.is_empty() && self.is_absent(channel, &faults, expected).await? {
             return Ok(vec![Fault::Absent]);
         }
         let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
         let records = expected.records || self.has_any_record(slots.max(seen.highest())).await?;
         let mut recorded = BTreeSet::new();
         for slot in 1..=slots.max(seen.highest()) {
-            faults.extend(self.check_slot(lane, slot, slots, &seen).await?);
-            faults.extend(how.check_holder(lane, &self.lock, slot, &seen).await?);
+            faults.extend(self.check_slot(channel, slot, slots, &seen).await?);
+            faults.extend(how.check_holder(channel, &self.lock, slot, &seen).await?);
             if records && slot <= slots && seen.slots.contains(&slot) {
-                if self.has_record_queue(lane, slot).await? {
+                if self.has_record_queue(channel, slot).await? {
                     recorded.insert(slot);
                 } else {
                     faults.push(Fault::WithoutRecord { slot });
@@ -55,9 +55,9 @@ impl Change {
         Ok(faults)
     }
 
-    async fn check_wait_queue(&self, lane: &mut Lane) -> Result<Option<Fault>, BrokerError> {
+    async fn check_wait_queue(&self, channel: &mut Channel) -> Result<Option<Fault>, BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(None) };
-        match wait::inspect(lane, &queue).await {
+        match wait::inspect(channel, &queue).await {
             Ok(found) => Ok(found.is_none().then_some(Fault::WithoutWaitQueue)),
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
                 Ok(Some(Fault::ForeignWaitQueue { why }))
@@ -70,12 +70,12 @@ impl Change {
     /// slots.
     async fn is_absent(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         faults: &[Fault],
         expected: Expected,
     ) -> Result<bool, BrokerError> {
         // Distinguishes a missing slot from one whose node is down.
-        slot::inspect(lane, &self.lock.slot_queue(1), self.lock.profile()).await?;
+        slot::inspect(channel, &self.lock.slot_queue(1), self.lock.profile()).await?;
         Ok(match self.lock.wait_queue() {
             Some(_) => faults.contains(&Fault::WithoutWaitQueue),
             None => expected.slots != Some(0),
@@ -84,7 +84,7 @@ impl Change {
 
     async fn check_slot(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         slot: u32,
         slots: u32,
         seen: &ObservedSlots,
@@ -93,7 +93,7 @@ impl Change {
         if slot > slots && seen.slots.contains(&slot) {
             faults.push(Fault::Stray { slot });
         }
-        match slot::inspect(lane, &self.lock.slot_queue(slot), self.lock.profile()).await {
+        match slot::inspect(channel, &self.lock.slot_queue(slot), self.lock.profile()).await {
             Ok(None) => faults.extend((slot <= slots).then_some(Fault::Missing { slot })),
             Ok(Some(_)) => {}
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
@@ -110,9 +110,13 @@ impl Change {
         self.access.any_exists(&names).await
     }
 
-    async fn has_record_queue(&self, lane: &mut Lane, slot: u32) -> Result<bool, BrokerError> {
+    async fn has_record_queue(
+        &self,
+        channel: &mut Channel,
+        slot: u32,
+    ) -> Result<bool, BrokerError> {
         let Some(record) = self.lock.record_queue(slot) else { return Ok(false) };
-        match record::inspect(lane, &record).await {
+        match record::inspect(channel, &record).await {
             Ok(queue) => Ok(queue.is_some()),
             // Not a record queue, whatever it is.
             Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),

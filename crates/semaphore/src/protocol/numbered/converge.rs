@@ -10,9 +10,9 @@ use futures::future::join_all;
 use lockkeeper_plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use tokio_util::sync::CancellationToken;
 
-use super::holding::Holding;
 use super::observe::{find_highest, observe};
-use crate::amqp::lane::Lane;
+use super::slot_protocol::SlotProtocol;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::mismatch;
 use crate::queues::slot;
@@ -30,13 +30,13 @@ impl Change {
     /// Applies the change with a protocol that has numbered slots.
     pub async fn make_slots(
         &self,
-        how: &dyn Holding,
-        lane: &mut Lane,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
         swept_to: u32,
     ) -> Result<Converged, BrokerError> {
-        self.go_on(lane)?;
+        self.check_cancelled(channel)?;
         if self.desired.records.is_some() && !self.destroy {
-            offered::check_records(lane.conn().features)?;
+            offered::check_records(channel.connection().features)?;
         }
         // Declares in flight on a lost connection may have created slots above the sweep.
         let disturbed = self.access.take_disturbed(&self.lock);
@@ -44,34 +44,34 @@ impl Change {
         let (before, swept_to) = self.look_before(how, swept_to).await?;
         let plan = plan_slots(self.desired, &before, None);
         let mut in_the_way = None;
-        self.check_nodes(lane, &before, swept_to).await?;
+        self.check_nodes(channel, &before, swept_to).await?;
         let mut seeded = 0;
         if !self.destroy {
-            self.declare_wait_queue(lane, &mut in_the_way).await?;
+            self.declare_wait_queue(channel, &mut in_the_way).await?;
             // Before the slot, so that a client that finds the slot also finds its
             // record.
-            seeded = self.declare_records(how, lane, &mut in_the_way).await?;
+            seeded = self.declare_records(how, channel, &mut in_the_way).await?;
         }
-        let declared = self.declare(how, lane, &before, &plan, &mut in_the_way).await?;
-        let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
-        let left = how.tidy(self, lane, swept_to).await?;
+        let declared = self.declare(how, channel, &before, &plan, &mut in_the_way).await?;
+        let deleted = self.delete(channel, &plan, &mut in_the_way).await?;
+        let left = how.remove_orphans(self, channel, swept_to).await?;
         if self.destroy || self.thorough && self.desired.records.is_none() {
-            self.delete_records(lane, swept_to, &mut in_the_way).await?;
+            self.delete_records(channel, swept_to, &mut in_the_way).await?;
         }
         if self.destroy {
-            self.delete_wait_queue(lane, &mut in_the_way).await?;
+            self.delete_wait_queue(channel, &mut in_the_way).await?;
         }
         if let Some(error) = in_the_way {
             return Err(error);
         }
-        self.go_on(lane)?;
+        self.check_cancelled(channel)?;
         // A slot above the highest one that ever existed or is desired can't have a
         // holder.
         let once_there = swept_to.saturating_sub(self.desired.overshoot);
         let holders_to = once_there.max(before.highest());
         let seen = observe(&self.access, how, &self.lock, swept_to, holders_to).await?;
         let waiting = match self.lock.wait_queue() {
-            Some(queue) if !self.destroy => lane.consumers(&queue).await?,
+            Some(queue) if !self.destroy => channel.consumers(&queue).await?,
             _ => None,
         };
         Ok(Converged {
@@ -90,22 +90,22 @@ impl Change {
     /// the admin mutex follows, and observes the slots again.
     pub async fn delete_one(
         &self,
-        how: &dyn Holding,
-        lane: &mut Lane,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
         swept_to: u32,
     ) -> Result<Option<u32>, BrokerError> {
         let (before, _) = self.look_before(how, swept_to).await?;
         let mut plan = plan_slots(self.desired, &before, None);
         plan.delete.truncate(1);
         let mut in_the_way = None;
-        let deleted = self.delete(lane, &plan, &mut in_the_way).await?;
+        let deleted = self.delete(channel, &plan, &mut in_the_way).await?;
         let mut is_room = deleted > 0;
         if self.destroy
             && before.slots.is_empty()
             && let Some(queue) = self.lock.wait_queue()
-            && lane.consumers(&queue).await?.is_some()
+            && channel.consumers(&queue).await?.is_some()
         {
-            self.delete_wait_queue(lane, &mut in_the_way).await?;
+            self.delete_wait_queue(channel, &mut in_the_way).await?;
             is_room = in_the_way.is_none();
         }
         in_the_way.map_or(Ok(is_room.then_some(deleted)), Err)
@@ -116,7 +116,7 @@ impl Change {
     /// the highest slot, and sweeps further. Returns the end of the sweep too.
     async fn look_before(
         &self,
-        how: &dyn Holding,
+        how: &dyn SlotProtocol,
         mut swept_to: u32,
     ) -> Result<(ObservedSlots, u32), BrokerError> {
         let (access, lock, overshoot) = (&self.access, &self.lock, self.desired.overshoot);
@@ -141,7 +141,7 @@ impl Change {
     /// because it may come from probes. For desired slots, the declare itself reveals this.
     async fn check_nodes(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         before: &ObservedSlots,
         swept_to: u32,
     ) -> Result<(), BrokerError> {
@@ -150,8 +150,8 @@ impl Change {
             .map(|slot| self.lock.slot_queue(slot))
             .collect();
         for batch in missing.chunks(1000) {
-            self.go_on(lane)?;
-            slot::delete_missing(lane, batch).await?;
+            self.check_cancelled(channel)?;
+            slot::delete_missing(channel, batch).await?;
         }
         Ok(())
     }
@@ -159,23 +159,24 @@ impl Change {
     /// Declares missing slots in ascending order, several concurrently.
     async fn declare(
         &self,
-        how: &dyn Holding,
-        lane: &mut Lane,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
         before: &ObservedSlots,
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
         let missing: BTreeSet<u32> = plan.declare.iter().copied().collect();
         let highest = before.slots.range(..=self.desired.slots).next_back().copied().unwrap_or(0);
-        let all = self.thorough || !how.can_be_held(&self.access, &self.lock, 1..=highest).await?;
+        let all = self.thorough
+            || !how.holder_queues_exist(&self.access, &self.lock, 1..=highest).await?;
         let mut slots: Vec<u32> =
             if all { (1..=self.desired.slots).collect() } else { plan.declare.clone() };
         let mut declared = 0;
         if let Some(first) = missing.first() {
             // The first one is declared alone: if a node is down, nothing else has been
             // changed.
-            self.go_on(lane)?;
-            how.declare_slot(lane, &self.lock, *first).await?;
+            self.check_cancelled(channel)?;
+            how.declare_slot(channel, &self.lock, *first).await?;
             declared += 1;
             slots.retain(|slot| slot != first);
         }
@@ -186,16 +187,16 @@ impl Change {
         let next = AtomicUsize::new(0);
         let done = AtomicU32::new(declared);
         let failed = CancellationToken::new();
-        let conn = Arc::clone(lane.conn());
+        let connection = Arc::clone(channel.connection());
         let workers = (0..width).map(|_| async {
             let work = async {
-                let mut lane = Lane::take(&conn).await?;
+                let mut channel = Channel::take(&connection).await?;
                 let mut in_the_way = None;
                 while !failed.is_cancelled()
                     && let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    self.go_on(&lane)?;
-                    match how.declare_slot(&mut lane, &self.lock, *slot).await {
+                    self.check_cancelled(&channel)?;
+                    match how.declare_slot(&mut channel, &self.lock, *slot).await {
                         Ok(()) if missing.contains(slot) => {
                             done.fetch_add(1, Ordering::Relaxed);
                         }
@@ -221,7 +222,7 @@ impl Change {
     /// Deletes surplus slots one at a time, each confirmed.
     async fn delete(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         plan: &SlotPlan,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
@@ -229,8 +230,8 @@ impl Change {
             plan.delete.iter().map(|slot| self.lock.slot_queue(*slot)).collect();
         let mut chunks = names.chunks(CHECKED_TOGETHER);
         let Some(mut chunk) = chunks.next() else { return Ok(0) };
-        self.go_on(lane)?;
-        let mut second = Lane::take(lane.conn()).await?;
+        self.check_cancelled(channel)?;
+        let mut second = Channel::take(channel.connection()).await?;
         let mut all_ours = self.are_ours(&mut second, chunk).await?;
         let mut deleted = 0;
         loop {
@@ -242,7 +243,7 @@ impl Change {
                     None => Ok(true),
                 }
             };
-            let delete = self.delete_chunk(lane, chunk, all_ours, in_the_way);
+            let delete = self.delete_chunk(channel, chunk, all_ours, in_the_way);
             let (gone, checked) = futures::join!(delete, check);
             deleted += gone?;
             all_ours = checked?;
@@ -255,21 +256,21 @@ impl Change {
 
     async fn delete_chunk(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         names: &[String],
         all_ours: bool,
         in_the_way: &mut Option<BrokerError>,
     ) -> Result<u32, BrokerError> {
         let mut deleted = 0;
         for name in names {
-            self.go_on(lane)?;
+            self.check_cancelled(channel)?;
             let ours = if all_ours {
                 Ok(())
             } else {
-                slot::declare(lane, name, self.lock.profile()).await
+                slot::declare(channel, name, self.lock.profile()).await
             };
             let gone = match ours {
-                Ok(()) => lane.delete(name).await,
+                Ok(()) => channel.delete(name).await,
                 Err(error) => Err(error),
             };
             match gone {
@@ -286,8 +287,8 @@ impl Change {
     /// Whether all of these are Lockkeeper's slot queues. A queue with other arguments
     /// must not be deleted. Verifying many together costs little. After a refusal, each
     /// one is verified alone.
-    async fn are_ours(&self, lane: &mut Lane, names: &[String]) -> Result<bool, BrokerError> {
-        match slot::check(lane, names, self.lock.profile()).await {
+    async fn are_ours(&self, channel: &mut Channel, names: &[String]) -> Result<bool, BrokerError> {
+        match slot::check(channel, names, self.lock.profile()).await {
             Ok(()) => Ok(true),
             Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
             Err(error) => Err(error),

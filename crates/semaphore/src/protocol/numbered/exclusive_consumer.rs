@@ -18,11 +18,11 @@ use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
 use self::held::HeldConsumer;
-use super::holding::Holding;
-use crate::amqp::lane::{Lane, Refused, short};
-use crate::amqp::probe::{Eyes, INSPECTED_TOGETHER, Seen};
+use super::slot_protocol::SlotProtocol;
+use crate::amqp::channel::{Channel, Refused, short};
+use crate::amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
 use crate::error::BrokerError;
-use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
+use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderState, SlotObservation};
 use crate::protocol::fault::Fault;
 use crate::protocol::revoke::{Revoke, RevokeError};
 use crate::queues::arguments::bare_arguments;
@@ -49,14 +49,14 @@ impl ClientProtocol for ExclusiveConsumer {
 
     async fn look(
         &self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slots: RangeInclusive<u32>,
         holders: RangeInclusive<u32>,
         draining: bool,
-    ) -> Result<Looked, BrokerError> {
+    ) -> Result<SlotObservation, BrokerError> {
         let names: Vec<String> = slots.clone().map(|slot| lock.slot_queue(slot)).collect();
-        let seen = eyes.prober.see(&names).await?;
+        let seen = context.prober.see(&names).await?;
         // An existing slot has its holder queue. A missing slot may be draining. A
         // probe then shows whether its holder queue exists, and prompts its holder to
         // verify the slot.
@@ -66,41 +66,41 @@ impl ClientProtocol for ExclusiveConsumer {
         };
         let gone: Vec<u32> = holders.clone().filter(|slot| draining && !exists(*slot)).collect();
         let names: Vec<String> = gone.iter().map(|slot| lock.holder_queue(*slot)).collect();
-        let left = eyes.prober.see(&names).await?;
+        let left = context.prober.see(&names).await?;
         let left = gone.into_iter().zip(left).filter(|(_, left)| *left != Seen::No);
         let left: BTreeSet<u32> = left.map(|(slot, _)| slot).collect();
         let inspected = |slot: &u32| exists(*slot) || left.contains(slot);
         let names: Vec<String> =
             holders.clone().filter(inspected).map(|slot| lock.holder_queue(slot)).collect();
-        let mut counted = held(eyes, &names).await?.into_iter();
+        let mut counted = held(context, &names).await?.into_iter();
         let held = |slot: u32| {
             if inspected(&slot) {
-                counted.next().unwrap_or(HolderSeen::Absent)
+                counted.next().unwrap_or(HolderState::Absent)
             } else {
-                HolderSeen::Absent
+                HolderState::Absent
             }
         };
         let holders = holders.map(held).collect();
-        Ok(Looked { slots: seen, holders })
+        Ok(SlotObservation { slots: seen, holders })
     }
 }
 
 #[async_trait]
-impl Holding for ExclusiveConsumer {
+impl SlotProtocol for ExclusiveConsumer {
     async fn declare_slot(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
     ) -> Result<(), BrokerError> {
         // First, so that a client that finds the slot can hold it.
-        holder::declare(lane, &lock.holder_queue(slot)).await.map_err(explain)?;
-        slot::declare(lane, &lock.slot_queue(slot), lock.profile()).await
+        holder::declare(channel, &lock.holder_queue(slot)).await.map_err(explain)?;
+        slot::declare(channel, &lock.slot_queue(slot), lock.profile()).await
     }
 
     async fn check_holder(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
         seen: &ObservedSlots,
@@ -108,7 +108,7 @@ impl Holding for ExclusiveConsumer {
         if !seen.slots.contains(&slot) {
             return Ok(None);
         }
-        match holder::inspect(lane, &lock.holder_queue(slot)).await.map_err(explain) {
+        match holder::inspect(channel, &lock.holder_queue(slot)).await.map_err(explain) {
             Ok(found) => Ok(found.is_none().then_some(Fault::WithoutHolderQueue { slot })),
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
                 Ok(Some(Fault::Foreign { slot, why }))
@@ -117,7 +117,7 @@ impl Holding for ExclusiveConsumer {
         }
     }
 
-    async fn can_be_held(
+    async fn holder_queues_exist(
         &self,
         access: &Access,
         lock: &LockName,
@@ -127,8 +127,13 @@ impl Holding for ExclusiveConsumer {
         access.all_exist(&names).await
     }
 
-    async fn tidy(&self, change: &Change, lane: &mut Lane, to: u32) -> Result<u32, BrokerError> {
-        administering::tidy(change, lane, to).await
+    async fn remove_orphans(
+        &self,
+        change: &Change,
+        channel: &mut Channel,
+        to: u32,
+    ) -> Result<u32, BrokerError> {
+        administering::remove_orphans(change, channel, to).await
     }
 
     fn has_separate_holders(&self) -> bool {
@@ -147,43 +152,49 @@ impl Holding for ExclusiveConsumer {
 /// channel and leaves the rest unanswered. In this case a probe finds the missing ones,
 /// and prompts holders to verify their slots. If the node of one is down, each is inspected
 /// alone.
-async fn held(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+async fn held(
+    context: ProbeContext<'_>,
+    names: &[String],
+) -> Result<Vec<HolderState>, BrokerError> {
     let mut seen = vec![Seen::Yes; names.len()];
-    let mut lane = eyes.link.publisher().await?;
+    let mut channel = context.connection.publisher().await?;
     let all = names;
     for _ in 0..LOOKS {
         let there = names.iter().zip(&seen).filter(|(_, seen)| **seen == Seen::Yes);
         let there: Vec<String> = there.map(|(name, _)| name.clone()).collect();
         let mut counts = Vec::with_capacity(there.len());
         for names in there.chunks(LOOKED_AT_TOGETHER) {
-            match lane.consumers_of(names).await {
+            match channel.consumers_of(names).await {
                 Ok(Some(more)) => counts.extend(more),
                 Ok(None) => break,
-                Err(BrokerError::NodeDown { .. }) => return held_each(eyes, all).await,
+                Err(BrokerError::NodeDown { .. }) => return held_each(context, all).await,
                 Err(error) => return Err(error),
             }
         }
         if counts.len() == there.len() {
             let mut counts = counts.into_iter().map(with_consumers);
             let holder = |seen| match seen {
-                Seen::Yes => counts.next().unwrap_or(HolderSeen::Absent),
-                Seen::No => HolderSeen::Absent,
-                Seen::Unknown => HolderSeen::Unknown,
+                Seen::Yes => counts.next().unwrap_or(HolderState::Absent),
+                Seen::No => HolderState::Absent,
+                Seen::Unknown => HolderState::Unknown,
             };
             return Ok(seen.into_iter().map(holder).collect());
         }
-        seen = eyes.prober.see(names).await?;
+        seen = context.prober.see(names).await?;
     }
     Err(BrokerError::Protocol { why: "holder queues come and go".to_owned() })
 }
 
 /// Inspects each of these holder queues alone.
-async fn held_each(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, BrokerError> {
+async fn held_each(
+    context: ProbeContext<'_>,
+    names: &[String],
+) -> Result<Vec<HolderState>, BrokerError> {
     let inspect = |name: String| async move {
-        let mut lane = eyes.link.publisher().await?;
-        match lane.consumers(&name).await {
-            Ok(consumers) => Ok(consumers.map_or(HolderSeen::Absent, with_consumers)),
-            Err(BrokerError::NodeDown { .. }) => Ok(HolderSeen::Unknown),
+        let mut channel = context.connection.publisher().await?;
+        match channel.consumers(&name).await {
+            Ok(consumers) => Ok(consumers.map_or(HolderState::Absent, with_consumers)),
+            Err(BrokerError::NodeDown { .. }) => Ok(HolderState::Unknown),
             Err(error) => Err(error),
         }
     };
@@ -191,22 +202,22 @@ async fn held_each(eyes: Eyes<'_>, names: &[String]) -> Result<Vec<HolderSeen>, 
 }
 
 /// Returns the state of the holder whose queue has this many consumers.
-fn with_consumers(consumers: u32) -> HolderSeen {
-    if consumers > 0 { HolderSeen::Held } else { HolderSeen::Unheld }
+fn with_consumers(consumers: u32) -> HolderState {
+    if consumers > 0 { HolderState::Held } else { HolderState::Unheld }
 }
 
 /// Consumes from the holder queue exclusively and checks that the slot exists, sent
 /// together.
 async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
-    let Claim { conn, lock, slot, id, facts, checked, .. } = claim;
+    let Claim { connection, lock, slot, id, facts, checked, .. } = claim;
     let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
     let tag = format!("lockkeeper-{id}");
-    let mut lane = Lane::take(conn).await?;
-    let channel = lane.channel().await?;
-    lane.count_declares(2);
+    let mut channel = Channel::take(connection).await?;
+    let raw = channel.raw().await?;
+    channel.count_declares(2);
     let (holder, tag) = (short(&holder_queue)?, short(&tag)?);
     let exclusive = BasicConsumeOptions { exclusive: true, no_ack: true, ..Default::default() };
-    let consume = channel.basic_consume(holder.clone(), tag.clone(), exclusive, facts);
+    let consume = raw.basic_consume(holder.clone(), tag.clone(), exclusive, facts);
     // A queue of another type silently grants a second exclusive consumer, so it must not
     // hold a slot. Declaring it again reveals this without creating anything: the queue
     // exists, because it has a consumer.
@@ -216,14 +227,14 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             return Ok(());
         }
         let durable = QueueDeclareOptions::durable();
-        channel.queue_declare(holder, durable, bare_arguments()).await.map(drop)
+        raw.queue_declare(holder, durable, bare_arguments()).await.map(drop)
     };
     let slot = short(&slot_queue)?;
     let passive = QueueDeclareOptions::default().passive();
-    let exists = channel.queue_declare(slot, passive, FieldTable::default());
+    let exists = raw.queue_declare(slot, passive, FieldTable::default());
     let all = async { Ok(futures::join!(consume, check, exists)) };
     let (consumer, check, exists) =
-        match lane.answer("to basic.consume", &holder_queue, all).await? {
+        match channel.answer("to basic.consume", &holder_queue, all).await? {
             Ok(answers) => answers,
             Err(refused) => return Err(refused.error),
         };
@@ -234,11 +245,11 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             if !is_checked {
                 checked.insert(holder_queue.clone());
             }
-            let held = HeldConsumer::new(lane, consumer, tag, holder_queue, slot_queue);
+            let held = HeldConsumer::new(channel, consumer, tag, holder_queue, slot_queue);
             return Ok(Claimed::Yes(Box::new(held)));
         }
         (Err(error), _, _) => {
-            match lane.refused(&error, &holder_queue)? {
+            match channel.refused(&error, &holder_queue)? {
                 Refused { code: 404, .. } => Claimed::NoSlot,
                 Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
                 // The answer to the check may arrive first.
@@ -246,9 +257,9 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             }
         }
         (_, Err(error), _) => {
-            return Err(explain(lane.refused(&error, &holder_queue)?.error));
+            return Err(explain(channel.refused(&error, &holder_queue)?.error));
         }
-        (_, _, Err(error)) => match lane.refused(&error, &slot_queue)? {
+        (_, _, Err(error)) => match channel.refused(&error, &slot_queue)? {
             Refused { code: 404, .. } => Claimed::NoSlot,
             refused => return Err(refused.error),
         },
@@ -256,7 +267,7 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     // In any case, it may be another queue next time.
     checked.remove(&holder_queue);
     // Opens a new channel, so that the next acquisition need not wait for it.
-    lane.channel().await?;
+    channel.raw().await?;
     Ok(claimed)
 }
 

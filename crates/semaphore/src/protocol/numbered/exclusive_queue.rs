@@ -13,17 +13,17 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
-use super::holding::Holding;
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Declared, Lane, short};
-use crate::amqp::probe::Eyes;
+use super::slot_protocol::SlotProtocol;
+use crate::amqp::channel::{Channel, Declared, short};
+use crate::amqp::connection::Connection;
+use crate::amqp::probe::ProbeContext;
 use crate::error::BrokerError;
-use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderSeen, Looked};
+use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderState, SlotObservation};
 use crate::protocol::fault::Fault;
-use crate::protocol::hold::Hold;
+use crate::protocol::hold::HeldClaim;
 use crate::protocol::revoke::{HeldBy, Revoke, RevokeError};
 use crate::queues::arguments::exclusive;
-use crate::queues::ownership::Standing;
+use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
 use crate::session::access::Access;
@@ -40,52 +40,52 @@ impl ClientProtocol for ExclusiveQueue {
 
     async fn look(
         &self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slots: RangeInclusive<u32>,
         holders: RangeInclusive<u32>,
         _draining: bool,
-    ) -> Result<Looked, BrokerError> {
+    ) -> Result<SlotObservation, BrokerError> {
         let count = slots.clone().count();
         let names: Vec<String> = slots
             .map(|slot| lock.slot_queue(slot))
             .chain(holders.map(|slot| lock.holder_queue(slot)))
             .collect();
-        let mut slots = eyes.prober.see(&names).await?;
-        let holders = slots.split_off(count).into_iter().map(HolderSeen::of_exclusive_queue);
+        let mut slots = context.prober.see(&names).await?;
+        let holders = slots.split_off(count).into_iter().map(HolderState::of_exclusive_queue);
         let holders = holders.collect();
-        Ok(Looked { slots, holders })
+        Ok(SlotObservation { slots, holders })
     }
 }
 
 #[async_trait]
-impl Holding for ExclusiveQueue {
+impl SlotProtocol for ExclusiveQueue {
     async fn declare_slot(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
     ) -> Result<(), BrokerError> {
-        crate::queues::slot::declare(lane, &lock.slot_queue(slot), lock.profile()).await
+        crate::queues::slot::declare(channel, &lock.slot_queue(slot), lock.profile()).await
     }
 
     async fn check_holder(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
         seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError> {
-        if !seen.held.contains(&slot) || lane.conn().features.refusal_ends_connection() {
+        if !seen.held.contains(&slot) || channel.connection().features.refusal_ends_connection() {
             return Ok(None);
         }
         let queue = lock.holder_queue(slot);
         // A holder's queue is exclusive to its connection, which is not this one.
-        let is_ordinary = lane.look(&queue).await? == Some(Declared::Ok);
+        let is_ordinary = channel.look(&queue).await? == Some(Declared::Ok);
         Ok(is_ordinary.then_some(Fault::ForeignHolderQueue { slot, queue }))
     }
 
-    async fn can_be_held(
+    async fn holder_queues_exist(
         &self,
         _: &Access,
         _: &LockName,
@@ -95,7 +95,12 @@ impl Holding for ExclusiveQueue {
         Ok(true)
     }
 
-    async fn tidy(&self, _: &Change, _: &mut Lane, _: u32) -> Result<u32, BrokerError> {
+    async fn remove_orphans(
+        &self,
+        _: &Change,
+        _: &mut Channel,
+        _: u32,
+    ) -> Result<u32, BrokerError> {
         // Holder queues are deleted with their holder's connection.
         Ok(0)
     }
@@ -111,32 +116,32 @@ impl Holding for ExclusiveQueue {
 
 /// A queue that is exclusive to the connection that holds the slot.
 pub struct HeldQueue {
-    pub conn: Arc<Conn>,
+    pub connection: Arc<Connection>,
     pub holder_queue: String,
     /// `None` for a true mutex.
     pub slot_queue: Option<String>,
 }
 
 #[async_trait]
-impl Hold for HeldQueue {
-    async fn verify(&self, limit: Duration) -> Result<Standing, BrokerError> {
-        let mut lane = Lane::take(&self.conn).await?;
-        lane.set_limit(limit);
+impl HeldClaim for HeldQueue {
+    async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError> {
+        let mut channel = Channel::take(&self.connection).await?;
+        channel.set_limit(limit);
         match &self.slot_queue {
-            Some(slot) => ownership::verify(&mut lane, &self.holder_queue, slot).await,
-            None => match lane.look(&self.holder_queue).await? {
-                Some(Declared::Ok) => Ok(Standing::Held),
-                _ => Ok(Standing::Gone),
+            Some(slot) => ownership::verify(&mut channel, &self.holder_queue, slot).await,
+            None => match channel.look(&self.holder_queue).await? {
+                Some(Declared::Ok) => Ok(Ownership::Held),
+                _ => Ok(Ownership::Gone),
             },
         }
     }
 
     async fn give_back(&self, wait_queue: Option<&str>) -> Result<Waiters, BrokerError> {
-        let mut lane = Lane::take(&self.conn).await?;
-        let channel = lane.channel().await?;
+        let mut channel = Channel::take(&self.connection).await?;
+        let raw = channel.raw().await?;
         let options = QueueDeleteOptions::default();
-        let delete = channel.queue_delete(short(&self.holder_queue)?, options);
-        wait::do_and_count(&mut lane, delete, &self.holder_queue, wait_queue).await
+        let delete = raw.queue_delete(short(&self.holder_queue)?, options);
+        wait::do_and_count(&mut channel, delete, &self.holder_queue, wait_queue).await
     }
 }
 
@@ -155,19 +160,19 @@ enum Taken {
 }
 
 async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
-    let Claim { conn, lock, slot, looked, mut facts, .. } = claim;
+    let Claim { connection, lock, slot, looked, mut facts, .. } = claim;
     let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
     exclusive(&mut facts);
-    let mut lane = Lane::take(conn).await?;
-    let taken = take_slot(&mut lane, &slot_queue, looked, &holder_queue, facts).await?;
+    let mut channel = Channel::take(connection).await?;
+    let taken = take_slot(&mut channel, &slot_queue, looked, &holder_queue, facts).await?;
     let claimed = match taken {
         Taken::Yes => {
-            let conn = Arc::clone(conn);
-            let held = HeldQueue { conn, holder_queue, slot_queue: Some(slot_queue) };
+            let connection = Arc::clone(connection);
+            let held = HeldQueue { connection, holder_queue, slot_queue: Some(slot_queue) };
             return Ok(Claimed::Yes(Box::new(held)));
         }
         Taken::SlotWent => {
-            lane.delete(&holder_queue).await?;
+            channel.delete(&holder_queue).await?;
             Claimed::NoSlot
         }
         Taken::NoSlot => Claimed::NoSlot,
@@ -175,8 +180,8 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     };
     // The refusal closed the channel. Opens a new one, so that the next acquisition need
     // not wait for it.
-    if conn.is_usable() {
-        lane.channel().await?;
+    if connection.is_usable() {
+        channel.raw().await?;
     }
     Ok(claimed)
 }
@@ -185,37 +190,37 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
 /// it (unless `looked`: a probe has just seen it) and after it. Three methods in one
 /// round trip.
 async fn take_slot(
-    lane: &mut Lane,
+    channel: &mut Channel,
     slot: &str,
     looked: bool,
     holder: &str,
     facts: FieldTable,
 ) -> Result<Taken, BrokerError> {
-    let channel = lane.channel().await?;
-    lane.count_declares(3);
+    let raw = channel.raw().await?;
+    channel.count_declares(3);
     let passive = QueueDeclareOptions::default().passive();
     let before = async {
         if looked {
             return Ok(());
         }
-        channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
+        raw.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
         Ok(())
     };
     let exclusive = QueueDeclareOptions::exclusive();
-    let facts = lane.conn().features.exclusive_arguments(facts);
+    let facts = channel.connection().features.exclusive_arguments(facts);
     let declare = async {
-        channel.queue_declare(short(holder)?, exclusive, facts).await?;
+        raw.queue_declare(short(holder)?, exclusive, facts).await?;
         Ok(())
     };
     let after = async {
-        channel.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
+        raw.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
         Ok(())
     };
     // A refusal closes the channel, and the broker ignores everything sent after it.
     // The first error counts.
     let all = async { Ok(futures::join!(before, declare, after)) };
     let (before, declare, after): (Step, Step, Step) =
-        match lane.answer_to_claim(holder, all).await? {
+        match channel.answer_to_claim(holder, all).await? {
             Ok(answers) => answers,
             Err(refused) => return Err(refused.error),
         };
@@ -229,7 +234,7 @@ async fn take_slot(
         StepError::Name(error) => return Err(error),
         StepError::Lapin(error) => error,
     };
-    let refused = lane.refused(&error, queue)?;
+    let refused = channel.refused(&error, queue)?;
     match (refused.code, on_405, refused.error) {
         (404, _, _) => Ok(on_404),
         (405, Some(claimed), _) => Ok(claimed),

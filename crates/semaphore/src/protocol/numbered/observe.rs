@@ -8,11 +8,11 @@ use std::time::Instant;
 use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 use lockkeeper_plan::semaphore::ObservedSlots;
 
-use super::holding::Holding;
+use super::slot_protocol::SlotProtocol;
 use crate::amqp::probe::Seen;
 use crate::amqp::unanswered::no_answer_of;
 use crate::error::BrokerError;
-use crate::protocol::claim::{HolderSeen, Looked};
+use crate::protocol::claim::{HolderState, SlotObservation};
 use crate::session::access::Access;
 
 /// Maximum number of slots inspected that are missing among existing ones.
@@ -22,22 +22,22 @@ const GAPS: usize = 16;
 /// held.
 pub async fn observe(
     access: &Access,
-    how: &dyn Holding,
+    how: &dyn SlotProtocol,
     lock: &LockName,
     slots_to: u32,
     holders_to: u32,
 ) -> Result<ObservedSlots, BrokerError> {
     let _turn = access.turn_to_look().await?;
-    let looked = how.look(access.eyes(), lock, 1..=slots_to, 1..=holders_to, true).await?;
+    let looked = how.look(access.probe_context(), lock, 1..=slots_to, 1..=holders_to, true).await?;
     check_known(lock, 1, &looked)?;
     let exist = (1..).zip(looked.slots).filter(|(_, seen)| *seen == Seen::Yes);
     let slots: BTreeSet<u32> = exist.map(|(slot, _)| slot).collect();
     let gaps = (1..slots.last().copied().unwrap_or(0)).filter(|slot| !slots.contains(slot));
     look_at_missing(access, lock, gaps).await?;
     let holders = || (1..).zip(&looked.holders);
-    let held = holders().filter(|(_, seen)| **seen == HolderSeen::Held);
+    let held = holders().filter(|(_, seen)| **seen == HolderState::Held);
     let left_over = holders().filter(|(slot, seen)| {
-        **seen == HolderSeen::Unheld && *slot <= slots_to && !slots.contains(slot)
+        **seen == HolderState::Unheld && *slot <= slots_to && !slots.contains(slot)
     });
     Ok(ObservedSlots {
         swept_to: slots_to,
@@ -56,9 +56,9 @@ pub async fn highest_listed(access: &Access, lock: &LockName) -> Option<u32> {
 
 /// Finds the high-water mark with the help of the management API's list. If the next slot
 /// exists, but its node is down, that is an error.
-pub async fn find_mark(
+pub async fn find_highest_slot(
     access: &Access,
-    how: &dyn Holding,
+    how: &dyn SlotProtocol,
     lock: &LockName,
     overshoot: u32,
 ) -> Result<u32, BrokerError> {
@@ -80,23 +80,23 @@ async fn look_at_missing(
     if queues.is_empty() {
         return Ok(());
     }
-    let mut lane = access.publisher().await?;
+    let mut channel = access.publisher().await?;
     for queue in queues {
-        lane.look(&queue).await?;
+        channel.look(&queue).await?;
     }
     Ok(())
 }
 
 /// Returns an error if nothing is known of a slot or its holder, because a node is down. It
 /// neither exists nor is it missing. The first slot observed is `from`.
-fn check_known(lock: &LockName, from: u32, looked: &Looked) -> Result<(), BrokerError> {
+fn check_known(lock: &LockName, from: u32, looked: &SlotObservation) -> Result<(), BrokerError> {
     let mut slots = (from..).zip(&looked.slots);
     let mut holders = (from..).zip(&looked.holders);
     let unknown = slots
         .find(|(_, seen)| **seen == Seen::Unknown)
         .map(|(slot, _)| lock.slot_queue(slot))
         .or_else(|| {
-            let holder = holders.find(|(_, seen)| **seen == HolderSeen::Unknown);
+            let holder = holders.find(|(_, seen)| **seen == HolderState::Unknown);
             holder.map(|(slot, _)| lock.holder_queue(slot))
         });
     unknown.map_or(Ok(()), |queue| Err(no_answer_of(&[queue])))
@@ -106,7 +106,7 @@ fn check_known(lock: &LockName, from: u32, looked: &Looked) -> Result<(), Broker
 /// upwards from the highest listed one.
 pub async fn find_highest(
     access: &Access,
-    how: &dyn Holding,
+    how: &dyn SlotProtocol,
     lock: &LockName,
     overshoot: u32,
     listed: Option<u32>,
@@ -130,17 +130,17 @@ pub async fn find_highest(
 /// 0 if none has.
 async fn highest_among(
     access: &Access,
-    how: &dyn Holding,
+    how: &dyn SlotProtocol,
     lock: &LockName,
     slots: RangeInclusive<u32>,
 ) -> Result<u32, BrokerError> {
     let _turn = access.turn_to_look().await?;
-    let looked = how.look(access.eyes(), lock, slots.clone(), slots.clone(), true).await?;
+    let looked = how.look(access.probe_context(), lock, slots.clone(), slots.clone(), true).await?;
     check_known(lock, *slots.start(), &looked)?;
     let seen = looked.slots.into_iter().zip(looked.holders);
     let there = slots
         .zip(seen)
-        .filter(|(_, (slot, holder))| *slot != Seen::No || *holder != HolderSeen::Absent);
+        .filter(|(_, (slot, holder))| *slot != Seen::No || *holder != HolderState::Absent);
     Ok(there.map(|(slot, _)| slot).last().unwrap_or(0))
 }
 

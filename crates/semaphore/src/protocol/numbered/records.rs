@@ -37,12 +37,12 @@ pub async fn look(
 ) -> Result<RecordsSeen, BrokerError> {
     let queue = |slot| lock.record_queue(slot).map(|queue| (slot, queue));
     let mut empty: Vec<(u32, String)> = slots.into_iter().filter_map(queue).collect();
-    let mut lane = access.publisher().await?;
+    let mut channel = access.publisher().await?;
     for look in 0..=LOOKS {
         let mut still = Vec::new();
         for chunk in empty.chunks(LOOKED_AT_TOGETHER) {
             let names: Vec<String> = chunk.iter().map(|(_, name)| name.clone()).collect();
-            let Some(counts) = lane.messages_of(&names).await? else {
+            let Some(counts) = channel.messages_of(&names).await? else {
                 return Ok(RecordsSeen::WithoutQueue);
             };
             let counted = chunk.iter().zip(counts);

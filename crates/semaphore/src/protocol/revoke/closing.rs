@@ -50,7 +50,7 @@ impl Revoke<'_> {
             let why = "its connection became known only now".to_owned();
             return Err(RevokeError::Unsure { why });
         }
-        self.go_on()?;
+        self.check_cancelled()?;
         let reason = format!("revoked: {}", self.what.reason);
         match administrator.close(&first.connection, &reason).await? {
             Closed::Yes => Ok(()),

@@ -14,7 +14,7 @@ use super::account::Account;
 use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
 use super::queue::{self, Ready, arguments, release};
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::fault::Fault;
 use crate::protocol::mismatch;
@@ -47,15 +47,15 @@ pub async fn observe(
 pub async fn survey(
     (tokens, drains): (&Tokens, &Drains),
     change: &Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
 ) -> Result<ObservedTokens, BrokerError> {
     mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await?;
-    let Some(ready) = queue::ready(lane, &change.lock.token_queue()).await? else {
+    let Some(ready) = queue::ready(channel, &change.lock.token_queue()).await? else {
         return Ok(ObservedTokens::default());
     };
     let total = match drains.desired(&change.lock) {
         Some(desired) => desired,
-        None => count(tokens, change, lane, None).await?,
+        None => count(tokens, change, channel, None).await?,
     };
     Ok(seen(total, ready))
 }
@@ -64,11 +64,11 @@ pub async fn survey(
 pub async fn apply(
     (tokens, drains): (&Arc<Tokens>, &Drains),
     change: &Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
 ) -> Result<Converged, BrokerError> {
     let (access, lock) = (&change.access, &change.lock);
     let (queue, desired) = (lock.token_queue(), change.desired.slots);
-    change.go_on(lane)?;
+    change.check_cancelled(channel)?;
     let none = BTreeSet::new();
     if change.destroy {
         mismatch::check_removal(access, lock, &none, 0).await?;
@@ -86,29 +86,29 @@ pub async fn apply(
         left: 0,
         mutex_wait: change.mutex_wait,
     };
-    if queue::ready(lane, &queue).await?.is_none() {
+    if queue::ready(channel, &queue).await?.is_none() {
         tokens.forget(lock);
         if change.destroy {
             return Ok(done);
         }
         let version = access.identity().await?.version;
-        change.go_on(lane)?;
+        change.check_cancelled(channel)?;
         let arguments = arguments(queue_type(lock), release(&version));
-        lane.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
+        channel.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
         tokens.account(lock, |account| account.changed(0, Instant::now()));
     }
-    let mut total = count(tokens, change, lane, Some(desired)).await?;
-    change.go_on(lane)?;
+    let mut total = count(tokens, change, channel, Some(desired)).await?;
+    change.check_cancelled(channel)?;
     if total != desired {
         // Until the outcome of the change is known.
         tokens.account(lock, Account::forget);
     }
     let plan = plan_tokens(desired, total);
     if plan.add > 0 {
-        add(tokens, change, lane, total).await?;
+        add(tokens, change, channel, total).await?;
         (done.declared, total) = (plan.add, desired);
     } else if plan.remove > 0 {
-        done.deleted = queue::remove_free(lane, &queue, plan.remove).await?;
+        done.deleted = queue::remove_free(channel, &queue, plan.remove).await?;
         total -= done.deleted;
     }
     if done.declared > 0 || done.deleted > 0 {
@@ -117,7 +117,7 @@ pub async fn apply(
     done.left = total.saturating_sub(desired);
     if change.destroy && total == 0 {
         tokens.forget(lock);
-        if !queue::delete_tokens(lane, &queue, queue_type(lock)).await? {
+        if !queue::delete_tokens(channel, &queue, queue_type(lock)).await? {
             return Err(unknown(lock, "another client has published one concurrently"));
         }
         return Ok(done);
@@ -125,7 +125,7 @@ pub async fn apply(
     if done.left > 0 {
         drains.start(access, tokens, lock, change.desired);
     }
-    if let Some(ready) = queue::ready(lane, &queue).await? {
+    if let Some(ready) = queue::ready(channel, &queue).await? {
         done.seen = Observed::Counted(seen(total, ready));
     }
     Ok(done)
@@ -136,7 +136,7 @@ pub async fn apply(
 async fn add(
     tokens: &Tokens,
     change: &Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
     total: u32,
 ) -> Result<(), BrokerError> {
     let (queue, desired) = (change.lock.token_queue(), change.desired.slots);
@@ -154,11 +154,11 @@ async fn add(
         return Err(limited(kept));
     }
     let free = |ready: Option<Ready>| ready.map_or(0, |ready| ready.free);
-    let before = free(queue::ready(lane, &queue).await?);
+    let before = free(queue::ready(channel, &queue).await?);
     let count_of_new = desired.saturating_sub(total);
     let first_id = tokens.new_ids(count_of_new);
-    let accepted = queue::publish_tokens(lane, &queue, first_id, count_of_new).await?;
-    let after = free(queue::ready(lane, &queue).await?);
+    let accepted = queue::publish_tokens(channel, &queue, first_id, count_of_new).await?;
+    let after = free(queue::ready(channel, &queue).await?);
     // Clients may have taken some. The figure of a quorum queue is seconds old.
     let is_certain = after >= before.saturating_add(count_of_new)
         || effects.is_some_and(|effects| !effects.any())
@@ -166,7 +166,7 @@ async fn add(
     if accepted && is_certain {
         return Ok(());
     }
-    match count(tokens, change, lane, Some(desired)).await? {
+    match count(tokens, change, channel, Some(desired)).await? {
         kept if kept < desired => Err(limited(kept.into())),
         _ => Ok(()),
     }
@@ -176,19 +176,19 @@ async fn add(
 pub async fn check(
     (tokens, drains): (&Tokens, &Drains),
     change: &Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
     slots: Option<u32>,
 ) -> Result<Vec<Fault>, BrokerError> {
     let mismatch = mismatch::check(&change.access, &change.lock, &BTreeSet::new(), 0).await;
     if let Some(fault) = Fault::of_protocol(mismatch)? {
         return Ok(vec![fault]);
     }
-    if lane.look(&change.lock.token_queue()).await?.is_none() {
+    if channel.look(&change.lock.token_queue()).await?.is_none() {
         return Ok(vec![Fault::Absent]);
     }
     let total = match drains.desired(&change.lock) {
         Some(desired) if slots.is_none() => desired,
-        _ => match count(tokens, change, lane, slots).await {
+        _ => match count(tokens, change, channel, slots).await {
             Ok(total) => total,
             Err(BrokerError::IncompatibleQueue { why, .. }) => {
                 return Ok(vec![Fault::ForeignTokenQueue { why }]);

@@ -10,8 +10,8 @@ use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
 use super::account::{Account, Look};
 use super::queue;
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
+use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::management::{Management, Totals};
 use crate::session::access::Access;
@@ -38,7 +38,7 @@ pub struct Tokens {
     accounts: Mutex<HashMap<LockName, Account>>,
     last_id: Mutex<u64>,
     /// The connection whose broker is known to be the one behind the management API.
-    proven: Mutex<Weak<Conn>>,
+    proven: Mutex<Weak<Connection>>,
 }
 
 impl Tokens {
@@ -54,10 +54,10 @@ impl Tokens {
     /// Verifies that the management API belongs to the broker that holds the admin mutex.
     /// It must list the mutex's queue with this change's id. Another broker may have a
     /// queue of the same name, and its count would then be applied here.
-    async fn prove(&self, change: &Change, lane: &Lane) -> Result<(), BrokerError> {
-        let (lock, conn) = (&change.lock, lane.conn());
+    async fn prove(&self, change: &Change, channel: &Channel) -> Result<(), BrokerError> {
+        let (lock, connection) = (&change.lock, channel.connection());
         let known = || self.proven.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().ptr_eq(&Arc::downgrade(conn)) {
+        if known().ptr_eq(&Arc::downgrade(connection)) {
             return Ok(());
         }
         let management = management(&change.access, lock)?;
@@ -66,7 +66,7 @@ impl Tokens {
             let shown = management.arguments_of(lock.admin_mutex()).await;
             let shown = shown.map_err(|error| unknown(lock, &error.to_string()))?;
             if shown.is_some_and(|shown| shown.get(ID) == Some(change.id.as_str())) {
-                *known() = Arc::downgrade(conn);
+                *known() = Arc::downgrade(connection);
                 return Ok(());
             }
             if start.elapsed() > SHOWN_WITHIN {
@@ -141,7 +141,7 @@ pub async fn total(access: &Access, lock: &LockName) -> Result<u32, BrokerError>
 pub async fn count(
     tokens: &Tokens,
     change: &Change,
-    lane: &mut Lane,
+    channel: &mut Channel,
     enough: Option<u32>,
 ) -> Result<u32, BrokerError> {
     let (access, lock) = (&change.access, &change.lock);
@@ -150,13 +150,13 @@ pub async fn count(
         return Ok(ours);
     }
     tokens.account(lock, Account::begin);
-    tokens.prove(change, lane).await?;
+    tokens.prove(change, channel).await?;
     loop {
-        change.go_on(lane)?;
+        change.check_cancelled(channel)?;
         let total = total(access, lock).await?;
         // Read after the total, which only this change may modify, so the total is not
         // smaller.
-        let free = queue::ready(lane, &lock.token_queue()).await?.map_or(0, |ready| ready.free);
+        let free = queue::ready(channel, &lock.token_queue()).await?.map_or(0, |ready| ready.free);
         let seen = if total < free {
             tokens.account(lock, Account::begin);
             Look::Again(apart)

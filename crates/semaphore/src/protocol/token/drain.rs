@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt};
+use lapin::Consumer;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Consumer};
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::DesiredSlots;
 use tokio::task::JoinHandle;
@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::account::Account;
 use super::count::{Tokens, count};
 use super::queue::DRAIN_TAG;
-use crate::amqp::lane::{Lane, short};
+use crate::amqp::channel::{Channel, short};
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::Change;
@@ -105,38 +105,38 @@ impl Drain {
     /// Runs until the desired number is reached or the drain is stopped.
     async fn consume(&self, stop: &CancellationToken) -> Result<(), BrokerError> {
         let Some(access) = self.access.upgrade() else { return Ok(()) };
-        let mut lane = Lane::fresh(&access.admin_of(&self.lock).get().await?).await?;
+        let mut channel = Channel::fresh(&access.admin_of(&self.lock).get().await?).await?;
         drop(access);
         // The channel is always closed at the end, which requeues a token that was taken.
-        let channel = lane.channel().await?;
-        let limit = lane.conn().operation_timeout;
+        let raw = channel.raw().await?;
+        let limit = channel.connection().operation_timeout;
         let drained = tokio::select! {
             () = stop.cancelled() => Ok(()),
-            drained = self.drain(&mut lane, &channel, stop) => drained,
+            drained = self.drain(&mut channel, &raw, stop) => drained,
         };
-        let close = channel.close(200, "OK".into());
+        let close = raw.close(200, "OK".into());
         if !matches!(tokio::time::timeout(limit, close).await, Ok(Ok(()))) && drained.is_ok() {
-            lane.conn().kill();
+            channel.connection().kill();
         }
         drained
     }
 
     async fn drain(
         &self,
-        lane: &mut Lane,
-        channel: &Channel,
+        channel: &mut Channel,
+        raw: &lapin::Channel,
         stop: &CancellationToken,
     ) -> Result<(), BrokerError> {
         let queue = self.lock.token_queue();
-        let mut consumer = self.join(lane, channel, &queue).await?;
+        let mut consumer = self.join(channel, raw, &queue).await?;
         while let Some(token) = consumer.next().await {
             let token = token.map_err(|error| BrokerError::operating(&error, &queue))?;
-            let (tag, taken_on) = (token.delivery_tag, channel.clone());
+            let (tag, taken_on) = (token.delivery_tag, raw.clone());
             let handle = self.access.upgrade().zip(self.tokens.upgrade());
             let Some((access, tokens)) = handle else { return Ok(()) };
             let change = Change::new(access, self.lock.clone(), self.desired, stop);
-            let left = change.run(move |change, lane| {
-                async move { remove(&tokens, change, lane, taken_on, tag).await }.boxed()
+            let left = change.run(move |change, channel| {
+                async move { remove(&tokens, change, channel, taken_on, tag).await }.boxed()
             });
             if left.await? == 0 {
                 return Ok(());
@@ -148,17 +148,17 @@ impl Drain {
 
     async fn join(
         &self,
-        lane: &mut Lane,
-        channel: &Channel,
+        channel: &mut Channel,
+        raw: &lapin::Channel,
         queue: &str,
     ) -> Result<Consumer, BrokerError> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-priority".into(), AMQPValue::LongInt(PRIORITY));
         let (name, tag) = (short(queue)?, tag());
-        let qos = channel.basic_qos(1, BasicQosOptions::default());
-        let consume = channel.basic_consume(name, tag, BasicConsumeOptions::default(), arguments);
+        let qos = raw.basic_qos(1, BasicQosOptions::default());
+        let consume = raw.basic_consume(name, tag, BasicConsumeOptions::default(), arguments);
         let both = async { futures::try_join!(qos, consume) };
-        let joined = lane.answer("to basic.consume", queue, both).await?;
+        let joined = channel.answer("to basic.consume", queue, both).await?;
         joined.map(|((), consumer)| consumer).map_err(|refused| refused.error)
     }
 }
@@ -172,35 +172,35 @@ fn tag() -> ShortString {
 async fn remove(
     tokens: &Tokens,
     change: &Change,
-    lane: &mut Lane,
-    channel: Channel,
+    channel: &mut Channel,
+    raw: lapin::Channel,
     delivery_tag: u64,
 ) -> Result<u32, BrokerError> {
     let (lock, desired) = (&change.lock, change.desired.slots);
-    let total = count(tokens, change, lane, None).await?;
-    change.go_on(lane)?;
+    let total = count(tokens, change, channel, None).await?;
+    change.check_cancelled(channel)?;
     let left = total.saturating_sub(desired).saturating_sub(1);
     let removing = async {
         if left == 0 {
             // Cancel first, or the broker would deliver another token.
-            channel.basic_cancel(tag(), BasicCancelOptions { nowait: true }).await?;
+            raw.basic_cancel(tag(), BasicCancelOptions { nowait: true }).await?;
         }
         if total > desired {
             tokens.account(lock, Account::forget);
-            channel.basic_ack(delivery_tag, BasicAckOptions::default()).await?;
+            raw.basic_ack(delivery_tag, BasicAckOptions::default()).await?;
         } else {
-            channel.basic_reject(delivery_tag, BasicRejectOptions { requeue: true }).await?;
+            raw.basic_reject(delivery_tag, BasicRejectOptions { requeue: true }).await?;
         }
         // The answer confirms that the previous frames were processed.
-        channel.basic_qos(1, BasicQosOptions::default()).await
+        raw.basic_qos(1, BasicQosOptions::default()).await
     };
-    let limit = lane.conn().operation_timeout;
+    let limit = channel.connection().operation_timeout;
     match tokio::time::timeout(limit, removing).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => return Err(BrokerError::operating(&error, &lock.token_queue())),
         Err(_) => {
             let error = BrokerError::Timeout { what: "to basic.ack", after: limit };
-            return Err(lane.conn().fail(error));
+            return Err(channel.connection().fail(error));
         }
     }
     if total > desired {

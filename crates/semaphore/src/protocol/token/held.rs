@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use lapin::Consumer;
 use lapin::options::{BasicCancelOptions, BasicRejectOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
-use lapin::{Channel, Consumer};
 use lockkeeper_net::clock::Moment;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::{Lane, short};
+use crate::amqp::channel::{Channel, short};
+use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
-use crate::protocol::hold::{Hold, News};
+use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::arguments::exclusive;
-use crate::queues::ownership::Standing;
+use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 
 /// How long a token is held before its holder is announced. One more queue per short hold
@@ -27,11 +27,11 @@ const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 
 /// An unacknowledged token and its channel.
 pub struct HeldToken {
-    conn: Arc<Conn>,
+    connection: Arc<Connection>,
     /// The channel on which the token was delivered. Closing it requeues the token.
     /// `None` after the release.
-    lane: Mutex<Option<Lane>>,
-    channel: Channel,
+    channel: Mutex<Option<Channel>>,
+    raw: lapin::Channel,
     delivery_tag: u64,
     queue: String,
     consuming: Option<Consuming>,
@@ -61,19 +61,19 @@ pub struct Announced {
 }
 
 impl HeldToken {
-    /// Takes over a token that was delivered on `channel`, which belongs to `lane`, with
+    /// Takes over a token that was delivered on `channel`, which belongs to `channel`, with
     /// this delivery tag from `queue`. `consumer` is `None` if the token came from
     /// `basic.get`.
     pub fn new(
-        mut lane: Lane,
-        channel: Channel,
+        mut channel: Channel,
+        raw: lapin::Channel,
         delivery_tag: u64,
         queue: String,
         consumer: Option<(Consumer, ShortString)>,
         announced: Announced,
     ) -> Self {
-        lane.pin();
-        let conn = Arc::clone(lane.conn());
+        channel.pin();
+        let connection = Arc::clone(channel.connection());
         let consuming =
             consumer.map(|(consumer, tag)| Consuming { consumer: Mutex::new(consumer), tag });
         let Announced { queue: announcement, mut facts } = announced;
@@ -84,18 +84,18 @@ impl HeldToken {
             due: Moment::now() + ANNOUNCED_AFTER,
             task: std::sync::Mutex::default(),
         };
-        let lane = Mutex::new(Some(lane));
-        Self { conn, lane, channel, delivery_tag, queue, consuming, announcement }
+        let channel = Mutex::new(Some(channel));
+        Self { connection, channel, raw, delivery_tag, queue, consuming, announcement }
     }
 
     /// Announces the holder in the background, on a channel of its own. A refusal must
     /// not close the token's channel.
     fn announce(&self) {
-        let (conn, queue) = (Arc::clone(&self.conn), self.announcement.queue.clone());
+        let (connection, queue) = (Arc::clone(&self.connection), self.announcement.queue.clone());
         let facts = self.announcement.facts.clone();
         let task = tokio::spawn(async move {
             let announcing =
-                async { Lane::take(&conn).await?.declare_exclusive(&queue, facts).await };
+                async { Channel::take(&connection).await?.declare_exclusive(&queue, facts).await };
             if let Err(error) = announcing.await {
                 tracing::debug!(%error, queue, "The holder of a token could not be announced");
             }
@@ -112,54 +112,54 @@ impl HeldToken {
         let Some(task) = task else { return Ok(()) };
         // A declare sent on another channel may still take effect after a delete.
         let _ = task.await;
-        Lane::take(&self.conn).await?.delete(&self.announcement.queue).await
+        Channel::take(&self.connection).await?.delete(&self.announcement.queue).await
     }
 }
 
 #[async_trait]
-impl Hold for HeldToken {
-    async fn verify(&self, limit: Duration) -> Result<Standing, BrokerError> {
+impl HeldClaim for HeldToken {
+    async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError> {
         // On the token's own channel: an answer proves that the channel is open. The
         // token is then still held, from the queue that existed when it was taken.
-        let mut lane = self.lane.lock().await;
-        let Some(lane) = lane.as_mut() else { return Ok(Standing::Gone) };
+        let mut channel = self.channel.lock().await;
+        let Some(channel) = channel.as_mut() else { return Ok(Ownership::Gone) };
         if !self.is_open() {
-            return Err(self.conn.closed());
+            return Err(self.connection.closed());
         }
-        lane.set_limit(limit);
-        let exists = lane.look(&self.queue).await?;
-        Ok(if exists.is_some() { Standing::Held } else { Standing::Gone })
+        channel.set_limit(limit);
+        let exists = channel.look(&self.queue).await?;
+        Ok(if exists.is_some() { Ownership::Held } else { Ownership::Gone })
     }
 
     /// A reject has no answer. A passive declare on the same channel follows it: its
     /// answer proves that the token is back in the queue, where the next client finds it.
     async fn give_back(&self, _wait_queue: Option<&str>) -> Result<Waiters, BrokerError> {
-        let Some(mut lane) = self.lane.lock().await.take() else {
+        let Some(mut channel) = self.channel.lock().await.take() else {
             return Ok(Waiters::Unknown);
         };
-        let channel = &self.channel;
+        let raw = &self.raw;
         let cancel = async {
             // Cancel first, or the token would be delivered to this consumer again.
             match &self.consuming {
                 Some(Consuming { tag, .. }) => {
                     let nowait = BasicCancelOptions { nowait: true };
-                    channel.basic_cancel(tag.clone(), nowait).await
+                    raw.basic_cancel(tag.clone(), nowait).await
                 }
                 None => Ok(()),
             }
         };
-        let reject = channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: true });
+        let reject = raw.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: true });
         let passive = QueueDeclareOptions::default().passive();
-        let look = channel.queue_declare(short(&self.queue)?, passive, FieldTable::default());
-        lane.count_declares(1);
+        let look = raw.queue_declare(short(&self.queue)?, passive, FieldTable::default());
+        channel.count_declares(1);
         let all = async {
             let (cancel, reject, look) = futures::join!(cancel, reject, look);
             cancel.and(reject).and(look)
         };
-        let sent = lane.answer("to basic.reject", &self.queue, all).await?;
+        let sent = channel.answer("to basic.reject", &self.queue, all).await?;
         sent.map_err(|refused| refused.error)?;
-        lane.unpin();
-        drop(lane);
+        channel.unpin();
+        drop(channel);
         self.withdraw_announcement().await?;
         Ok(Waiters::Unknown)
     }
@@ -180,7 +180,7 @@ impl Hold for HeldToken {
                 // No second token can arrive. If one does, ask the broker.
                 Some(Ok(_)) => News::Look,
                 Some(Err(error)) => News::Ended(Some(error)),
-                None if self.is_open() && self.conn.is_usable() => News::Gone,
+                None if self.is_open() && self.connection.is_usable() => News::Gone,
                 None => News::Ended(None),
             }
         };
@@ -191,6 +191,6 @@ impl Hold for HeldToken {
     }
 
     fn is_open(&self) -> bool {
-        self.channel.status().connected()
+        self.raw.status().connected()
     }
 }

@@ -7,10 +7,10 @@ use lapin::options::{
     QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation};
+use lapin::{BasicProperties, Confirmation};
 use lockkeeper_plan::naming::QueueType;
 
-use crate::amqp::lane::{Lane, Refused, short};
+use crate::amqp::channel::{Channel, Refused, short};
 use crate::error::BrokerError;
 
 /// Delivery mode of tokens, which are as durable as the queue.
@@ -65,8 +65,8 @@ pub fn arguments(queue_type: QueueType, release: (u32, u32)) -> FieldTable {
 }
 
 /// Returns the counts of the queue `name`. `None` if the queue is missing.
-pub async fn ready(lane: &mut Lane, name: &str) -> Result<Option<Ready>, BrokerError> {
-    match lane.look_at(&[name.to_owned()]).await? {
+pub async fn ready(channel: &mut Channel, name: &str) -> Result<Option<Ready>, BrokerError> {
+    match channel.look_at(&[name.to_owned()]).await? {
         Ok(queues) => Ok(queues
             .first()
             .map(|queue| Ready { free: queue.message_count(), consumers: queue.consumer_count() })),
@@ -79,7 +79,7 @@ pub async fn ready(lane: &mut Lane, name: &str) -> Result<Option<Ready>, BrokerE
 /// broker's confirms. Returns whether the queue accepted all of them. That does not show
 /// whether it kept them.
 pub async fn publish_tokens(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     first_id: u64,
     count: u32,
@@ -87,21 +87,21 @@ pub async fn publish_tokens(
     // A channel of its own, because pooled channels must not be in confirm mode. In
     // addition, a channel that knew a queue of that name with another type crashes
     // when it publishes to this one (3.10), and its connection with it.
-    let mut lane = Lane::fresh(lane.conn()).await?;
-    let channel = lane.channel().await?;
+    let mut channel = Channel::fresh(channel.connection()).await?;
+    let raw = channel.raw().await?;
     let queue = short(name)?;
     let ids: Vec<u64> = (first_id..).take(count as usize).collect();
-    let select = channel.confirm_select(ConfirmSelectOptions::default());
-    lane.answer("to confirm.select", name, select).await?.map_err(|r| r.error)?;
+    let select = raw.confirm_select(ConfirmSelectOptions::default());
+    channel.answer("to confirm.select", name, select).await?.map_err(|r| r.error)?;
     for ids in ids.chunks(TOGETHER) {
         let publishing = async {
             let mut confirms = Vec::with_capacity(ids.len());
             for id in ids {
-                confirms.push(publish(&channel, queue.clone(), *id).await?);
+                confirms.push(publish(&raw, queue.clone(), *id).await?);
             }
             futures::future::try_join_all(confirms).await
         };
-        let confirms = lane.answer("to tokens", name, publishing).await?;
+        let confirms = channel.answer("to tokens", name, publishing).await?;
         for confirm in confirms.map_err(|refused| refused.error)? {
             match confirm {
                 Confirmation::Ack(None) => {}
@@ -118,14 +118,14 @@ pub async fn publish_tokens(
 
 /// Takes up to `most` free tokens and removes them permanently. Returns the number
 /// removed. If interrupted, only the tokens of completed batches are removed.
-pub async fn remove_free(lane: &mut Lane, name: &str, most: u32) -> Result<u32, BrokerError> {
+pub async fn remove_free(channel: &mut Channel, name: &str, most: u32) -> Result<u32, BrokerError> {
     // A channel of its own, closed at the end, which requeues tokens that were taken
     // and not acknowledged.
-    let mut lane = Lane::fresh(lane.conn()).await?;
+    let mut channel = Channel::fresh(channel.connection()).await?;
     let mut removed = 0;
     while removed < most {
         let batch = (most - removed).min(REMOVED_TOGETHER);
-        let taken = remove_batch(&mut lane, name, batch).await?;
+        let taken = remove_batch(&mut channel, name, batch).await?;
         removed += taken;
         if taken < batch {
             break;
@@ -135,21 +135,21 @@ pub async fn remove_free(lane: &mut Lane, name: &str, most: u32) -> Result<u32, 
 }
 
 /// Takes and removes up to `most` tokens: all that it took, or none.
-async fn remove_batch(lane: &mut Lane, name: &str, most: u32) -> Result<u32, BrokerError> {
-    let channel = lane.channel().await?;
+async fn remove_batch(channel: &mut Channel, name: &str, most: u32) -> Result<u32, BrokerError> {
+    let raw = channel.raw().await?;
     let (queue, mut taken, mut last) = (short(name)?, 0, None);
     while taken < most {
-        let get = channel.basic_get(queue.clone(), BasicGetOptions::default());
-        let got = lane.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
+        let get = raw.basic_get(queue.clone(), BasicGetOptions::default());
+        let got = channel.answer("to basic.get", name, get).await?.map_err(|r| r.error)?;
         let Some(message) = got else { break };
         last = Some(message.delivery_tag);
         taken += 1;
     }
     if let Some(last) = last {
-        let ack = channel.basic_ack(last, BasicAckOptions { multiple: true });
-        let proof = channel.basic_qos(0, BasicQosOptions::default());
+        let ack = raw.basic_ack(last, BasicAckOptions { multiple: true });
+        let proof = raw.basic_qos(0, BasicQosOptions::default());
         let both = async { futures::try_join!(ack, proof) };
-        lane.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
+        channel.answer("to basic.ack", name, both).await?.map_err(|r| r.error)?;
     }
     Ok(taken)
 }
@@ -157,19 +157,19 @@ async fn remove_batch(lane: &mut Lane, name: &str, most: u32) -> Result<u32, Bro
 /// Deletes the token queue unless it contains a free token. Its consumers are
 /// cancelled. Returns `false` if there is a free token.
 pub async fn delete_tokens(
-    lane: &mut Lane,
+    channel: &mut Channel,
     name: &str,
     queue_type: QueueType,
 ) -> Result<bool, BrokerError> {
-    if ready(lane, name).await?.is_some_and(|ready| ready.free > 0) {
+    if ready(channel, name).await?.is_some_and(|ready| ready.free > 0) {
         return Ok(false);
     }
-    let channel = lane.channel().await?;
+    let raw = channel.raw().await?;
     // A quorum queue does not support `if-empty`, and closes the connection.
     let if_empty = queue_type == QueueType::Classic;
     let options = QueueDeleteOptions { if_unused: false, if_empty, nowait: false };
-    let deleting = channel.queue_delete(short(name)?, options);
-    match lane.answer("to queue.delete", name, deleting).await? {
+    let deleting = raw.queue_delete(short(name)?, options);
+    match channel.answer("to queue.delete", name, deleting).await? {
         Ok(_) => Ok(true),
         Err(Refused { code: 406, .. }) => Ok(false),
         Err(refused) => Err(refused.error),
@@ -177,7 +177,7 @@ pub async fn delete_tokens(
 }
 
 async fn publish(
-    channel: &Channel,
+    raw: &lapin::Channel,
     queue: ShortString,
     id: u64,
 ) -> Result<lapin::PublisherConfirm, lapin::Error> {
@@ -187,7 +187,7 @@ async fn publish(
     // Mandatory, so that the broker returns a token whose queue was deleted.
     let options = BasicPublishOptions { mandatory: true, immediate: false };
     let body = id.to_string();
-    channel.basic_publish(ShortString::default(), queue, options, body.as_bytes(), properties).await
+    raw.basic_publish(ShortString::default(), queue, options, body.as_bytes(), properties).await
 }
 
 #[cfg(test)]

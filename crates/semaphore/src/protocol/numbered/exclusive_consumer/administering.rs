@@ -4,7 +4,7 @@
 
 use lockkeeper_plan::naming::LockName;
 
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::queues::{holder, wait};
 use crate::session::change::Change;
@@ -25,18 +25,22 @@ const DELETED_TOGETHER: u32 = 200;
 
 /// Removes unheld holder queues from the first above the desired count up to `to`, and
 /// notifies the remaining holders. Returns the number of remaining holders.
-pub async fn tidy(change: &Change, lane: &mut Lane, to: u32) -> Result<u32, BrokerError> {
+pub async fn remove_orphans(
+    change: &Change,
+    channel: &mut Channel,
+    to: u32,
+) -> Result<u32, BrokerError> {
     let mut held = Vec::new();
     let mut from = change.desired.slots + 1;
     while from <= to {
         let end = to.min(from + DELETED_TOGETHER - 1);
         let names: Vec<String> = (from..=end).map(|slot| change.lock.holder_queue(slot)).collect();
-        change.go_on(lane)?;
+        change.check_cancelled(channel)?;
         // Usually none is held, or all are missing.
-        if !holder::delete_unused_all(lane, &names).await? {
+        if !holder::delete_unused_all(channel, &names).await? {
             for name in names {
-                change.go_on(lane)?;
-                if !holder::delete_unused(lane, &name).await? {
+                change.check_cancelled(channel)?;
+                if !holder::delete_unused(channel, &name).await? {
                     held.push(name);
                 }
             }

@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use lapin::Consumer;
 use lapin::options::BasicCancelOptions;
 use lapin::types::ShortString;
-use lapin::{Channel, Consumer};
 use lockkeeper_plan::clean_text;
 use tokio::sync::Mutex;
 
 use super::administering::{DRAIN, REVOKE};
-use crate::amqp::connect::Conn;
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
+use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
-use crate::protocol::hold::{Hold, News};
-use crate::queues::ownership::Standing;
+use crate::protocol::hold::{HeldClaim, News};
+use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
 
 /// An exclusive consumer and its channel.
 pub struct HeldConsumer {
-    conn: Arc<Conn>,
+    connection: Arc<Connection>,
     /// The consumer's own channel. A refusal on it would end the consumer. `None` after
     /// the release.
-    lane: Mutex<Option<Lane>>,
-    channel: Option<Channel>,
+    channel: Mutex<Option<Channel>>,
+    raw: Option<lapin::Channel>,
     consumer: Mutex<Consumer>,
     tag: ShortString,
     holder_queue: String,
@@ -35,18 +35,18 @@ pub struct HeldConsumer {
 }
 
 impl HeldConsumer {
-    /// Takes over `consumer`, which consumes on the channel of `lane`.
+    /// Takes over `consumer`, which consumes on the channel of `channel`.
     pub fn new(
-        mut lane: Lane,
+        mut channel: Channel,
         consumer: Consumer,
         tag: ShortString,
         holder_queue: String,
         slot_queue: String,
     ) -> Self {
-        lane.pin();
-        let (conn, channel) = (Arc::clone(lane.conn()), lane.current());
-        let (lane, consumer) = (Mutex::new(Some(lane)), Mutex::new(consumer));
-        Self { conn, lane, channel, consumer, tag, holder_queue, slot_queue }
+        channel.pin();
+        let (connection, raw) = (Arc::clone(channel.connection()), channel.current());
+        let (channel, consumer) = (Mutex::new(Some(channel)), Mutex::new(consumer));
+        Self { connection, channel, raw, consumer, tag, holder_queue, slot_queue }
     }
 
     /// Whether this is the id of the holder's acquisition.
@@ -55,45 +55,46 @@ impl HeldConsumer {
     }
 
     fn is_open(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.status().connected())
+        self.raw.as_ref().is_some_and(|raw| raw.status().connected())
     }
 }
 
 #[async_trait]
-impl Hold for HeldConsumer {
-    async fn verify(&self, limit: Duration) -> Result<Standing, BrokerError> {
+impl HeldClaim for HeldConsumer {
+    async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError> {
         // On the consumer's own channel, which answers only while it is open. All
         // earlier frames of the broker have then been received.
         let ours = async {
-            let mut lane = self.lane.lock().await;
-            let Some(lane) = lane.as_mut() else { return Ok(None) };
-            lane.set_limit(limit);
+            let mut channel = self.channel.lock().await;
+            let Some(channel) = channel.as_mut() else { return Ok(None) };
+            channel.set_limit(limit);
             if !self.is_open() {
-                return Err(self.conn.closed());
+                return Err(self.connection.closed());
             }
-            lane.consumers(&self.holder_queue).await
+            channel.consumers(&self.holder_queue).await
         };
         let exists = async {
-            let mut lane = Lane::take(&self.conn).await?;
-            lane.set_limit(limit);
-            ownership::slot_exists(&mut lane, &self.slot_queue).await
+            let mut channel = Channel::take(&self.connection).await?;
+            channel.set_limit(limit);
+            ownership::slot_exists(&mut channel, &self.slot_queue).await
         };
         let (ours, exists) = futures::join!(ours, exists);
         Ok(match (ours?, exists?) {
-            (None | Some(0), _) => Standing::Gone,
-            (_, false) => Standing::WithoutSlot,
-            (_, true) => Standing::Held,
+            (None | Some(0), _) => Ownership::Gone,
+            (_, false) => Ownership::WithoutSlot,
+            (_, true) => Ownership::Held,
         })
     }
 
     async fn give_back(&self, wait_queue: Option<&str>) -> Result<Waiters, BrokerError> {
-        let Some(mut lane) = self.lane.lock().await.take() else {
+        let Some(mut channel) = self.channel.lock().await.take() else {
             return Ok(Waiters::Unknown);
         };
-        let channel = lane.channel().await?;
-        let cancel = channel.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
-        let waiters = wait::do_and_count(&mut lane, cancel, &self.holder_queue, wait_queue).await?;
-        lane.unpin();
+        let raw = channel.raw().await?;
+        let cancel = raw.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
+        let waiters =
+            wait::do_and_count(&mut channel, cancel, &self.holder_queue, wait_queue).await?;
+        channel.unpin();
         Ok(waiters)
     }
 
@@ -108,7 +109,7 @@ impl Hold for HeldConsumer {
                 }
             }
             Some(Err(error)) => News::Ended(Some(error)),
-            None if self.is_open() && self.conn.is_usable() => News::Gone,
+            None if self.is_open() && self.connection.is_usable() => News::Gone,
             None => News::Ended(None),
         }
     }

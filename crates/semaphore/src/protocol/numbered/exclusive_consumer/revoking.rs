@@ -21,15 +21,15 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
     let slot = revoke.slot()?;
     let queue = revoke.lock.holder_queue(slot);
     let own_id = consumes(revoke, &queue, slot).await?.ok_or(RevokeError::NotHeld)?;
-    revoke.go_on()?;
-    let mut lane = revoke.access.publisher().await?;
+    revoke.check_cancelled()?;
+    let mut channel = revoke.access.publisher().await?;
     let message = revoke_message(&revoke.what.reason);
     // Only the holder named in the message obeys. The API may not list its successor
     // yet.
-    wait::send(&mut lane, &queue, message.as_bytes(), 1, own_id.as_deref()).await?;
+    wait::send(&mut channel, &queue, message.as_bytes(), 1, own_id.as_deref()).await?;
     let told = tokio::time::Instant::now();
     while told.elapsed() < LAGS {
-        match lane.consumers(&queue).await? {
+        match channel.consumers(&queue).await? {
             None | Some(0) => return Ok(()),
             Some(_) => revoke.pause(LEAVES).await?,
         }
@@ -40,7 +40,7 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
     let access = Arc::clone(revoke.access);
     let change = Change::new(access, revoke.lock.clone(), revoke.desired, revoke.cancel);
     let (what, cancel) = (revoke.what.clone(), revoke.cancel.clone());
-    let taken = change.run(move |change, lane| {
+    let taken = change.run(move |change, channel| {
         async move {
             // Check again: the holder may have left while the mutex was awaited.
             let (access, lock, desired) = (&change.access, &change.lock, change.desired);
@@ -50,10 +50,10 @@ pub async fn revoke(revoke: &Revoke<'_>) -> Result<(), RevokeError> {
                 Ok(None) => return Ok(Ok(())),
                 Err(error) => return Ok(Err(error)),
             }
-            change.go_on(lane)?;
-            lane.delete(&queue).await?;
+            change.check_cancelled(channel)?;
+            channel.delete(&queue).await?;
             if slot <= desired.slots {
-                holder::declare(lane, &queue).await?;
+                holder::declare(channel, &queue).await?;
             }
             Ok(Ok(()))
         }

@@ -1,6 +1,6 @@
 //! Requests about queues that may not answer although the broker does: such a request does
 //! not end the connection, which other locks use too. Distinguishes such a queue from a slow
-//! broker. See `lane` for requests that must not be left unanswered.
+//! broker. See `channel` for requests that must not be left unanswered.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use lapin::options::BasicQosOptions;
 
-use super::{Lane, Refused};
-use crate::amqp::connect::Conn;
+use super::{Channel, Refused};
+use crate::amqp::connection::Connection;
 use crate::amqp::unanswered::no_answer_of;
 use crate::error::BrokerError;
 
@@ -31,9 +31,9 @@ enum Late<T> {
     OthersAnswered(Result<(), BrokerError>),
 }
 
-impl Lane {
+impl Channel {
     /// Waits for the answer to a request about `queues` that changes nothing, or whose late
-    /// effect does no harm. Like [`Lane::answer`], but if only this request stays
+    /// effect does no harm. Like [`Channel::answer`], but if only this request stays
     /// unanswered, the connection continues, and the error is
     /// [`BrokerError::NodeDown`].
     ///
@@ -54,16 +54,16 @@ impl Lane {
         if !self.may_leave_unanswered() {
             return Err(self.unanswered(what));
         }
-        let conn = Arc::clone(self.conn());
+        let connection = Arc::clone(self.connection());
         let late = async {
             tokio::select! {
                 biased;
                 answer = operation => Late::Answered(answer),
-                others = answers_promptly(&conn) => Late::OthersAnswered(others),
+                others = answers_promptly(&connection) => Late::OthersAnswered(others),
             }
         };
         self.busy = true;
-        let late = tokio::time::timeout(conn.operation_timeout, late).await;
+        let late = tokio::time::timeout(connection.operation_timeout, late).await;
         self.busy = false;
         match late {
             Ok(Late::Answered(answer)) => self.answered(first, answer),
@@ -79,19 +79,19 @@ impl Lane {
     /// Whether this channel may be given up: it has no state, and the broker does not block
     /// the connection.
     fn may_leave_unanswered(&self) -> bool {
-        !self.is_pinned() && !self.conn().is_blocked()
+        !self.is_pinned() && !self.connection().is_blocked()
     }
 
     /// Gives up the channel, on which a request about `queues` is unanswered.
     pub fn leave_unanswered(&mut self, queues: &[String]) {
-        if let Some(channel) = self.give_up() {
-            self.conn().unanswered.wait_for(queues, channel);
+        if let Some(raw) = self.give_up() {
+            self.connection().unanswered.wait_for(queues, raw);
         }
     }
 
     /// Returns an error if a request about one of these queues is still unanswered.
     pub fn check_answered(&self, queues: &[String]) -> Result<(), BrokerError> {
-        match queues.iter().find(|queue| self.conn().unanswered.contains(queue)) {
+        match queues.iter().find(|queue| self.connection().unanswered.contains(queue)) {
             Some(queue) => Err(no_answer_of(std::slice::from_ref(queue))),
             None => Ok(()),
         }
@@ -99,16 +99,16 @@ impl Lane {
 }
 
 /// Returns once the broker has answered [`PROMPT_ANSWERS`] consecutive requests promptly.
-async fn answers_promptly(conn: &Arc<Conn>) -> Result<(), BrokerError> {
-    let mut lane = Lane::fresh(conn).await?;
+async fn answers_promptly(connection: &Arc<Connection>) -> Result<(), BrokerError> {
+    let mut channel = Channel::fresh(connection).await?;
     let mut prompt = 0;
     while prompt < PROMPT_ANSWERS {
         tokio::time::sleep(PAUSE).await;
         let sent = Instant::now();
-        let channel = lane.channel().await?;
+        let raw = channel.raw().await?;
         // Without an effect on this channel.
-        let asking = channel.basic_qos(0, BasicQosOptions::default());
-        lane.answer("to basic.qos", "", asking).await?.map_err(|refused| refused.error)?;
+        let asking = raw.basic_qos(0, BasicQosOptions::default());
+        channel.answer("to basic.qos", "", asking).await?.map_err(|refused| refused.error)?;
         prompt = if sent.elapsed() < PROMPT { prompt + 1 } else { 0 };
     }
     Ok(())

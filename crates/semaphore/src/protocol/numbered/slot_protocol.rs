@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
-use crate::amqp::lane::Lane;
+use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
 use crate::protocol::fault::Fault;
@@ -18,7 +18,7 @@ use crate::session::change::Change;
 /// A protocol with numbered slots. A client may take slot `i` while its slot queue `A[i]`
 /// exists.
 #[async_trait]
-pub trait Holding: ClientProtocol {
+pub trait SlotProtocol: ClientProtocol {
     /// Whether slots and holders can be observed apart: then the slots may come from a
     /// list of queues.
     fn has_separate_holders(&self) -> bool;
@@ -27,7 +27,7 @@ pub trait Holding: ClientProtocol {
     /// properties.
     async fn declare_slot(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
     ) -> Result<(), BrokerError>;
@@ -36,14 +36,14 @@ pub trait Holding: ClientProtocol {
     /// Changes nothing.
     async fn check_holder(
         &self,
-        lane: &mut Lane,
+        channel: &mut Channel,
         lock: &LockName,
         slot: u32,
         seen: &ObservedSlots,
     ) -> Result<Option<Fault>, BrokerError>;
 
     /// Whether all queues exist that these slots need in order to be held.
-    async fn can_be_held(
+    async fn holder_queues_exist(
         &self,
         access: &Access,
         lock: &LockName,
@@ -52,7 +52,12 @@ pub trait Holding: ClientProtocol {
 
     /// Removes unused holder queues of slots above the desired count, up to `to`, and
     /// notifies the remaining holders. Returns the number of remaining holders.
-    async fn tidy(&self, change: &Change, lane: &mut Lane, to: u32) -> Result<u32, BrokerError>;
+    async fn remove_orphans(
+        &self,
+        change: &Change,
+        channel: &mut Channel,
+        to: u32,
+    ) -> Result<u32, BrokerError>;
 
     /// Revokes a slot from its holder.
     async fn revoke(&self, revoke: &Revoke<'_>) -> Result<(), RevokeError>;

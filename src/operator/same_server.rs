@@ -1,5 +1,5 @@
 //! Proofs that the connections of two objects lead to the same server, by asking it. See
-//! `owners` for what follows from them.
+//! `conflict` for what follows from them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -21,7 +21,7 @@ impl Connection {
 }
 
 /// The reconciles of all connections. Pure.
-pub struct Turns<T> {
+pub struct ConcurrencyLimiter<T> {
     lines: HashMap<Connection, Line<T>>,
     waiting: usize,
 }
@@ -32,13 +32,13 @@ struct Line<T> {
     waiting: VecDeque<T>,
 }
 
-impl<T> Default for Turns<T> {
+impl<T> Default for ConcurrencyLimiter<T> {
     fn default() -> Self {
         Self { lines: HashMap::new(), waiting: 0 }
     }
 }
 
-impl<T> Turns<T> {
+impl<T> ConcurrencyLimiter<T> {
     /// Returns the item if it may start now. Otherwise, it waits.
     pub fn arrive(&mut self, connection: &Connection, item: T) -> Option<T> {
         let new = || Line { running: 0, waiting: VecDeque::new() };
@@ -90,28 +90,28 @@ mod tests {
 
     #[test]
     fn reconciles_that_wait_for_one_connection_do_not_delay_those_of_another() {
-        let mut turns = Turns::default();
+        let mut limiter = ConcurrencyLimiter::default();
         let slow = semaphore("a", "rabbitmqClusterReference: {connectionSecret: {name: slow}}");
         for number in 0..AT_ONCE {
-            assert_eq!(turns.arrive(&slow, number), Some(number));
+            assert_eq!(limiter.arrive(&slow, number), Some(number));
         }
-        assert_eq!(turns.arrive(&slow, 1000), None, "one more than may run");
-        assert_eq!(turns.arrive(&slow, 1001), None);
+        assert_eq!(limiter.arrive(&slow, 1000), None, "one more than may run");
+        assert_eq!(limiter.arrive(&slow, 1001), None);
         let other = semaphore("a", "");
-        assert_eq!(turns.arrive(&other, 2000), Some(2000), "of another connection");
-        assert_eq!(turns.waiting(), 2);
-        assert_eq!(turns.leave(&other), None);
-        assert_eq!(turns.leave(&slow), Some(1000), "the one that has waited longest");
-        assert_eq!(turns.arrive(&slow, 1002), None, "its turn has passed on");
-        assert_eq!(turns.leave(&slow), Some(1001));
-        assert_eq!(turns.leave(&slow), Some(1002));
-        assert_eq!(turns.leave(&slow), None);
-        assert_eq!(turns.arrive(&slow, 1003), Some(1003), "a turn that ended is free again");
+        assert_eq!(limiter.arrive(&other, 2000), Some(2000), "of another connection");
+        assert_eq!(limiter.waiting(), 2);
+        assert_eq!(limiter.leave(&other), None);
+        assert_eq!(limiter.leave(&slow), Some(1000), "the one that has waited longest");
+        assert_eq!(limiter.arrive(&slow, 1002), None, "its turn has passed on");
+        assert_eq!(limiter.leave(&slow), Some(1001));
+        assert_eq!(limiter.leave(&slow), Some(1002));
+        assert_eq!(limiter.leave(&slow), None);
+        assert_eq!(limiter.arrive(&slow, 1003), Some(1003), "a turn that ended is free again");
         for _ in 0..AT_ONCE {
-            assert_eq!(turns.leave(&slow), None);
+            assert_eq!(limiter.leave(&slow), None);
         }
-        assert_eq!(turns.waiting(), 0);
-        assert!(turns.lines.is_empty(), "a connection without reconciles costs nothing");
+        assert_eq!(limiter.waiting(), 0);
+        assert!(limiter.lines.is_empty(), "a connection without reconciles costs nothing");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::kind::{Age, Kind, age};
 
 /// Demands of the watched objects of one kind on the quotas, by namespace, the oldest
 /// object first. Empty without quotas.
-pub struct Demands<K> {
+pub struct QuotaTracker<K> {
     limits: Limits,
     all: RwLock<ByNamespace>,
     _kind: PhantomData<fn(&K)>,
@@ -23,7 +23,7 @@ pub struct Demands<K> {
 
 type ByNamespace = HashMap<String, BTreeMap<Age, Demand>>;
 
-impl<K: Kind> Demands<K> {
+impl<K: Kind> QuotaTracker<K> {
     /// Creates the demands of a kind without objects.
     pub fn new(limits: Limits) -> Self {
         Self { limits, all: RwLock::default(), _kind: PhantomData }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn objects_count_by_age_as_they_come_change_and_go() {
         let (cache, mut writer) = reflector::store::<Semaphore>();
-        let demands = Demands::<Semaphore>::new(Limits { slots: Some(5), objects: None });
+        let demands = QuotaTracker::<Semaphore>::new(Limits { slots: Some(5), objects: None });
         let mut see = |event: Event<Semaphore>| {
             writer.apply_watcher_event(&event);
             demands.see(&event, &cache);

@@ -12,10 +12,10 @@ use lockkeeper_plan::clean_text;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::connect::Conn;
+use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
-use crate::protocol::hold::{Hold, News};
-use crate::queues::ownership::Standing;
+use crate::protocol::hold::{HeldClaim, News};
+use crate::queues::ownership::Ownership;
 
 /// Prefix of the reason by which an administrator revokes a slot with a forced close. It
 /// distinguishes a revocation from other closes.
@@ -104,10 +104,10 @@ pub struct State {
 }
 
 /// A held slot, shared by its keeper and its permit.
-pub struct Grip {
-    pub conn: Arc<Conn>,
+pub struct PermitState {
+    pub connection: Arc<Connection>,
     /// The object held on the connection.
-    pub held: Box<dyn Hold>,
+    pub held: Box<dyn HeldClaim>,
     pub slot: Option<u32>,
     /// Whether the slot's number is shown.
     pub has_number: bool,
@@ -131,14 +131,14 @@ pub fn valid_for(heartbeat_seconds: u16) -> Duration {
     (heartbeat * 2 * 49 / 50).saturating_sub(margin)
 }
 
-impl Grip {
+impl PermitState {
     /// Whether the slot is guaranteed to be held, without asking the broker. The
     /// connection must be open and the last verification recent enough.
     pub fn is_valid(&self) -> bool {
         let state = self.state.borrow();
         state.lost.is_none()
             && !state.valid_until.left().is_zero()
-            && self.conn.is_usable()
+            && self.connection.is_usable()
             && self.held.is_open()
     }
 
@@ -152,20 +152,20 @@ impl Grip {
 
     /// Asks the broker on the connection that holds the slot, and records the answer.
     /// Waits at most until the slot's validity ends.
-    pub async fn verify(&self) -> Result<Standing, BrokerError> {
+    pub async fn verify(&self) -> Result<Ownership, BrokerError> {
         let left = self.state.borrow().valid_until.left();
         let sent = Moment::now();
-        let standing = self.held.verify(left).await?;
-        match standing {
-            Standing::Gone => self.lose(LostReason::VerifyFailed),
-            standing => {
+        let ownership = self.held.verify(left).await?;
+        match ownership {
+            Ownership::Gone => self.lose(LostReason::VerifyFailed),
+            ownership => {
                 self.state.send_modify(|state| {
                     state.valid_until = state.valid_until.max(sent + self.valid_for);
-                    state.draining = standing == Standing::WithoutSlot;
+                    state.draining = ownership == Ownership::WithoutSlot;
                 });
             }
         }
-        Ok(standing)
+        Ok(ownership)
     }
 
     /// Marks the slot as lost. The first reason is kept.
@@ -176,7 +176,7 @@ impl Grip {
             }
             // Before the loss becomes visible: in any case, nothing may stay declared on
             // this connection.
-            self.conn.kill();
+            self.connection.kill();
             self.cancelled.cancel();
             state.lost = Some(reason);
             true
@@ -188,7 +188,7 @@ impl Grip {
         if self.state.borrow().valid_until.left().is_zero() {
             return LostReason::HeartbeatMissed;
         }
-        reason(self.conn.failure(), error, self.conn.is_usable())
+        reason(self.connection.failure(), error, self.connection.is_usable())
     }
 
     /// Marks the slot as lost, with the broker's close reason or else `error`. The permit
@@ -206,7 +206,7 @@ impl Grip {
     /// Verifies the slot soon, and then less often, but at least every `interval`, until it
     /// is lost.
     pub async fn keep(self: Arc<Self>, interval: Duration) {
-        let mut events = Box::pin(self.conn.lapin().events_listener());
+        let mut events = Box::pin(self.connection.lapin().events_listener());
         // An interval must not be zero.
         let interval = interval.min(self.valid_for / 4).max(Duration::from_millis(10));
         let mut pause = interval / SOON;
@@ -215,7 +215,7 @@ impl Grip {
         // The claim itself was the first verification.
         ticks.reset_after(pause);
         while self.state.borrow().lost.is_none() {
-            if !self.conn.is_usable() {
+            if !self.connection.is_usable() {
                 // Read the close reason first, if there is one.
                 return self.hear_out(&mut events, None).await;
             }
@@ -283,7 +283,7 @@ fn reason(
 /// other channels are ordinary refusals.
 async fn last_words(
     events: &mut (impl Stream<Item = Event> + Unpin),
-    held: &dyn Hold,
+    held: &dyn HeldClaim,
 ) -> Option<lapin::Error> {
     while let Some(event) = events.next().await {
         if let Event::Error(error) = event

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How the command is signalled and ended.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Command handling")]
-pub(super) struct Fate {
+pub(super) struct Outcome {
     /// Time between TERM and KILL; at most a third of the lock's remaining validity when
     /// the command starts
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]

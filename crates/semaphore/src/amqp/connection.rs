@@ -1,5 +1,5 @@
 //! Opens one connection to the broker, and closes it reliably. See `endpoint` for its
-//! address, `stream` for its bytes, `link` for retries and sharing, and `lane` and `probe`
+//! address, `stream` for its bytes, `lazy` for retries and sharing, and `channel` and `probe`
 //! for operations.
 
 use std::io;
@@ -9,16 +9,16 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
+use lapin::{AsyncTcpStream, ConnectionProperties, Event};
 use lockkeeper_net::process_limit;
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
+use super::channel::IdleChannels;
 use super::endpoint::Endpoint;
 use super::features::Features;
 use super::identity::greet;
-use super::lane::IdleLanes;
 use super::new_id;
 use super::stream::{Dialer, Kit, for_lapin};
 use super::unanswered::Unanswered;
@@ -38,8 +38,8 @@ static ENDING: LazyLock<TaskTracker> = LazyLock::new(TaskTracker::new);
 
 /// An open connection. It is never recovered: a replacement is a new connection, and
 /// exclusive objects of the old one are gone (hazard A11).
-pub struct Conn {
-    lapin: Connection,
+pub struct Connection {
+    lapin: lapin::Connection,
     /// A second handle on the socket, to close the connection if the broker no longer
     /// answers.
     socket: Arc<Mutex<Option<TcpStream>>>,
@@ -49,14 +49,14 @@ pub struct Conn {
     pub operation_timeout: Duration,
     /// What the broker offers.
     pub features: Features,
-    pub idle: IdleLanes,
+    pub idle: IdleChannels,
     /// The queues that do not answer.
     pub unanswered: Unanswered,
     /// The tasks that wait for the answers to abandoned operations.
     pub abandoned: TaskTracker,
 }
 
-impl Conn {
+impl Connection {
     /// Connects within the endpoint's time limit. `role` is appended to the client's name,
     /// so that an operator of the broker sees the purpose of each connection.
     ///
@@ -111,7 +111,7 @@ impl Conn {
         let attempt = Attempt { socket: Arc::default(), kept: false };
         let shared = Arc::clone(&attempt.socket);
         let patience = endpoint.connect_timeout;
-        let connect = Connection::connector(
+        let connect = lapin::Connection::connector(
             uri,
             Kit::current(),
             async move |_, _| {
@@ -140,14 +140,14 @@ impl Conn {
             failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
             features,
-            idle: IdleLanes::default(),
+            idle: IdleChannels::default(),
             unanswered: Unanswered::default(),
             abandoned: TaskTracker::new(),
         })
     }
 
     /// Returns lapin's connection, to open channels and listen to events.
-    pub fn lapin(&self) -> &Connection {
+    pub fn lapin(&self) -> &lapin::Connection {
         &self.lapin
     }
 
@@ -169,17 +169,17 @@ impl Conn {
         shut_down(&self.socket);
     }
 
-    /// Like [`Conn::kill`], but if operations were abandoned, in the background after the
+    /// Like [`Connection::kill`], but if operations were abandoned, in the background after the
     /// broker has answered them (hazard A49). Without a runtime, immediately.
     pub fn kill_when_answered(self: &Arc<Self>) {
         self.retired.store(true, Ordering::Release);
         match Handle::try_current() {
             Ok(runtime) if !self.abandoned.is_empty() => {
-                let conn = Arc::clone(self);
+                let connection = Arc::clone(self);
                 let ending = async move {
-                    conn.abandoned.close();
-                    conn.abandoned.wait().await;
-                    conn.kill();
+                    connection.abandoned.close();
+                    connection.abandoned.wait().await;
+                    connection.kill();
                 };
                 ENDING.spawn_on(ending, &runtime);
             }
@@ -210,7 +210,7 @@ impl Conn {
         });
     }
 
-    /// Returns why the closed connection was closed, if [`Conn::record_close_reason`] or an
+    /// Returns why the closed connection was closed, if [`Connection::record_close_reason`] or an
     /// operation finds it in time. Cancel safe.
     pub async fn close_reason(&self) -> Option<BrokerError> {
         tokio::time::timeout(LAST_WORDS, self.failure.wait()).await.ok().cloned()
@@ -233,12 +233,12 @@ impl Conn {
     }
 
     /// Returns the error to report for one that an operation on the connection met. An error
-    /// that makes the connection unusable closes it ([`Conn::fail`]).
+    /// that makes the connection unusable closes it ([`Connection::fail`]).
     pub fn found(&self, error: BrokerError) -> BrokerError {
         if error.is_fatal_for_connection() { self.fail(error) } else { error }
     }
 
-    /// Like [`Conn::found`]. If the connection was closed before, waits for the reason.
+    /// Like [`Connection::found`]. If the connection was closed before, waits for the reason.
     pub async fn found_cause(&self, error: BrokerError) -> BrokerError {
         let found = self.found(error);
         if found.is_closed_before() { self.close_reason().await.unwrap_or(found) } else { found }
@@ -252,7 +252,7 @@ impl Conn {
         if self.is_usable() { error } else { self.fail(error) }
     }
 
-    /// Like [`Conn::fail`], but ends the connection as [`Conn::kill_when_answered`] does.
+    /// Like [`Connection::fail`], but ends the connection as [`Connection::kill_when_answered`] does.
     pub fn fail_when_answered(self: &Arc<Self>, error: BrokerError) -> BrokerError {
         let error = self.blame(error);
         self.kill_when_answered();
@@ -279,7 +279,7 @@ impl Conn {
     }
 }
 
-impl Drop for Conn {
+impl Drop for Connection {
     fn drop(&mut self) {
         // lapin sends the close handshake when its last handle is dropped, and its thread
         // ends with it. A retired connection got no answer before.
@@ -292,7 +292,7 @@ impl Drop for Conn {
 /// Determines what the broker at the other end of `connection` offers. Cancel safe.
 async fn features_of(
     endpoint: &Endpoint,
-    connection: &Connection,
+    connection: &lapin::Connection,
 ) -> Result<Features, BrokerError> {
     let chosen = endpoint.settings.probe;
     if connection.configuration().channel_max() == RABBITMQ_CHANNELS {

@@ -1,5 +1,5 @@
 //! A lazy connection: opened on first use and reopened after a loss. Concurrent callers
-//! share one attempt, and a failure is cached for a moment. See `connect` for the attempt
+//! share one attempt, and a failure is cached for a moment. See `connection` for the attempt
 //! itself.
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_net::clock::token_bucket::TokenBucket;
 use tokio::sync::Mutex;
 
-use super::connect::Conn;
+use super::channel::Channel;
+use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::lane::Lane;
 use crate::error::BrokerError;
 
 /// How long a failed attempt is the answer to all callers. While a broker is down, a
@@ -24,10 +24,10 @@ const BURST: u32 = 10;
 const ONE_MORE: Duration = Duration::from_secs(1);
 
 /// One lazy connection.
-pub struct Link {
+pub struct LazyConnection {
     endpoint: Arc<Endpoint>,
     role: &'static str,
-    current: RwLock<Option<Arc<Conn>>>,
+    current: RwLock<Option<Arc<Connection>>>,
     attempts: Mutex<Attempts>,
 }
 
@@ -37,7 +37,7 @@ struct Attempts {
     limit: TokenBucket,
 }
 
-impl Link {
+impl LazyConnection {
     /// Creates a lazy connection without connecting.
     pub fn new(endpoint: Arc<Endpoint>, role: &'static str) -> Self {
         let limit = TokenBucket::full(BURST, ONE_MORE, Instant::now());
@@ -48,14 +48,14 @@ impl Link {
     /// Returns the open connection, and opens one if there is none.
     ///
     /// Cancel safe: the next waiting caller takes over the attempt.
-    pub async fn get(&self) -> Result<Arc<Conn>, BrokerError> {
-        if let Some(conn) = self.usable() {
-            return Ok(conn);
+    pub async fn get(&self) -> Result<Arc<Connection>, BrokerError> {
+        if let Some(connection) = self.usable() {
+            return Ok(connection);
         }
         // Held while connecting. The other callers wait here for the result.
         let mut attempts = self.attempts.lock().await;
-        if let Some(conn) = self.usable() {
-            return Ok(conn);
+        if let Some(connection) = self.usable() {
+            return Ok(connection);
         }
         if let Some((at, error)) = &attempts.last_failure
             && at.elapsed() < REMEMBER_FAILURE
@@ -65,18 +65,18 @@ impl Link {
         while let Err(wait) = attempts.limit.take(Instant::now()) {
             tokio::time::sleep(wait).await;
         }
-        match Conn::open(&self.endpoint, self.role).await {
-            Ok(conn) => {
-                let conn = Arc::new(conn);
-                conn.record_close_reason();
+        match Connection::open(&self.endpoint, self.role).await {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                connection.record_close_reason();
                 attempts.last_failure = None;
                 let before = self
                     .current
                     .write()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .replace(Arc::clone(&conn));
+                    .replace(Arc::clone(&connection));
                 drop(before);
-                Ok(conn)
+                Ok(connection)
             }
             Err(error) => {
                 attempts.last_failure = Some((Instant::now(), error.clone()));
@@ -87,30 +87,30 @@ impl Link {
 
     /// Opens a connection besides the shared one, for an operation that may end it
     /// ([`Features::refusal_ends_connection`](super::features::Features)). Cancel safe.
-    pub async fn separate(&self) -> Result<Arc<Conn>, BrokerError> {
-        Conn::open(&self.endpoint, self.role).await.map(Arc::new)
+    pub async fn separate(&self) -> Result<Arc<Connection>, BrokerError> {
+        Connection::open(&self.endpoint, self.role).await.map(Arc::new)
     }
 
     /// Returns a channel for publishing. During an alarm the broker reads nothing from
     /// publishers, so this fails immediately.
-    pub async fn publisher(&self) -> Result<Lane, BrokerError> {
-        let conn = self.get().await?;
-        if conn.is_blocked() {
+    pub async fn publisher(&self) -> Result<Channel, BrokerError> {
+        let connection = self.get().await?;
+        if connection.is_blocked() {
             return Err(BrokerError::Blocked);
         }
-        Lane::take(&conn).await
+        Channel::take(&connection).await
     }
 
     /// Closes the connection, if there is one, by the AMQP close handshake.
     pub async fn close(&self) {
-        let conn = self.current.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(conn) = conn {
-            conn.close().await;
+        let connection = self.current.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(connection) = connection {
+            connection.close().await;
         }
     }
 
-    fn usable(&self) -> Option<Arc<Conn>> {
+    fn usable(&self) -> Option<Arc<Connection>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().filter(|conn| conn.is_usable()).cloned()
+        current.as_ref().filter(|connection| connection.is_usable()).cloned()
     }
 }

@@ -17,10 +17,10 @@ use tracing::{info, warn};
 use super::error::pause;
 use super::kind::Kind;
 use super::kind_context::KindContext;
-use super::memory::{Place, place};
-use super::outcome::Note;
+use super::outcome::EventRecord;
 use super::reduced::Reduced;
-use super::report::publish;
+use super::state::{Place, place};
+use super::status_writer::publish;
 
 /// Number of failures after which removing the finalizer is left to the user.
 const TRIES: u32 = 10;
@@ -125,7 +125,8 @@ impl<K: Kind> Leaving<K> {
         api.patch(name, &PatchParams::default(), &patch).await?;
         info!(namespace, name, kind = %K::kind(&()), "no longer watched: its finalizer is removed");
         let message = "Its labels do not match the operator's label selector any more. Its finalizer is removed, and the server is left as it is";
-        publish(&self.kind.shared, &object, &Note::new(false, "NoLongerWatched", message)).await;
+        publish(&self.kind.shared, &object, &EventRecord::new(false, "NoLongerWatched", message))
+            .await;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kube::{Resource, ResourceExt};
 
 /// State of one object with status `S`. `D` is the part of its kind.
-pub struct Memory<S, D> {
+pub struct ObjectState<S, D> {
     /// The object version of the last reconcile, and the time until which nothing is due.
     quiet: Option<(Version, Instant)>,
     /// Consecutive failures, for the backoff.
@@ -45,7 +45,7 @@ struct Written<S> {
     status: S,
 }
 
-impl<S, D: Default> Default for Memory<S, D> {
+impl<S, D: Default> Default for ObjectState<S, D> {
     fn default() -> Self {
         Self {
             quiet: None,
@@ -61,18 +61,18 @@ impl<S, D: Default> Default for Memory<S, D> {
     }
 }
 
-impl<S: Clone, D: Default> Memory<S, D> {
+impl<S: Clone, D: Default> ObjectState<S, D> {
     /// Returns how long nothing has to be done about this object, if it is unchanged
     /// since the last reconcile. The operator's own status writes return as watch events
     /// and must not cause another observation.
-    pub fn quiet_for<K: Resource>(&self, object: &K) -> Option<Duration> {
+    pub fn skip_until<K: Resource>(&self, object: &K) -> Option<Duration> {
         let (version, until) = self.quiet.as_ref()?;
         let left = until.checked_duration_since(Instant::now())?;
         (*version == Version::of(object)).then_some(left)
     }
 
     /// Records that nothing has to be done for this long unless the object changes.
-    pub fn be_quiet<K: Resource>(&mut self, object: &K, pause: Duration) {
+    pub fn schedule_next<K: Resource>(&mut self, object: &K, pause: Duration) {
         self.quiet = Some((Version::of(object), Instant::now() + pause));
     }
 
@@ -104,7 +104,7 @@ impl<S: Clone, D: Default> Memory<S, D> {
         }
     }
 
-    /// Returns the resourceVersion of [`Memory::newest_status`].
+    /// Returns the resourceVersion of [`ObjectState::newest_status`].
     pub fn newest_version<K: Resource>(&self, object: &K) -> Option<String> {
         match &self.written {
             Some(written) if written.over == object.resource_version() => written.version.clone(),
@@ -136,7 +136,7 @@ impl Version {
 
 /// State of all objects of a kind, by uid. An object recreated under the same name has
 /// new state (hazard K14).
-pub struct Memories<S, D>(Mutex<HashMap<String, Entry<S, D>>>);
+pub struct StateStore<S, D>(Mutex<HashMap<String, Entry<S, D>>>);
 
 struct Entry<S, D> {
     place: Place,
@@ -145,7 +145,7 @@ struct Entry<S, D> {
     memory: Shared<S, D>,
 }
 
-type Shared<S, D> = Arc<tokio::sync::Mutex<Memory<S, D>>>;
+type Shared<S, D> = Arc<tokio::sync::Mutex<ObjectState<S, D>>>;
 
 /// Namespace and name.
 pub type Place = (String, String);
@@ -155,16 +155,16 @@ pub fn place<K: Resource>(object: &K) -> Place {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-impl<S, D> Default for Memories<S, D> {
+impl<S, D> Default for StateStore<S, D> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<S: Clone, D: Default> Memories<S, D> {
+impl<S: Clone, D: Default> StateStore<S, D> {
     /// Returns the state of an object. Its lock is never contended, because only one
     /// reconcile of an object runs at a time.
-    pub fn of<K: Resource>(&self, object: &K) -> Arc<tokio::sync::Mutex<Memory<S, D>>> {
+    pub fn of<K: Resource>(&self, object: &K) -> Arc<tokio::sync::Mutex<ObjectState<S, D>>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let uid = object.uid().unwrap_or_default();
         let new = || Entry { place: place(object), stands: None, memory: Shared::default() };
@@ -172,7 +172,7 @@ impl<S: Clone, D: Default> Memories<S, D> {
     }
 }
 
-impl<S, D> Memories<S, D> {
+impl<S, D> StateStore<S, D> {
     /// Returns whether an object stands for its lock or queue, if this process has decided.
     pub fn stands<K: Resource>(&self, object: &K) -> Option<bool> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_written_status_counts_until_the_cache_has_moved_on() {
-        let mut memory = Memory::<&str, ()>::default();
+        let mut memory = ObjectState::<&str, ()>::default();
         memory.wrote(&object("5", 1), Some("6".to_owned()), "ours");
         assert_eq!(memory.newest_status(&object("5", 1), Some(&"stale")), Some("ours"));
         assert_eq!(memory.newest_version(&object("5", 1)).as_deref(), Some("6"));
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn memories_of_missing_objects_are_dropped() {
-        let memories = Memories::<&str, ()>::default();
+        let states = StateStore::<&str, ()>::default();
         let named = |uid: &str| {
             let mut object = object("1", 1);
             object.metadata.uid = Some(uid.to_owned());
@@ -233,25 +233,25 @@ mod tests {
             object
         };
         for uid in ["a", "b", "c"] {
-            memories.of(&named(uid));
+            states.of(&named(uid));
         }
-        assert!(memories.forget("a") && !memories.forget("a"));
-        let missing = memories.forget_others(&HashSet::from(["b".to_owned()]));
+        assert!(states.forget("a") && !states.forget("a"));
+        let missing = states.forget_others(&HashSet::from(["b".to_owned()]));
         assert_eq!(missing, [("ns".to_owned(), "name-c".to_owned())]);
-        assert!(memories.forget("b"));
+        assert!(states.forget("b"));
     }
 
     #[test]
     fn an_object_is_quiet_until_it_changes_or_time_is_up() {
-        let mut memory = Memory::<&str, ()>::default();
-        assert!(memory.quiet_for(&object("1", 1)).is_none());
-        memory.be_quiet(&object("1", 1), Duration::from_secs(60));
-        assert!(memory.quiet_for(&object("2", 1)).is_some(), "a status write is no change");
-        assert!(memory.quiet_for(&object("3", 2)).is_none(), "a new generation is one");
+        let mut memory = ObjectState::<&str, ()>::default();
+        assert!(memory.skip_until(&object("1", 1)).is_none());
+        memory.schedule_next(&object("1", 1), Duration::from_secs(60));
+        assert!(memory.skip_until(&object("2", 1)).is_some(), "a status write is no change");
+        assert!(memory.skip_until(&object("3", 2)).is_none(), "a new generation is one");
         let mut annotated = object("4", 1);
         annotated.metadata.annotations = Some([("a".into(), "b".into())].into());
-        assert!(memory.quiet_for(&annotated).is_none(), "an annotation is one");
-        memory.be_quiet(&object("1", 1), Duration::ZERO);
-        assert!(memory.quiet_for(&object("1", 1)).is_none());
+        assert!(memory.skip_until(&annotated).is_none(), "an annotation is one");
+        memory.schedule_next(&object("1", 1), Duration::ZERO);
+        assert!(memory.skip_until(&object("1", 1)).is_none());
     }
 }

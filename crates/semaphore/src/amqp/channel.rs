@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
-use lapin::Channel;
 use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{FieldTable, ShortString};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::connect::Conn;
+use super::connection::Connection;
 use crate::error::{BrokerError, refusal_code};
 
 /// Maximum number of idle channels. Further ones are closed.
@@ -40,13 +39,13 @@ pub enum Declared {
 
 /// Idle channels of one connection.
 #[derive(Default)]
-pub struct IdleLanes(Mutex<Vec<(Channel, u32)>>);
+pub struct IdleChannels(Mutex<Vec<(lapin::Channel, u32)>>);
 
 /// A channel in use. On drop, it returns to the idle channels if it is healthy and no
 /// operation on it was abandoned.
-pub struct Lane {
-    conn: Arc<Conn>,
-    channel: Option<Channel>,
+pub struct Channel {
+    connection: Arc<Connection>,
+    raw: Option<lapin::Channel>,
     declares: u32,
     /// An operation is in progress. If its future is dropped, its answer is still
     /// pending, and the channel must not be reused.
@@ -56,36 +55,36 @@ pub struct Lane {
     limit: Duration,
 }
 
-impl Lane {
-    /// Takes an idle channel of `conn`, or opens one.
-    pub async fn take(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
-        let mut lane = Self::closed(conn);
-        while let Some((channel, declares)) = lane.conn.idle.pop() {
-            if channel.status().connected() {
-                (lane.channel, lane.declares) = (Some(channel), declares);
-                return Ok(lane);
+impl Channel {
+    /// Takes an idle channel of `connection`, or opens one.
+    pub async fn take(connection: &Arc<Connection>) -> Result<Self, BrokerError> {
+        let mut channel = Self::closed(connection);
+        while let Some((raw, declares)) = channel.connection.idle.pop() {
+            if raw.status().connected() {
+                (channel.raw, channel.declares) = (Some(raw), declares);
+                return Ok(channel);
             }
         }
-        lane.open().await?;
-        Ok(lane)
+        channel.open().await?;
+        Ok(channel)
     }
 
     /// Opens a channel that was not used before and is not reused after.
-    pub async fn fresh(conn: &Arc<Conn>) -> Result<Self, BrokerError> {
-        let mut lane = Self::closed(conn);
-        lane.open().await?;
-        lane.pin();
-        Ok(lane)
+    pub async fn fresh(connection: &Arc<Connection>) -> Result<Self, BrokerError> {
+        let mut channel = Self::closed(connection);
+        channel.open().await?;
+        channel.pin();
+        Ok(channel)
     }
 
-    fn closed(conn: &Arc<Conn>) -> Self {
+    fn closed(connection: &Arc<Connection>) -> Self {
         Self {
-            conn: Arc::clone(conn),
-            channel: None,
+            connection: Arc::clone(connection),
+            raw: None,
             declares: 0,
             busy: false,
             pinned: false,
-            limit: conn.operation_timeout,
+            limit: connection.operation_timeout,
         }
     }
 
@@ -100,24 +99,24 @@ impl Lane {
         self.pinned = true;
     }
 
-    /// Ends the restriction of [`Lane::pin`].
+    /// Ends the restriction of [`Channel::pin`].
     pub fn unpin(&mut self) {
         self.pinned = false;
     }
 
-    /// Whether [`Lane::pin`] applies.
+    /// Whether [`Channel::pin`] applies.
     pub fn is_pinned(&self) -> bool {
         self.pinned
     }
 
     /// Takes the current channel away. The next operation uses another one.
-    pub fn give_up(&mut self) -> Option<Channel> {
-        self.channel.take()
+    pub fn give_up(&mut self) -> Option<lapin::Channel> {
+        self.raw.take()
     }
 
     /// Returns the current channel.
-    pub fn current(&self) -> Option<Channel> {
-        self.channel.clone()
+    pub fn current(&self) -> Option<lapin::Channel> {
+        self.raw.clone()
     }
 
     /// Counts declares that are about to be sent.
@@ -127,31 +126,30 @@ impl Lane {
     }
 
     /// Returns the connection of this channel.
-    pub fn conn(&self) -> &Arc<Conn> {
-        &self.conn
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
-    async fn open(&mut self) -> Result<Channel, BrokerError> {
+    async fn open(&mut self) -> Result<lapin::Channel, BrokerError> {
         let limit = self.limit;
-        let opened = tokio::time::timeout(limit, self.conn.lapin().create_channel()).await;
-        let channel = match opened {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(self.conn.unopened(&error)),
+        let opened = tokio::time::timeout(limit, self.connection.lapin().create_channel()).await;
+        let raw = match opened {
+            Ok(Ok(raw)) => raw,
+            Ok(Err(error)) => return Err(self.connection.unopened(&error)),
             Err(_) => return Err(self.no_answer("to a new channel", limit)),
         };
-        self.channel = Some(channel.clone());
+        self.raw = Some(raw.clone());
         self.declares = 0;
-        Ok(channel)
+        Ok(raw)
     }
 
     /// Returns the channel, and opens one if there is none that can be used.
-    pub async fn channel(&mut self) -> Result<Channel, BrokerError> {
-        match &self.channel {
-            Some(channel)
-                if channel.status().connected()
-                    && (self.pinned || self.declares < MAX_DECLARES) =>
+    pub async fn raw(&mut self) -> Result<lapin::Channel, BrokerError> {
+        match &self.raw {
+            Some(raw)
+                if raw.status().connected() && (self.pinned || self.declares < MAX_DECLARES) =>
             {
-                Ok(channel.clone())
+                Ok(raw.clone())
             }
             _ if self.pinned => {
                 Err(BrokerError::ConnectionLost { why: "its channel was closed".to_owned() })
@@ -163,8 +161,8 @@ impl Lane {
     fn no_answer(&self, what: &'static str, after: Duration) -> BrokerError {
         // Whether the operation was performed is unknown, and can't be determined on this
         // connection.
-        let blocked = self.conn.is_blocked();
-        self.conn.fail(if blocked {
+        let blocked = self.connection.is_blocked();
+        self.connection.fail(if blocked {
             BrokerError::Blocked
         } else {
             BrokerError::Timeout { what, after }
@@ -187,11 +185,11 @@ impl Lane {
 
     /// Ends the connection, because an operation was not answered in time.
     pub fn unanswered(&mut self, what: &'static str) -> BrokerError {
-        self.channel = None;
+        self.raw = None;
         self.no_answer(what, self.limit)
     }
 
-    /// Waits for the answer to a declare of an exclusive queue, like [`Lane::answer`].
+    /// Waits for the answer to a declare of an exclusive queue, like [`Channel::answer`].
     /// Without an answer in time, the connection ends, but only once the broker has
     /// answered, or the same time has passed again (hazard A49).
     pub async fn answer_to_claim<T>(
@@ -202,11 +200,13 @@ impl Lane {
         match self.answer_in_time(queue, operation).await {
             Some(answer) => answer,
             None => {
-                if let Some(channel) = self.channel.take() {
-                    close_when_answered(&self.conn.abandoned, channel, self.limit);
+                if let Some(raw) = self.raw.take() {
+                    close_when_answered(&self.connection.abandoned, raw, self.limit);
                 }
                 let what = "to queue.declare";
-                Err(self.conn.fail_when_answered(BrokerError::Timeout { what, after: self.limit }))
+                Err(self
+                    .connection
+                    .fail_when_answered(BrokerError::Timeout { what, after: self.limit }))
             }
         }
     }
@@ -243,7 +243,7 @@ impl Lane {
     /// [`BrokerError::NodeDown`] also has the code 404, but is no refusal: nothing is known
     /// of the queue. Otherwise, the error of the connection.
     pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
-        self.channel = None;
+        self.raw = None;
         let code = refusal_code(error);
         let error = BrokerError::operating(error, queue);
         match code {
@@ -251,12 +251,12 @@ impl Lane {
             Some(code @ 403..=406) => return Ok(Refused { code, error }),
             // The same as a 405 of RabbitMQ, except that it ended the connection.
             Some(530) if matches!(error, BrokerError::IncompatibleQueue { .. }) => {
-                self.conn.kill();
+                self.connection.kill();
                 return Ok(Refused { code: 405, error });
             }
             _ => {}
         }
-        Err(self.conn.found(error))
+        Err(self.connection.found(error))
     }
 
     /// Declares a queue. An existing queue with other arguments results in
@@ -267,10 +267,10 @@ impl Lane {
         options: QueueDeclareOptions,
         arguments: FieldTable,
     ) -> Result<(), BrokerError> {
-        let channel = self.channel().await?;
+        let raw = self.raw().await?;
         self.declares += 1;
-        let arguments = self.conn.features.arguments(arguments);
-        let declaring = channel.queue_declare(short(name)?, options, arguments);
+        let arguments = self.connection.features.arguments(arguments);
+        let declaring = raw.queue_declare(short(name)?, options, arguments);
         self.answer("to queue.declare", name, declaring).await?.map_err(|r| r.error).map(|_| ())
     }
 
@@ -278,11 +278,13 @@ impl Lane {
     /// is exclusive to another connection results in [`BrokerError::IncompatibleQueue`]
     /// and stays.
     pub async fn delete(&mut self, name: &str) -> Result<(), BrokerError> {
-        let channel = self.channel().await?;
-        let deleting = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+        let raw = self.raw().await?;
+        let deleting = raw.queue_delete(short(name)?, QueueDeleteOptions::default());
         match self.answer("to queue.delete", name, deleting).await? {
             Ok(_) => Ok(()),
-            Err(Refused { code: 404, .. }) if self.conn.features.reports_missing_at_delete() => {
+            Err(Refused { code: 404, .. })
+                if self.connection.features.reports_missing_at_delete() =>
+            {
                 Ok(())
             }
             Err(refused) => Err(refused.error),
@@ -295,11 +297,11 @@ impl Lane {
         name: &str,
         arguments: FieldTable,
     ) -> Result<Declared, BrokerError> {
-        let channel = self.channel().await?;
+        let raw = self.raw().await?;
         self.declares += 1;
-        let arguments = self.conn.features.exclusive_arguments(arguments);
+        let arguments = self.connection.features.exclusive_arguments(arguments);
         let declaring =
-            channel.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
+            raw.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
         match self.answer_to_claim(name, declaring).await? {
             Ok(_) => Ok(Declared::Ok),
             Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
@@ -308,16 +310,16 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for Channel {
     fn drop(&mut self) {
-        let Some(channel) = self.channel.take() else { return };
-        if !channel.status().connected() || !self.conn.is_usable() {
+        let Some(raw) = self.raw.take() else { return };
+        if !raw.status().connected() || !self.connection.is_usable() {
             return;
         }
         if self.busy {
-            close_when_answered(&self.conn.abandoned, channel, self.limit);
+            close_when_answered(&self.connection.abandoned, raw, self.limit);
         } else if !self.pinned && self.declares < MAX_DECLARES {
-            self.conn.idle.push(channel, self.declares);
+            self.connection.idle.push(raw, self.declares);
         }
     }
 }
@@ -326,25 +328,25 @@ impl Drop for Lane {
 /// refusal closes the channel too. If both sides close it at once, lapin 4.12 closes the
 /// connection and everything held on it: it finds the channel closed when it is about to
 /// confirm the broker's close (hazard A48).
-fn close_when_answered(abandoned: &TaskTracker, channel: Channel, limit: Duration) {
+fn close_when_answered(abandoned: &TaskTracker, raw: lapin::Channel, limit: Duration) {
     let Ok(runtime) = Handle::try_current() else { return };
     let closing = async move {
         // Answered after the abandoned operation, and without an effect on this channel.
-        let after = channel.basic_qos(0, BasicQosOptions::default());
+        let after = raw.basic_qos(0, BasicQosOptions::default());
         let _ = tokio::time::timeout(limit, after).await;
     };
     abandoned.spawn_on(closing, &runtime);
 }
 
-impl IdleLanes {
-    fn pop(&self) -> Option<(Channel, u32)> {
+impl IdleChannels {
+    fn pop(&self) -> Option<(lapin::Channel, u32)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn push(&self, channel: Channel, declares: u32) {
+    fn push(&self, raw: lapin::Channel, declares: u32) {
         let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push((channel, declares));
+            idle.push((raw, declares));
         }
     }
 }

@@ -20,7 +20,7 @@ use super::kind_context::KindContext;
 /// `object` stands for it from now on.
 ///
 /// Only this process remembers that until the kind writes it into the status (see
-/// [`announce`](super::report::announce)), before its first effect.
+/// [`announce`](super::status_writer::announce)), before its first effect.
 pub(super) async fn claim<K: Kind>(
     kind: &KindContext<K>,
     object: &K,
@@ -124,7 +124,7 @@ mod tests {
     use kube::runtime::watcher::Event;
     use lockkeeper_api::Semaphore;
     use lockkeeper_api::conditions::reason::CONFLICT;
-    use lockkeeper_api::conditions::{STALLED, Say, merge};
+    use lockkeeper_api::conditions::{ConditionUpdate, STALLED, merge};
     use lockkeeper_api::validate::DefaultRules;
     use lockkeeper_plan::MayAct;
     use lockkeeper_plan::quota::Limits;
@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
     use crate::operator::Options;
-    use crate::operator::context::{Context, Rhythm};
+    use crate::operator::context::{Context, Intervals};
     use crate::operator::defaults::DefaultSources;
     use crate::operator::events::Events;
     use crate::operator::metrics::Metrics;
@@ -174,7 +174,7 @@ mod tests {
                 amqp_url: Some(SecretString::from(format!("amqp://u:p@{BROKER}"))),
                 ..DefaultSources::default()
             },
-            rhythm: Rhythm { observe: second, drift: second, repair_idle: second },
+            intervals: Intervals { observe: second, drift: second, repair_idle: second },
             default_rules: DefaultRules::default(),
             limits: Limits::default(),
             leader_election: None,
@@ -281,7 +281,8 @@ mod tests {
             if std::mem::take(&mut self.is_write_failing) {
                 return;
             }
-            let conflict = owner.as_ref().map(|_| Say::new(STALLED, true, CONFLICT, ""));
+            let conflict =
+                owner.as_ref().map(|_| ConditionUpdate::new(STALLED, true, CONFLICT, ""));
             let said =
                 merge(&[], conflict.into_iter().collect(), None, &Time(Timestamp::UNIX_EPOCH));
             self.change(name, |object| {

@@ -5,10 +5,10 @@
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::{Declared, Lane, Refused, together};
+use super::{Channel, Declared, Refused, together};
 use crate::error::BrokerError;
 
-impl Lane {
+impl Channel {
     /// Inspects `name` by a passive declare. `None` if it doesn't exist. A queue whose node
     /// is down, or that does not answer, results in [`BrokerError::NodeDown`].
     pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, BrokerError> {
@@ -31,10 +31,10 @@ impl Lane {
             return Ok(Ok(Vec::new()));
         }
         self.check_answered(names)?;
-        let channel = self.channel().await?;
+        let raw = self.raw().await?;
         self.count_declares(names.len());
         let passive = QueueDeclareOptions::default().passive();
-        let look = |name| channel.queue_declare(name, passive, FieldTable::default());
+        let look = |name| raw.queue_declare(name, passive, FieldTable::default());
         let what = "to queue.declare (passive)";
         self.answer_of_queues(what, names, together(names, look)?).await
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockkeeper_pressure::{Delivery, Queue, QueueError, Taken, Wait};
 
 use super::common::{Tally, count};
-use super::rescue;
+use super::spill_file;
 use crate::cli::target::QueueTarget;
 
 /// Time to wait for another consumer of the queue.
@@ -47,7 +47,7 @@ pub(super) struct Unwritten {
 }
 
 /// Outcome for the elements.
-pub(super) struct Fate {
+pub(super) struct Outcome {
     written: Tally,
     given_back: u64,
     half_written: bool,
@@ -110,7 +110,7 @@ impl Unwritten {
         (queue, which): (&Queue, &QueueTarget),
         written: Option<u64>,
         unread: u64,
-    ) -> Fate {
+    ) -> Outcome {
         let start = self.taken.back().map_or(0, |(start, _)| *start);
         let read = written.unwrap_or(start).saturating_sub(unread);
         let mut half_written = false;
@@ -135,7 +135,7 @@ impl Unwritten {
                 done.extend(deliveries);
             }
         }
-        let mut fate = Fate {
+        let mut outcome = Outcome {
             written: self.done,
             given_back: 0,
             half_written,
@@ -143,28 +143,28 @@ impl Unwritten {
             rescued: None,
             unacknowledged: None,
         };
-        fate.settle(queue, done, in_flight).await;
+        outcome.settle(queue, done, in_flight).await;
         // Newest first, so that each is the last one taken.
         while let Some(taken) = left.pop() {
             let elements = taken.len() as u64;
             match queue.give_back(taken, Wait::For(PATIENCE)).await {
-                Ok(()) => fate.given_back += elements,
+                Ok(()) => outcome.given_back += elements,
                 Err(failed) => {
                     let older = left.into_iter().flat_map(Taken::into_elements);
                     let lost: Vec<Vec<u8>> = older.chain(failed.taken.into_elements()).collect();
-                    fate.rescued = Some(rescued(which, &lost, &failed.error));
+                    outcome.rescued = Some(rescued(which, &lost, &failed.error));
                     break;
                 }
             }
         }
-        fate
+        outcome
     }
 }
 
 fn rescued(which: &QueueTarget, lost: &[Vec<u8>], why: &dyn fmt::Display) -> String {
     let bytes: usize = lost.iter().map(Vec::len).sum();
     let what = Tally { elements: lost.len() as u64, bytes: bytes as u64 };
-    match rescue::save(which, lost) {
+    match spill_file::save(which, lost) {
         Ok(saved) => format!("{what} could not be given back ({why}) and were {saved}"),
         Err(error) => {
             format!(
@@ -174,7 +174,7 @@ fn rescued(which: &QueueTarget, lost: &[Vec<u8>], why: &dyn fmt::Display) -> Str
     }
 }
 
-impl Fate {
+impl Outcome {
     /// Returns whether there is nothing to report.
     pub fn is_good(&self) -> bool {
         self.rescued.is_none() && self.lost_at_most == 0 && self.unacknowledged.is_none()
@@ -193,7 +193,7 @@ impl Fate {
     }
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} written", self.written)?;
         if self.given_back > 0 {

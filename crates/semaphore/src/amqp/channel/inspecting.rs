@@ -4,10 +4,10 @@
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::{Lane, Refused, short};
+use super::{Channel, Refused, short};
 use crate::error::BrokerError;
 
-impl Lane {
+impl Channel {
     /// Inspects the queue of that name. `None` if it is missing. Sends a passive declare
     /// followed by the declare that compares arguments. If the queue is missing, the former
     /// closes the channel, and the broker ignores everything sent after it.
@@ -24,12 +24,12 @@ impl Lane {
     ) -> Result<Option<lapin::Queue>, BrokerError> {
         let queue = [name.to_owned()];
         self.check_answered(&queue)?;
-        let channel = self.channel().await?;
+        let raw = self.raw().await?;
         self.count_declares(2);
         let passive = QueueDeclareOptions::default().passive();
-        let exists = channel.queue_declare(short(name)?, passive, FieldTable::default());
-        let arguments = self.conn.features.arguments(arguments);
-        let same = channel.queue_declare(short(name)?, options, arguments);
+        let exists = raw.queue_declare(short(name)?, passive, FieldTable::default());
+        let arguments = self.connection.features.arguments(arguments);
+        let same = raw.queue_declare(short(name)?, options, arguments);
         let both = async { Ok(futures::join!(exists, same)) };
         let (exists, same) = match self.answer_of_queues("to queue.declare", &queue, both).await? {
             Ok(answers) => answers,

@@ -1,4 +1,4 @@
-//! The last step of a reconcile, and the only one that writes status and events. Turns an
+//! The last step of a reconcile, and the only one that writes status and events. Converts an
 //! outcome into conditions, writes a changed status when it is due, and publishes an
 //! event when the outcome changed.
 
@@ -13,7 +13,7 @@ use kube::runtime::events::{Event, EventType};
 use lockkeeper_api::FIELD_MANAGER;
 use lockkeeper_api::conditions::reason::CLAIMING;
 use lockkeeper_api::conditions::{
-    BACKEND_REACHABLE, DAMAGED, READY, RECONCILING, STALLED, Say, find, merge,
+    BACKEND_REACHABLE, ConditionUpdate, DAMAGED, READY, RECONCILING, STALLED, find, merge,
 };
 use lockkeeper_plan::clean_text;
 use tracing::{debug, info, warn};
@@ -22,7 +22,7 @@ use super::context::Context;
 use super::error::{ReconcileError, StepError};
 use super::kind::{Kind, ReportedStatus, StateOf};
 use super::metrics::controller::failed;
-use super::outcome::{Note, Outcome, Report};
+use super::outcome::{EventRecord, Outcome, Report};
 
 /// Minimum interval between status writes, except for urgent changes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
@@ -147,7 +147,7 @@ pub async fn announce<K: Kind>(
     memory: &mut StateOf<K>,
     mut status: K::Status,
     observed_generation: Option<i64>,
-    said: Say,
+    said: ConditionUpdate,
 ) -> Result<(), StepError> {
     let (ctx, object, backend) = session;
     status.set_backends(status.backend().map(str::to_owned), Some(backend.to_owned()));
@@ -162,9 +162,9 @@ pub async fn announce<K: Kind>(
 }
 
 /// Returns the condition of an object that is about to stand for its lock or queue.
-pub fn claiming<K: Kind>(name: &impl Display) -> Say {
+pub fn claiming<K: Kind>(name: &impl Display) -> ConditionUpdate {
     let message = format!("Becoming the owner of the {} {name}", K::THING);
-    Say::new(RECONCILING, true, CLAIMING, message)
+    ConditionUpdate::new(RECONCILING, true, CLAIMING, message)
 }
 
 /// Publishes one event for each note, and one if the outcome has changed.
@@ -198,12 +198,12 @@ async fn tell<K: Kind>(
     // outcome.
     let working = matches!(report.outcome, Outcome::Working { .. });
     if !(working || ready && !report.notes.is_empty()) {
-        publish(ctx, object, &Note::new(!ready, reason, message)).await;
+        publish(ctx, object, &EventRecord::new(!ready, reason, message)).await;
     }
 }
 
 /// Publishes one event.
-pub async fn publish<K: Kind>(ctx: &Context, object: &K, note: &Note) {
+pub async fn publish<K: Kind>(ctx: &Context, object: &K, note: &EventRecord) {
     let event = Event {
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
         reason: note.reason.to_owned(),
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     fn status(held: i32, ready: bool) -> SemaphoreStatus {
-        let said = vec![Say::new(READY, ready, reason::IN_SYNC, "")];
+        let said = vec![ConditionUpdate::new(READY, ready, reason::IN_SYNC, "")];
         SemaphoreStatus {
             held: Some(held),
             conditions: merge(&[], said, Some(1), &Time(Timestamp::UNIX_EPOCH)),
