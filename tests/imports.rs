@@ -13,8 +13,7 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
     (
         "semaphore",
         &[
-            &["error", "refusal", "violation"],
-            &["amqp"],
+            &["error"],
             &["queues"],
             &["management"],
             &["session"],

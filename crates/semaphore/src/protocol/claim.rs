@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 
-use crate::amqp::connection::Connection;
-use crate::amqp::probe::{ProbeContext, Seen};
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 
 /// The one slot of a true mutex.
 pub const MUTEX_SLOT: u32 = 1;
