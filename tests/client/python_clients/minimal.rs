@@ -117,6 +117,6 @@ async fn the_minimal_client_comes_after_the_waiters_and_wakes_them() {
     printed_a_word(&mut minimal).await;
     let next = ours_next(MINIMAL, &vhost).await;
     drop(minimal.stdin.take());
-    next.is_woken().await;
+    next.acquires_when_woken().await;
     assert_eq!(minimal.wait().await.unwrap().code(), Some(1), "the end of its input");
 }

@@ -52,7 +52,7 @@ async fn waits_in_turn(script: Script) {
     // Theirs wakes ours.
     let next = ours_next(script, &vhost).await;
     drop(theirs.stdin.take());
-    next.is_woken().await;
+    next.acquires_when_woken().await;
     assert_eq!(theirs.wait().await.unwrap().code(), Some(1), "the end of its input");
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn ours_next(script: Script, vhost: &Vhost) -> Next {
 impl Next {
     /// Waits until it has the slot, and asserts that a wake-up came first. It would also find
     /// the slot without one, after some seconds.
-    pub(super) async fn is_woken(self) {
+    pub(super) async fn acquires_when_woken(self) {
         let permit = self.acquiring.await.unwrap();
         sent_between_wake_up_and_claim(&self.proxy);
         permit.release().await.unwrap();
