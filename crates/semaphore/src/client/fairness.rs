@@ -114,8 +114,8 @@ impl Lock {
         }
     }
 
-    /// Whether all slots are held, if the protocol can tell that without a search. It cannot
-    /// for long: a search also confirms the end of the slots.
+    /// Whether all slots are held, if the protocol can find that out without a search. After a
+    /// minute it cannot, because only a search confirms the end of the slots.
     async fn all_held(&self, how: &dyn ClientProtocol) -> Result<bool, BrokerError> {
         let Some(end) = self.recall().known_end() else { return Ok(false) };
         how.all_held(self.shared().eyes(), self.name(), end - 1).await
