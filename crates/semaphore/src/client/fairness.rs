@@ -100,6 +100,7 @@ impl Lock {
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
+                Woken::Uncalled if self.all_held(how).await? => {}
                 Woken::Uncalled => match self.choose(how, options, Place::Any, 0).await {
                     Ok(_) => {
                         seen_free = true;
@@ -110,6 +111,13 @@ impl Lock {
                 },
             }
         }
+    }
+
+    /// Whether all slots are held, if the protocol can find that out without a search. After a
+    /// minute it cannot, because only a search confirms the end of the slots.
+    async fn all_held(&self, how: &dyn ClientProtocol) -> Result<bool, BrokerError> {
+        let Some(end) = self.recall().known_end() else { return Ok(false) };
+        how.all_held(self.shared().eyes(), self.name(), end - 1).await
     }
 }
 

@@ -35,6 +35,17 @@ pub trait ClientProtocol: Send + Sync {
         draining: bool,
     ) -> Result<SlotObservation, BrokerError>;
 
+    /// Whether all slots from 1 to `slots` are held and there is no further one, in fewer
+    /// requests than [`look`](Self::look). `false` if only that can answer it. Cancel safe.
+    async fn all_held(
+        &self,
+        _eyes: Eyes<'_>,
+        _lock: &LockName,
+        _slots: u32,
+    ) -> Result<bool, BrokerError> {
+        Ok(false)
+    }
+
     /// Returns the arguments with which a waiter declares the wait queue. `None` if the
     /// administrator declares it.
     fn wait_queue_arguments(&self) -> Option<FieldTable> {

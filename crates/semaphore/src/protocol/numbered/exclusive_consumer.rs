@@ -84,6 +84,30 @@ impl ClientProtocol for ExclusiveConsumer {
         let holders = holders.map(held).collect();
         Ok(SlotObservation { slots: seen, holders })
     }
+
+    /// In one round trip, and without a probe of each slot: a held one needs none, even if it
+    /// was removed.
+    async fn all_held(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: u32,
+    ) -> Result<bool, BrokerError> {
+        let holders: Vec<String> = (1..=slots).map(|slot| lock.holder_queue(slot)).collect();
+        if holders.is_empty() || holders.len() > LOOKED_AT_TOGETHER {
+            return Ok(false);
+        }
+        let end = [lock.slot_queue(slots + 1)];
+        let consumers = async { eyes.link.publisher().await?.consumers_of(&holders).await };
+        match futures::try_join!(consumers, eyes.prober.see(&end)) {
+            Ok((consumers, end)) => {
+                let held = consumers.is_some_and(|all| all.iter().all(|consumers| *consumers > 0));
+                Ok(held && end == [Seen::No])
+            }
+            Err(BrokerError::NodeDown { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 #[async_trait]
