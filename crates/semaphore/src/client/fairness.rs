@@ -117,7 +117,7 @@ impl Lock {
     /// minute it cannot, because only a search confirms the end of the slots.
     async fn all_held(&self, how: &dyn ClientProtocol) -> Result<bool, BrokerError> {
         let Some(end) = self.recall().known_end() else { return Ok(false) };
-        how.all_held(self.shared().eyes(), self.name(), end - 1).await
+        how.all_held(self.shared().probe_context(), self.name(), end - 1).await
     }
 }
 

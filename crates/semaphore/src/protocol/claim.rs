@@ -39,7 +39,7 @@ pub trait ClientProtocol: Send + Sync {
     /// requests than [`look`](Self::look). `false` if only that can answer it. Cancel safe.
     async fn all_held(
         &self,
-        _eyes: Eyes<'_>,
+        _context: ProbeContext<'_>,
         _lock: &LockName,
         _slots: u32,
     ) -> Result<bool, BrokerError> {

@@ -89,7 +89,7 @@ impl ClientProtocol for ExclusiveConsumer {
     /// was removed.
     async fn all_held(
         &self,
-        eyes: Eyes<'_>,
+        context: ProbeContext<'_>,
         lock: &LockName,
         slots: u32,
     ) -> Result<bool, BrokerError> {
@@ -98,14 +98,15 @@ impl ClientProtocol for ExclusiveConsumer {
             return Ok(false);
         }
         let end = [lock.slot_queue(slots + 1)];
-        let consumers = async { eyes.link.publisher().await?.consumers_of(&holders).await };
-        match futures::try_join!(consumers, eyes.prober.see(&end)) {
+        let consumers =
+            async { context.connection.publisher().await?.consumers_of(&holders).await };
+        match futures::try_join!(consumers, context.prober.see(&end)) {
             Ok((consumers, end)) => {
                 let held = consumers.is_some_and(|all| all.iter().all(|consumers| *consumers > 0));
                 Ok(held && end == [Seen::No])
             }
-            Err(BrokerError::NodeDown { .. }) => Ok(false),
-            Err(error) => Err(error),
+            Err(AmqpError::NodeDown { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }
