@@ -19,8 +19,8 @@ use clap::{Parser, Subcommand};
 
 use crate::driver::message::schema;
 use crate::driver::speak::speak;
-use crate::driver::witness::{self, Variables};
-use crate::history::Rules;
+use crate::driver::witness;
+use crate::history::{Rules, Variables};
 use crate::straw::Bug;
 use crate::straw::serve::{StrawOptions, serve};
 

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use url::Url;
 
-use crate::history::Rules;
-use crate::run::{Faults, RunError, RunOptions, Way};
+use crate::history::{Faults, Rules};
+use crate::run::{RunError, RunOptions, Way};
 use explore::{End, Explored, Search, explore};
 use faults::{Faulted, faults};
 use lab::Lab;

@@ -12,11 +12,10 @@ use url::Url;
 use crate::check::rules;
 use crate::check::verdict::{Property, Verdict};
 use crate::controls::{self, Control};
-use crate::driver::witness::Variables;
-use crate::history::{History, Rules};
+use crate::history::{Faults, History, Rules, Variables};
 use crate::report::text::Text;
 use crate::report::{self, Report, directory};
-use crate::run::{Faults, RunOptions, Way, run_on};
+use crate::run::{RunOptions, Way, run_on};
 
 use super::{FAILED, NOT_DONE};
 

@@ -137,7 +137,7 @@ fn counted(count: u32, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Faults;
+    use crate::history::Faults;
 
     #[test]
     fn describes_what_was_kept_and_what_was_left_out() {
