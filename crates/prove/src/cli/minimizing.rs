@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::judging::{exit, print, put};
+use super::exit::exit;
+use super::judging::{print, put};
 use crate::check::verdict::{Verdict, Violation};
 use crate::report::Report;
 use crate::report::directory::RUN;
