@@ -9,8 +9,9 @@ use std::time::Duration;
 use lockkeeper_plan::naming::LockName;
 use tokio::time::sleep;
 
+use super::operation::Operation;
+use super::options::CostOptions;
 use super::sample::{Recorded, Sample, Span, is_on_wire};
-use super::{CostOptions, Operation};
 use crate::driver::message::{FULL, Line, UNSUPPORTED};
 use crate::history::{Event, Faults, Rules, Verb};
 use crate::run::actor::Actor;
