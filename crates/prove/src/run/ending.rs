@@ -1,4 +1,4 @@
-//! The end of a run: when it ends, and how. See `workload` for what ends.
+//! The end of a run: when it ends, and how. See `workload` for the run itself.
 
 use std::future::pending;
 use std::time::Duration;

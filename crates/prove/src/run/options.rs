@@ -1,4 +1,4 @@
-//! The options of a run, and the history with them. See `workload` for what they control.
+//! The options of a run, and the history with them. See `workload` for their use.
 
 use std::path::PathBuf;
 use std::time::Duration;
