@@ -11,11 +11,16 @@ const CRATES: &[(&str, &[&str], &[&str])] = &[
     ("plan", &[], &["tokio", "futures", "lapin", "redis", "kube", "schemars"]),
     ("net", &[], &["lapin", "redis", "reqwest", "kube", "schemars"]),
     ("api", &["plan"], &["lapin", "redis", "reqwest", "axum", "clap"]),
-    ("semaphore", &["net", "plan"], &["redis", "kube", "k8s-openapi", "schemars", "axum", "clap"]),
+    ("amqp", &["net"], &["redis", "reqwest", "kube", "schemars", "axum", "clap"]),
+    (
+        "semaphore",
+        &["amqp", "net", "plan"],
+        &["redis", "kube", "k8s-openapi", "schemars", "axum", "clap"],
+    ),
     ("pressure", &["net", "plan"], &["lapin", "reqwest", "kube", "schemars", "axum", "clap"]),
     (
         "client",
-        &["net", "plan", "pressure", "semaphore"],
+        &["amqp", "net", "plan", "pressure", "semaphore"],
         &["kube", "kube-client", "k8s-openapi", "schemars", "axum", "clap"],
     ),
     ("prove", &["plan"], &["redis", "reqwest", "kube", "axum"]),

@@ -7,7 +7,7 @@ use lapin::BasicProperties;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lockkeeper_plan::ErrorClass;
-use lockkeeper_plan::naming::{LockName, Protocol};
+use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault, ResizeTo};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -216,5 +216,22 @@ async fn at_a_queue_limit_a_lock_shrinks_is_verified_and_is_removed() {
         forbid_more().await;
         broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
         assert_eq!(vhost.queues().await, Vec::<String>::new(), "{protocol:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_a_queue_limit_a_lock_that_was_never_created_is_removed() {
+    let vhost = Vhost::create().await;
+    let (broker, cancel) = (broker(&vhost), CancellationToken::new());
+    let limit = format!("vhost-limits/{}/max-queues", vhost.name);
+    vhost.management.put(&limit, json!({"value": 0})).await;
+    let python = Protocol::ExclusiveQueue(Profile::AmqpLocksPython);
+    let token = Protocol::Token(QueueType::Quorum);
+    for protocol in [Protocol::default(), python, Protocol::ExclusiveConsumer, token] {
+        let lock = lock().with_protocol(protocol);
+        let error = broker.converge(&lock, desired(1), 1, true, &cancel).await.unwrap_err();
+        assert_eq!(error.reason(), "QuotaExceeded", "{protocol:?}");
+        let removed = broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
+        assert_eq!((removed.deleted, removed.left), (0, 0), "{protocol:?}");
     }
 }

@@ -4,6 +4,7 @@
 mod minimal;
 mod sharing;
 mod token;
+mod waiting;
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -227,43 +228,6 @@ async fn a_queue_that_is_deleted_while_it_is_probed_does_not_end_a_client() {
     }
 }
 
-/// A wait in the wait queue, behind an earlier waiter, and woken instead of polling.
-async fn waits_in_turn(script: Script) {
-    let vhost = Vhost::create().await;
-    script.resize(&vhost, 1).await;
-    let (first, last) = (script.lock(&vhost), script.lock(&vhost));
-    let permit = first.try_acquire(&any()).await.unwrap();
-    let waiters = async || {
-        // The first waiter of a mutex declares it.
-        let Some(queue) = vhost.queue("ci.deploy-W").await else { return 0 };
-        queue["consumer_details"].as_array().map_or(0, Vec::len)
-    };
-    let last = tokio::spawn(async move { last.acquire(&any()).await.unwrap() });
-    eventually("ours waits", async || waiters().await == 1).await;
-    let mut command = script.command(&vhost, "60", "echo held; read end");
-    command.stdin(Stdio::piped());
-    let mut theirs = command.spawn().unwrap();
-    eventually("theirs waits", async || waiters().await == 2).await;
-    // Of equal priority, so the one that has waited longer comes first.
-    permit.release().await.unwrap();
-    let permit = last.await.unwrap();
-    eventually("only theirs waits", async || waiters().await == 1).await;
-    let released = Instant::now();
-    permit.release().await.unwrap();
-    script.is_held(&vhost).await;
-    // Without a wake-up it looks after 4 to 6 s, and again.
-    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
-    // Theirs wakes ours.
-    let next = script.lock(&vhost);
-    let next = tokio::spawn(async move { next.acquire(&any()).await.unwrap() });
-    eventually("ours waits again", async || waiters().await == 1).await;
-    let released = Instant::now();
-    drop(theirs.stdin.take());
-    next.await.unwrap().release().await.unwrap();
-    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
-    assert_eq!(theirs.wait().await.unwrap().code(), Some(1), "the end of its input");
-}
-
 async fn passes_on_fencing_tokens_and_rests_after_an_unclean_end(script: Script) {
     const DELAY: Duration = Duration::from_millis(1500);
     let vhost = Vhost::create().await;
@@ -302,21 +266,6 @@ async fn passes_on_fencing_tokens_and_rests_after_an_unclean_end(script: Script)
     let (fence, took) = theirs().await;
     assert!(fence == first + 6 && took >= DELAY, "{fence} after {first}, in {took:?}");
     assert_eq!(ours().await.0, first + 7);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_guideline_s_client_waits_in_turn() {
-    waits_in_turn(GUIDELINE).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_mutex_client_waits_in_turn() {
-    waits_in_turn(MUTEX).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_exclusive_consumer_client_waits_in_turn() {
-    waits_in_turn(EXCLUSIVE_CONSUMER).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, Client};
+use serde_json::json;
 
 use crate::client::support::protocols::{At, Place, with_protocols};
 use crate::client::support::proxy::{Method, Proxy, Sender};
@@ -22,6 +23,7 @@ with_protocols! {
         without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time,
         a_closed_lock_is_waited_for_until_it_has_a_slot,
         a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one,
+        a_waiter_finds_a_new_slot_without_being_woken,
     }
     mutex {
         a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one,
@@ -212,4 +214,42 @@ async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one(protocol: Pro
     foreign.close(200, "gone".into()).await.unwrap();
     let next = tokio::time::timeout(SOON, waiter).await.expect("it is woken");
     assert_eq!(next.unwrap().unwrap().slot(), Some(1));
+}
+
+/// The wake-up for it may have gone to a suspended waiter.
+async fn a_waiter_finds_a_new_slot_without_being_woken(protocol: Protocol) {
+    let place = Place::create(protocol).await;
+    resize(&place, 1).await;
+    let _permit = lock(&place).acquire(&any()).await.unwrap();
+    let proxy = Proxy::start().await;
+    let waiter = Client::new(proxy.settings(place.settings()), quick());
+    let waiter = waiter.semaphore(place.lock_name());
+    let acquiring = tokio::spawn(async move { waiter.acquire(&any()).await.unwrap() });
+    eventually("it waits", async || {
+        broker(&place).waiting(&place.lock_name()).await.unwrap() == Some(1)
+    })
+    .await;
+    settled(&proxy, &place).await;
+    proxy.reset();
+    let consumers = protocol == Protocol::ExclusiveConsumer;
+    let one_search: &[&str] = if consumers {
+        &["ci.deploy-1-C", "ci.deploy-2-A"]
+    } else {
+        &["ci.deploy-1-A", "ci.deploy-1-B", "ci.deploy-2-A", "ci.deploy-2-B"]
+    };
+    eventually("it looks once, by few requests", async || {
+        let mut asked: Vec<_> = proxy.methods().into_iter().map(|sent| sent.queue).collect();
+        asked.sort();
+        asked == one_search
+    })
+    .await;
+    let slot =
+        json!({"durable": true, "arguments": {"x-max-length": 0, "x-queue-type": "classic"}});
+    if consumers {
+        place.declare("ci.deploy-2-C", slot.clone()).await;
+    }
+    place.declare("ci.deploy-2-A", slot).await;
+    let permit = tokio::time::timeout(SOON, acquiring).await.expect("it finds it").unwrap();
+    assert_eq!(permit.slot(), Some(2));
+    assert_eq!(proxy.count("basic.deliver"), 0);
 }

@@ -63,7 +63,11 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
         (&[LOCK, "--vhost", "no-such-vhost", "--", "true"], 69, "no virtual host"),
         (&["ci.unknown", "--no-wait", "--", "true"], 81, "there is no semaphore ci.unknown"),
         (&["demo/deploy", "--", "true"], 64, "for a resource, use sem/deploy -n demo"),
+        // Another code for a lock that was not acquired in time changes no other code.
         (&["--mutex", "ci.one", "-E", "7", "--", "sh", "-c", "exit 75"], 75, ""),
+        (&["ci.unknown", "-E", "7", "--", "true"], 81, "there is no semaphore"),
+        (&[LOCK, "-E", "7", "--url", unreachable, "--no-wait", "--", "true"], 69, "can't be"),
+        (&[LOCK, "-E", "7", "--protocol", "Token", "--", "true"], 64, "of protocol"),
     ];
     for (arguments, code, says) in table {
         let arguments: Vec<&str> = ["exec", "--quiet"].iter().chain(*arguments).copied().collect();
@@ -85,6 +89,13 @@ async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) 
         let outcome = run(&place, &arguments).await;
         assert_eq!(outcome.code, Some(75), "{outcome:?}");
         assert!(outcome.stderr.contains(says), "{outcome:?}");
+        for verb in [&["exec", LOCK][..], &["hold", LOCK]] {
+            let command = if verb[0] == "exec" { &["--", "true"][..] } else { &[] };
+            let other = [verb, wait, &["--conflict-exit-code", "7"], command].concat();
+            let inner = spoken(protocol, &other);
+            let outcome = run(&place, &[&["exec", LOCK, "--", inside][..], &inner].concat()).await;
+            assert_eq!(outcome.code, Some(7), "{other:?}: {outcome:?}");
+        }
     }
 }
 

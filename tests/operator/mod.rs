@@ -36,5 +36,6 @@ mod settings;
 mod size;
 mod slots;
 mod tenancy;
+mod ties;
 mod traces;
 mod waiting_clients;

@@ -1,17 +1,13 @@
 //! Names on a connection that all namespaces share, ownership among two resources for one
-//! lock or queue, and the quotas of a namespace.
+//! lock or queue, and the quotas of a namespace. See `ties` for objects of the same second.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use futures::StreamExt;
-use futures::future::join_all;
-use futures::stream;
-use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
 
 use crate::operator::environment::{random, variable};
-use crate::operator::queues::{keys, send};
+use crate::operator::queues::keys;
 use crate::operator::settings::{CORRECTED, no_password_shows};
 use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
@@ -166,138 +162,6 @@ async fn of_two_objects_for_one_lock_or_queue_the_older_owns_it_until_it_goes() 
     .await;
 }
 
-/// Number of pairs of each kind.
-const PAIRS: u32 = 100;
-
-/// Returns the pairs of objects for one name, and in how many the two are of the same second.
-async fn pairs<K: Kind>(world: &World) -> (Vec<[K; 2]>, usize) {
-    let list = world.api::<K>().list(&ListParams::default()).await.unwrap();
-    let objects: HashMap<String, K> =
-        list.into_iter().map(|object| (object.name_any(), object)).collect();
-    let of =
-        |pair: u32| ["first", "second"].map(|which| objects[&format!("{which}-{pair}")].clone());
-    let pairs: Vec<[K; 2]> = (0..PAIRS).map(of).collect();
-    let second = |object: &K| object.meta().creation_timestamp.clone().unwrap().0.as_second();
-    let ties = pairs.iter().filter(|[first, other]| second(first) == second(other)).count();
-    (pairs, ties)
-}
-
-/// Whether the operator has decided about each pair, in favour of the first.
-fn is_decided<K: Kind>(pairs: &[[K; 2]]) -> bool {
-    pairs.iter().all(|[first, second]| is_ready(first) && has_reason(second, "Stalled", "Conflict"))
-}
-
-/// Asserts that the servers have nothing of the second objects. Returns whether they have all
-/// of the first.
-async fn have_only_the_first(world: &World) -> bool {
-    let (queues, mut first) = (world.queues().await, 0);
-    for queue in &queues {
-        let (_, rest) = queue.split_once("tie-").unwrap();
-        match rest.split_once('-').map(|(_, part)| part) {
-            Some("1-A" | "2-A" | "W") => first += 1,
-            // The admin mutex.
-            None => {}
-            Some(_) => panic!("{queue} is of the second object"),
-        }
-    }
-    let bounds: Vec<String> = (0..PAIRS).map(|n| format!("__pressure__:tie-{n}:bound")).collect();
-    let get: Vec<&str> = ["MGET"].into_iter().chain(bounds.iter().map(String::as_str)).collect();
-    let bounds: Vec<Option<u32>> = send(world, &get).await;
-    assert!(bounds.iter().flatten().all(|bound| *bound == 2), "{bounds:?}");
-    first == 3 * PAIRS && bounds.iter().all(Option::is_some)
-}
-
-/// With uids alone, the second one would precede in half of the pairs.
-#[tokio::test]
-async fn of_two_objects_created_in_the_same_second_the_first_keeps_the_name() {
-    in_a_world("tie", async |world| {
-        let _operator = world.operator().await;
-        let world = &world;
-        let create = |pair: u32| async move {
-            for (which, count) in [("first", 2), ("second", 5)] {
-                let lock = format!("lockName: tie-{pair}, slots: {count}");
-                world.semaphore(&format!("{which}-{pair}"), &lock).await;
-            }
-            for (which, bound) in [("first", 2), ("second", 5)] {
-                let queue =
-                    format!("queueName: tie-{pair}, bound: {bound}, deletionPolicy: Delete");
-                world.queue(&format!("{which}-{pair}"), &queue).await;
-            }
-        };
-        let () = stream::iter(0..PAIRS).map(create).buffer_unordered(8).collect().await;
-        eventually("each pair is decided", PATIENCE, || async {
-            let ((locks, _), (queues, _)) = (pairs(world).await, pairs(world).await);
-            let has_all = have_only_the_first(world).await;
-            has_all && is_decided::<Semaphore>(&locks) && is_decided::<PressureQueue>(&queues)
-        })
-        .await;
-        let (locks, tied_locks) = pairs::<Semaphore>(world).await;
-        let (queues, tied_queues) = pairs::<PressureQueue>(world).await;
-        for [first, second] in locks {
-            let (first, second) = (first.status.unwrap(), second.status.unwrap());
-            assert_eq!((first.slots, second.reached_backend), (Some(2), None));
-        }
-        for [first, second] in queues {
-            let (first, second) = (first.status.unwrap(), second.status.unwrap());
-            assert_eq!((first.bound, second.reached_backend), (Some(2), None));
-        }
-        // The others were created around the end of a second.
-        let half = PAIRS as usize / 2;
-        assert!(tied_locks > half && tied_queues > half, "{tied_locks}, {tied_queues}");
-        let deleted = (0..10).map(|pair| async move {
-            gone::<Semaphore>(world, &format!("second-{pair}")).await;
-            gone::<PressureQueue>(world, &format!("second-{pair}")).await;
-        });
-        join_all(deleted).await;
-        assert!(have_only_the_first(world).await, "also not when it is deleted");
-        let (all, none) = (ListParams::default(), DeleteParams::default());
-        world.api::<Semaphore>().delete_collection(&none, &all).await.unwrap();
-        world.api::<PressureQueue>().delete_collection(&none, &all).await.unwrap();
-    })
-    .await;
-}
-
-/// Applies two semaphores for one lock in the same second, each with a Secret of its own.
-async fn tie(world: &World) {
-    for number in 0.. {
-        let mut born = Vec::new();
-        for which in ["first", "second"] {
-            world.secret(which, &[("amqpUri", world.amqp_url())]).await;
-            let reference =
-                format!("rabbitmqClusterReference: {{connectionSecret: {{name: {which}}}}}");
-            let spec = format!("{{{reference}, lockName: tie-{number}, slots: 1}}");
-            let object = world.apply::<Semaphore>(which, &spec).await.unwrap();
-            born.push(object.metadata.creation_timestamp);
-        }
-        if born[0] == born[1] {
-            return;
-        }
-        gone::<Semaphore>(world, "first").await;
-        gone::<Semaphore>(world, "second").await;
-    }
-}
-
-#[tokio::test]
-async fn an_object_that_lost_its_secret_does_not_take_the_name_back_from_its_successor() {
-    in_a_world("tie-secret", async |world| {
-        let _operator = world.operator().await;
-        tie(&world).await;
-        let until = async |name: &str, reason: &'static str| {
-            let has = |s: &Semaphore| has_reason(s, "Ready", reason);
-            world.until(name, reason, CORRECTED, has).await;
-        };
-        world.semaphore_ready("first").await;
-        until("second", "Conflict").await;
-        world.secret("first", &[("host", "user:password@broker".to_owned())]).await;
-        until("first", "SecretInvalid").await;
-        world.until("second", "the owner", CORRECTED, is_ready::<Semaphore>).await;
-        world.secret("first", &[("amqpUri", world.amqp_url())]).await;
-        until("first", "Conflict").await;
-        world.semaphore_ready("second").await;
-    })
-    .await;
-}
-
 /// Returns the same URL with another name of this machine.
 fn by_name(url: &str) -> String {
     assert!(url.contains("@127.0.0.1:"), "the servers listen there");
@@ -407,7 +271,7 @@ async fn an_object_over_its_namespaces_quota_changes_nothing_until_it_fits() {
 }
 
 /// Deletes an object and waits until it is gone.
-async fn gone<K: Kind>(world: &World, name: &str) {
+pub async fn gone<K: Kind>(world: &World, name: &str) {
     world.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
     eventually(&format!("{name} is gone"), PATIENCE, async || {
         world.api::<K>().get_opt(name).await.unwrap().is_none()

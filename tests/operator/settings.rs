@@ -300,7 +300,8 @@ async fn cut_connections(world: &World, user: &str) {
     let _: u32 = redis::cmd("CLIENT").arg(&kill).query_async(&mut redis).await.unwrap();
 }
 
-async fn management(
+/// Sends a request to the broker's management API.
+pub async fn management(
     method: reqwest::Method,
     path: &str,
     body: Option<serde_json::Value>,

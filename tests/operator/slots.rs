@@ -6,8 +6,11 @@ use std::time::Instant;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper_api::Semaphore;
+use reqwest::Method;
+use serde_json::json;
 
 use crate::operator::holders::client::Client;
+use crate::operator::settings::{CORRECTED, management};
 use crate::operator::world::{
     Kind as _, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready, kubectl,
 };
@@ -289,6 +292,77 @@ async fn an_admin_mutex_that_another_holds_is_shown_and_waited_for() {
         other.leave().await;
         world.semaphore_ready("deploy").await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 3));
+    })
+    .await;
+}
+
+/// Sets the limit on queues to the number that the world's vhost has.
+async fn forbid_more_queues(world: &World) {
+    let body = json!({"value": world.queues().await.len()});
+    management(Method::PUT, &queue_limit(world), Some(body)).await;
+}
+
+fn queue_limit(world: &World) -> String {
+    format!("vhost-limits/{}/max-queues", world.vhost)
+}
+
+/// Waits until the broker has this number of slots, and no others.
+async fn until_sized(world: &World, name: &str, slots: u32) {
+    let is_sized = |s: &Semaphore| is_ready(s) && s.spec.slots == slots.cast_signed();
+    world.until(name, "resized", CORRECTED, is_sized).await;
+    let start = format!("{}.{name}-", world.namespace);
+    let mut found = world.queues().await;
+    found.retain(|queue| queue.starts_with(&start) && queue.ends_with("-A"));
+    assert_eq!(found, world.slot_queues(name, slots));
+}
+
+async fn until_limited(world: &World, name: &str) {
+    let is_limited = |s: &Semaphore| has_reason(s, "Stalled", "QuotaExceeded");
+    let object = world.until(name, "limited", PATIENCE, is_limited).await;
+    let (.., message) = object.condition("Ready").unwrap();
+    assert!(message.contains("raise the limit, or delete a queue"), "{message}");
+}
+
+#[tokio::test]
+async fn at_a_queue_limit_semaphores_shrink_and_go_and_growth_waits_for_a_higher_limit() {
+    in_a_world("queue-limit", async |world| {
+        let _operator = world.operator().await;
+        let resize = async |name: &str, slots: u32| {
+            let more = match name {
+                "fenced" => "fencing: true, protocol: ExclusiveConsumer, ",
+                _ => "",
+            };
+            world.semaphore(name, &format!("{more}slots: {slots}")).await;
+        };
+        let both = ["plain", "fenced"];
+        for name in both {
+            resize(name, 3).await;
+            until_sized(&world, name, 3).await;
+        }
+        forbid_more_queues(&world).await;
+        let before = world.queues().await;
+        for name in ["plain", "fenced", "new"] {
+            resize(name, 5).await;
+            until_limited(&world, name).await;
+        }
+        assert_eq!(world.queues().await, before, "nothing is changed");
+        delete(&world, "new").await;
+        management(Method::DELETE, &queue_limit(&world), None).await;
+        for name in both {
+            until_sized(&world, name, 5).await;
+        }
+        for name in both {
+            forbid_more_queues(&world).await;
+            resize(name, 9).await;
+            until_limited(&world, name).await;
+            resize(name, 2).await;
+            until_sized(&world, name, 2).await;
+        }
+        for name in both {
+            forbid_more_queues(&world).await;
+            delete(&world, name).await;
+        }
+        assert_eq!(world.queues().await, BTreeSet::new());
     })
     .await;
 }

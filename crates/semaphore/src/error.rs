@@ -1,6 +1,6 @@
 //! Errors of the broker, as values. Each one has a class for the retry policy, a name for
-//! conditions and events, and a message with the next step. This is the only module that
-//! classifies lapin's errors.
+//! conditions and events, and a message with the next step. See `lockkeeper_amqp::error` for
+//! what fails on a connection.
 
 mod origins;
 #[cfg(test)]
@@ -8,17 +8,9 @@ mod tests;
 
 use std::time::Duration;
 
-use lapin::{Error as LapinError, ErrorKind};
+use lockkeeper_amqp::refusal::is_queue_limit;
 use lockkeeper_net::opening::PATIENCE;
 use lockkeeper_plan::ErrorClass;
-
-use crate::refusal::is_queue_limit;
-
-/// The reason of an operation that found its connection closed.
-const CLOSED_BEFORE: &str = "the connection was closed before";
-
-/// Maximum length of a text taken from the broker, in bytes.
-const MAX_TEXT: usize = 512;
 
 /// Why an operation on the broker failed. Cheap to clone, because one failed connection
 /// attempt is reported to all tasks that waited for it. Contains no secret.
@@ -293,46 +285,12 @@ impl BrokerError {
         matches!(self, Self::QuotaExceeded { why } if is_queue_limit(why))
     }
 
-    /// Whether a connection attempt was cut off without a reason.
-    pub(crate) fn is_cut(&self) -> bool {
-        let Self::Unreachable { why, .. } = self else { return false };
-        let why = why.to_ascii_lowercase();
-        ["reset by peer", "broken pipe", "connection aborted", "close_notify", "eof"]
-            .iter()
-            .any(|part| why.contains(part))
-    }
-
-    /// Whether an operation found the connection closed. Why it was closed, another
-    /// operation or the connection's events tell.
-    pub(crate) fn is_closed_before(&self) -> bool {
-        matches!(self, Self::ConnectionLost { why } if why == CLOSED_BEFORE)
-    }
-
     /// Whether the broker failed to declare an exclusive queue because it was still
     /// removing its predecessor of the same name. RabbitMQ 4 removes the queue after its
     /// owner is gone. A declare that meets the remains closes the connection of the next
     /// owner. Nothing was declared, and a retry succeeds shortly after.
     pub(crate) fn is_collision(&self) -> bool {
         matches!(self, Self::ConnectionLost { why } if why == "INTERNAL_ERROR")
-    }
-
-    /// Whether the connection on which this error occurred must not be used again.
-    pub(crate) fn is_fatal_for_connection(&self) -> bool {
-        matches!(
-            self,
-            Self::ConnectionLost { .. }
-                | Self::MutexLost { .. }
-                | Self::Timeout { .. }
-                | Self::Protocol { .. }
-        )
-    }
-}
-
-/// Returns the reply code of a refusal that closed only the channel.
-pub fn refusal_code(error: &LapinError) -> Option<u16> {
-    match error.kind() {
-        ErrorKind::ProtocolError(refusal) => Some(refusal.get_id()),
-        _ => None,
     }
 }
 

@@ -1,10 +1,9 @@
 //! Access to RabbitMQ: the lock protocols, for clients and for administrators. This
 //! module is independent of Kubernetes. See [`lockkeeper_plan`] for the decisions.
 //!
-//! The layers, each of which imports only those above it in this list:
+//! Connections, channels and probes are in `lockkeeper_amqp`, which knows no lock. The layers, each of which imports only those above it in this list:
 //!
 //! - `error`: why a request failed.
-//! - `amqp`: connections, channels and probes. Knows no lock.
 //! - `queues`: the queues of a lock, as functions over a channel.
 //! - `management`: the requests to the management API.
 //! - `session`: what an administrator's operations share: connections, the admin mutex,
@@ -13,20 +12,15 @@
 //! - `admin`: [`Broker`], for administrators. `client`: [`Client`], for holders.
 
 mod admin;
-mod amqp;
 mod client;
 mod error;
 mod management;
 mod protocol;
 mod queues;
-mod refusal;
 mod session;
-mod violation;
 
 pub use self::admin::broker::Broker;
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
-pub use self::amqp::connection::until_ended;
-pub use self::amqp::identity::BrokerIdentity;
 pub use self::client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,
     Verdict,
@@ -42,6 +36,8 @@ pub use self::protocol::revoke::{Revocation, RevokeError};
 pub use self::protocol::waiters::Waiter;
 pub use self::session::access::BrokerOptions;
 pub use self::session::change::Converged;
+pub use self::session::identity::BrokerIdentity;
+pub use lockkeeper_amqp::connection::until_ended;
 pub use lockkeeper_net::clock::Moment;
 pub use lockkeeper_plan::semaphore::risk::{PolicyEffect, PolicyEffects, Risk};
 pub use lockkeeper_plan::semaphore::{

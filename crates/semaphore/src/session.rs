@@ -3,5 +3,7 @@
 
 pub mod access;
 pub mod change;
+pub mod endpoint;
+pub mod identity;
 pub mod mutex;
 pub mod offered;

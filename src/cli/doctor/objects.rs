@@ -79,11 +79,11 @@ impl<'a> Look<'a> {
             cluster,
             ask_servers,
             place: LockLocation::of_urls(
-                variable("AMQP_URL"),
-                variable("RABBITMQ_MANAGEMENT_URL"),
+                [variable("AMQP_URL"), variable("RABBITMQ_MANAGEMENT_URL")],
+                ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"],
                 kubernetes.clone(),
             ),
-            queue_place: QueueLocation::of_url(None, kubernetes.clone()),
+            queue_place: QueueLocation::of_url(None, "REDIS_URL", kubernetes.clone()),
         }
     }
 

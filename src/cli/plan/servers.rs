@@ -69,11 +69,15 @@ impl Resolver {
         Ok(Self {
             secrets,
             place: LockLocation::of_urls(
-                given(&servers.amqp_url),
-                given(&servers.management_url),
+                [given(&servers.amqp_url), given(&servers.management_url)],
+                ["--amqp-url (AMQP_URL)", "--management-url (RABBITMQ_MANAGEMENT_URL)"],
                 kubernetes.clone(),
             ),
-            queue_place: QueueLocation::of_url(given(&servers.redis_url), kubernetes),
+            queue_place: QueueLocation::of_url(
+                given(&servers.redis_url),
+                "--redis-url (REDIS_URL)",
+                kubernetes,
+            ),
         })
     }
 

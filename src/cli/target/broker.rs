@@ -31,6 +31,10 @@ pub(in crate::cli) struct BrokerLocation {
     /// messages in a transaction, or by declares only [default: whatever the broker offers]
     #[arg(long, env = "LOCKKEEPER_PROBE", value_enum, value_name = "WAY")]
     probe: Option<ProbeName>,
+
+    /// Names of the two URLs in errors: where the user sets them.
+    #[arg(skip = ["--url (AMQP_URL)", "--management-url (RABBITMQ_MANAGEMENT_URL)"])]
+    sources: [&'static str; 2],
 }
 
 /// [`Probe`] as an argument, spelled as in a connection Secret.
@@ -52,9 +56,10 @@ impl From<ProbeName> for Probe {
 }
 
 impl BrokerLocation {
-    /// Uses these URLs.
-    pub fn of_urls(url: Option<String>, management_url: Option<String>) -> Self {
-        Self { url, management_url, vhost: None, probe: None }
+    /// Uses these URLs of the broker and of its management API, with their names in errors.
+    pub fn of_urls(urls: [Option<String>; 2], sources: [&'static str; 2]) -> Self {
+        let [url, management_url] = urls;
+        Self { url, management_url, vhost: None, probe: None, sources }
     }
 
     /// Whether the virtual host was given apart from the URL.
@@ -85,8 +90,47 @@ impl BrokerLocation {
             .and_then(|settings| settings.with_tls_of_environment(variable, read))
             .map(|settings| Some(settings.with_probe(self.probe.map(Probe::from))))
             .map_err(|error| {
-                let error = error.named("amqpUri", "--url (AMQP_URL)");
-                usage(&error.named("managementUri", "--management-url (RABBITMQ_MANAGEMENT_URL)"))
+                let [url, management_url] = self.sources;
+                usage(&error.named("amqpUri", url).named("managementUri", management_url))
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        place: BrokerLocation,
+    }
+
+    #[test]
+    fn an_invalid_url_is_named_as_its_user_sets_it() {
+        let (good, bad) = ("amqp://u:p@h", "smtp://u:hush@h");
+        let by_options = |url: &str, management_url: &str| {
+            let line = ["x", "--url", url, "--management-url", management_url];
+            Line::try_parse_from(line).unwrap().place
+        };
+        let sources = ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"];
+        let set = |url: &str, management_url: Option<&str>| {
+            let urls = [Some(url.to_owned()), management_url.map(str::to_owned)];
+            BrokerLocation::of_urls(urls, sources)
+        };
+        for (place, name) in [
+            (by_options(bad, "http://h"), "--url (AMQP_URL)"),
+            (by_options(good, bad), "--management-url (RABBITMQ_MANAGEMENT_URL)"),
+            (set(bad, None), "AMQP_URL"),
+            (set(good, Some(bad)), "RABBITMQ_MANAGEMENT_URL"),
+        ] {
+            let failure = place.settings().unwrap_err();
+            assert_eq!(failure.code, Failure::USAGE);
+            let message = failure.message.unwrap();
+            assert!(message.contains(&format!("'s {name} is not valid")), "{name}: {message}");
+            assert!(!message.contains("hush"), "{message}");
+        }
     }
 }

@@ -43,12 +43,13 @@ pub(in crate::cli) struct LockLocation {
 
 impl LockLocation {
     /// Uses these URLs as the default connection of resources that specify none.
+    /// The URLs of the broker and of its management API have these names in errors.
     pub fn of_urls(
-        url: Option<String>,
-        management_url: Option<String>,
+        urls: [Option<String>; 2],
+        sources: [&'static str; 2],
         kubernetes: Kubernetes,
     ) -> Self {
-        let broker = BrokerLocation::of_urls(url, management_url);
+        let broker = BrokerLocation::of_urls(urls, sources);
         let (protocol, profile, queue_type) = (None, None, None);
         Self { broker, protocol, profile, queue_type, kubernetes }
     }

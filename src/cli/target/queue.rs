@@ -47,6 +47,10 @@ pub(in crate::cli) struct QueueLocation {
     /// Id of this client in the queue's keys [default: host, process and thread]
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
+
+    /// Name of the URL in errors: where the user sets it.
+    #[arg(skip = "--url (REDIS_URL)")]
+    source: &'static str,
 }
 
 /// The queue.
@@ -93,7 +97,8 @@ impl QueueTarget {
     /// Returns the arguments that name this queue, as they were given, for a command that a
     /// message prints. A URL with a password is left out: see [`Self::needs`].
     pub fn arguments(&self) -> Vec<String> {
-        let QueueLocation { url, server, port, db, prefix, kubernetes, client_id: _ } = &self.place;
+        let QueueLocation { url, server, port, db, prefix, kubernetes, client_id: _, source: _ } =
+            &self.place;
         let options = [
             ("--url", url.clone().filter(|_| !self.place.has_secret())),
             ("--server", server.clone()),
@@ -135,10 +140,10 @@ impl QueueTarget {
 
 impl QueueLocation {
     /// Uses this URL, otherwise the environment's, as the default connection of resources
-    /// that specify none.
-    pub fn of_url(url: Option<String>, kubernetes: Kubernetes) -> Self {
+    /// that specify none. It has this name in errors.
+    pub fn of_url(url: Option<String>, source: &'static str, kubernetes: Kubernetes) -> Self {
         let (server, port, db, prefix) = (None, None, None, None);
-        Self { url, server, port, db, prefix, kubernetes, client_id: None }
+        Self { url, server, port, db, prefix, kubernetes, client_id: None, source }
     }
 
     fn options(&self) -> QueueOptions {
@@ -179,8 +184,11 @@ impl QueueLocation {
             _ => variable(name),
         };
         let read = |file: &str| std::fs::read_to_string(file).ok();
-        let mut settings =
-            RedisSettings::from_environment(lookup, read).map_err(|error| usage(&error))?;
+        let settings = RedisSettings::from_environment(lookup, read).map_err(|error| {
+            let error = error.named("REDIS_SERVER", "--server (REDIS_SERVER)");
+            usage(&error.named("REDIS_URL", self.source))
+        });
+        let mut settings = settings?;
         settings.database = self.db.unwrap_or(settings.database);
         Ok(settings)
     }
@@ -272,6 +280,20 @@ mod tests {
             let target = target(line);
             assert_eq!(target.arguments(), line);
             assert!(!target.needs().contains("password"), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_address_is_named_as_its_user_sets_it() {
+        for (line, name) in [
+            (&["--url", "smtp://u:hush@h", "jobs"][..], "--url (REDIS_URL)"),
+            (&["--server", "u:hush@h", "jobs"], "--server (REDIS_SERVER)"),
+        ] {
+            let failure = target(line).place.settings().unwrap_err();
+            assert_eq!(failure.code, Failure::USAGE);
+            let message = failure.message.unwrap();
+            assert!(message.contains(&format!("'s {name} is not valid")), "{name}: {message}");
+            assert!(!message.contains("hush"), "{message}");
         }
     }
 

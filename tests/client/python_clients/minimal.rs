@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
 
+use super::waiting::ours_next;
 use super::{
     ENDED, MINIMAL, announces_itself_and_exits_as_its_command_does,
     ends_its_command_when_it_loses_but_not_when_it_drains, printed_a_word,
@@ -114,14 +115,8 @@ async fn the_minimal_client_comes_after_the_waiters_and_wakes_them() {
     }
     permit.release().await.unwrap();
     printed_a_word(&mut minimal).await;
-
-    wait_for(0).await;
-    let next = start();
-    wait_for(1).await;
-    let released = Instant::now();
+    let next = ours_next(MINIMAL, &vhost).await;
     drop(minimal.stdin.take());
-    next.await.unwrap().release().await.unwrap();
-    // Without a wake-up ours looks after 4 to 6 s, and again.
-    assert!(released.elapsed() < Duration::from_secs(9), "{:?}", released.elapsed());
+    next.acquires_when_woken().await;
     assert_eq!(minimal.wait().await.unwrap().code(), Some(1), "the end of its input");
 }

@@ -1,5 +1,5 @@
 //! How clients and administrators find out whether a queue exists. Only the name; see
-//! `semaphore/amqp/probe` for the requests.
+//! `probe` in the crate `amqp` for the requests.
 
 use super::SettingsError;
 

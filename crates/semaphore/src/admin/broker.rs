@@ -10,7 +10,6 @@ use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::identity::BrokerIdentity;
 use crate::error::BrokerError;
 use crate::management::ManagementError;
 use crate::management::risks::Risks;
@@ -20,6 +19,7 @@ use crate::protocol::interface::{AdminProtocol, LockProtocol};
 use crate::protocol::revoke::{Revocation, Revoke, RevokeError};
 use crate::protocol::waiters::Waiter;
 use crate::session::access::{Access, BrokerOptions};
+use crate::session::identity::BrokerIdentity;
 
 /// One virtual host of one broker, as one user. Cheap to clone. All clones share two
 /// connections, which are opened on first use and reopened after a loss. One owns admin
@@ -103,7 +103,7 @@ impl Broker {
     /// [`BrokerError`]: the broker can't be reached, does not answer in time, or
     /// rejects the request.
     pub async fn log_in(&self) -> Result<(), BrokerError> {
-        self.0.access.probe_connection().get().await.map(drop)
+        self.0.access.probe_connection().get().await.map(drop).map_err(BrokerError::from)
     }
 
     /// Returns the broker's description of itself. Logs in as well. Cancel safe.

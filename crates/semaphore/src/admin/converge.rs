@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::broker::{Broker, Handle};
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
+use crate::protocol::mismatch::Presence;
 use crate::session::change::{Change, Converged};
 
 impl Broker {
@@ -99,7 +100,7 @@ impl Broker {
 
     /// Applies this change under the admin mutex, after a sweep to `swept_to`. If `None`, the
     /// high-water mark is searched. While the broker's limit on queues leaves none for the
-    /// mutex, deletes one surplus slot before.
+    /// mutex, deletes one surplus slot before, and removes an absent lock without the mutex.
     async fn apply(
         &self,
         change: impl Fn() -> Result<Change, BrokerError>,
@@ -119,7 +120,10 @@ impl Broker {
                 Err(error) if error.is_limit_of_queues() => {
                     let change = change()?;
                     let to = end_of_sweep(self.handle(), &change, swept_to).await?;
-                    deleted += self.make_room(&change, to).await?.ok_or(error)?;
+                    let Some(gone) = self.make_room(&change, to).await? else {
+                        return self.remove_absent(&change, to).await?.ok_or(error);
+                    };
+                    deleted += gone;
                 }
                 done => {
                     return done.map(|done| Converged { deleted: done.deleted + deleted, ..done });
@@ -159,6 +163,22 @@ impl Broker {
             }
             done => done,
         }
+    }
+
+    /// Removes a lock that has no queue which clients or administrators use. That needs no
+    /// admin mutex, so at the broker's limit on queues a lock that was never created can be
+    /// removed. Returns `None` if the change is no removal, or the lock exists.
+    async fn remove_absent(
+        &self,
+        change: &Change,
+        sweep_to: u32,
+    ) -> Result<Option<Converged>, BrokerError> {
+        if !change.destroy || self.presence(&change.lock).await? != Presence::Absent {
+            return Ok(None);
+        }
+        let mut channel = change.channel().await?;
+        let protocol = self.handle().administered(&change.lock)?;
+        self.named(protocol.apply(change, &mut channel, sweep_to).await).await.map(Some)
     }
 
     /// Deletes one queue that the change would delete, if the broker's limit on queues leaves

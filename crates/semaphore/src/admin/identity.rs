@@ -6,9 +6,9 @@ use lapin::types::AMQPValue;
 use lockkeeper_plan::naming::LockName;
 
 use super::broker::Broker;
-use crate::amqp::channel::{Channel, Declared};
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
+use lockkeeper_amqp::channel::{Channel, Declared};
 
 /// Time after which the broker deletes a probe queue that was not deleted before.
 const PROBE_EXPIRES_MILLIS: i32 = 60_000;
@@ -45,7 +45,7 @@ impl Broker {
         let mut arguments = exclusive_arguments();
         arguments.insert("x-expires".into(), AMQPValue::LongInt(PROBE_EXPIRES_MILLIS));
         let mut channel = Channel::take(&other.handle().access.admin_of(lock).get().await?).await?;
-        if let Declared::Locked(_) = channel.declare_exclusive(&name, arguments).await? {
+        if let Declared::Locked = channel.declare_exclusive(&name, arguments).await? {
             return Ok(false);
         }
         let seen = self.sees(&name).await;

@@ -10,9 +10,9 @@ use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Handle};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::session::change::{Change, Converged};
+use lockkeeper_amqp::channel::Channel;
 
 /// The new number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::permit::Permit;
 use super::waiter::{Waiter, Woken};
-use crate::amqp::new_id;
 use crate::protocol::claim::ClientProtocol;
 use crate::protocol::interface::Wait;
+use lockkeeper_amqp::new_id;
 
 /// First and longest pause between attempts without a wait queue, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));

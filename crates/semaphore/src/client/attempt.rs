@@ -16,11 +16,11 @@ use super::pool::HoldConnection;
 use super::records::replace;
 use super::resting;
 use super::search::{Search, search};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, MUTEX_SLOT};
 use crate::protocol::hold::HeldClaim;
 use crate::session::offered;
+use lockkeeper_amqp::channel::Channel;
 
 /// Maximum of the one random pause after a first lost race.
 pub const SKEW: Duration = Duration::from_millis(50);

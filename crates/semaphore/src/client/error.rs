@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::heartbeat::LostReason;
 use crate::error::BrokerError;
+use lockkeeper_amqp::error::AmqpError;
 
 /// Why no slot was acquired. Nothing is held in this case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,4 +93,9 @@ pub enum RunError {
     /// just after the body ended.
     #[error("the slot was lost: {0}")]
     Lost(#[from] LostReason),
+}
+impl From<AmqpError> for AcquireError {
+    fn from(error: AmqpError) -> Self {
+        BrokerError::from(error).into()
+    }
 }

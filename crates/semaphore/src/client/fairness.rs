@@ -2,6 +2,7 @@
 //! and when a waiter that was not woken takes one. See `waiter` for the wait queue itself
 //! and `lock` for the steps of an acquisition.
 
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 
 use super::attempt::Place;
@@ -9,10 +10,10 @@ use super::error::AcquireError;
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
 use crate::queues::wait::Waiters;
+use lockkeeper_amqp::channel::Channel;
 
 /// How an acquisition begins.
 pub enum Approach {
@@ -61,10 +62,8 @@ impl Lock {
             Ok(count) => Waiters::from(count),
             // A client without permission to wait polls instead, and so does one whose
             // wait queue is on a node that is down.
-            Err(BrokerError::AccessRefused { .. } | BrokerError::NodeDown { .. }) => {
-                Waiters::NoQueue
-            }
-            Err(error) => return Err(error),
+            Err(AmqpError::AccessRefused { .. } | AmqpError::NodeDown { .. }) => Waiters::NoQueue,
+            Err(error) => return Err(error.into()),
         };
         self.shared().publisher.waiters.note(wait_queue, waiters);
         Ok(if let Waiters::Count(waiters) = waiters { waiters } else { 0 })
@@ -101,6 +100,7 @@ impl Lock {
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
+                Woken::Uncalled if self.all_held(how).await? => {}
                 Woken::Uncalled => match self.choose(how, options, Place::Any, 0).await {
                     Ok(_) => {
                         seen_free = true;
@@ -111,6 +111,13 @@ impl Lock {
                 },
             }
         }
+    }
+
+    /// Whether all slots are held, if the protocol can find that out without a search. After a
+    /// minute it cannot, because only a search confirms the end of the slots.
+    async fn all_held(&self, how: &dyn ClientProtocol) -> Result<bool, BrokerError> {
+        let Some(end) = self.recall().known_end() else { return Ok(false) };
+        how.all_held(self.shared().eyes(), self.name(), end - 1).await
     }
 }
 

@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use lapin::{ErrorKind, Event};
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::clean_text;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::ownership::Ownership;
+use lockkeeper_amqp::connection::Connection;
 
 /// Prefix of the reason by which an administrator revokes a slot with a forced close. It
 /// distinguishes a revocation from other closes.
@@ -188,7 +189,7 @@ impl PermitState {
         if self.state.borrow().valid_until.left().is_zero() {
             return LostReason::HeartbeatMissed;
         }
-        reason(self.connection.failure(), error, self.connection.is_usable())
+        reason(self.connection.failure().map(BrokerError::from), error, self.connection.is_usable())
     }
 
     /// Marks the slot as lost, with the broker's close reason or else `error`. The permit
@@ -257,7 +258,7 @@ fn reason(
     match (failure, error) {
         // An operation may have met a channel that the broker was just closing with the connection.
         (Some(BrokerError::ConnectionLost { .. }), Some(error)) if error.is_amqp_hard_error() => {
-            LostReason::from_error(&BrokerError::operating(&error, ""))
+            LostReason::from_error(&AmqpError::operating(&error, "").into())
         }
         // An operation of this client failed, and may have closed the connection.
         (Some(failure), _) => LostReason::from_error(&failure),
@@ -271,7 +272,7 @@ fn reason(
             }
             _ => LostReason::VerifyFailed,
         },
-        (None, Some(error)) => LostReason::from_error(&BrokerError::operating(&error, "")),
+        (None, Some(error)) => LostReason::from_error(&AmqpError::operating(&error, "").into()),
         // The broker closes only a channel if it refuses a request, here a look at a queue
         // that is gone. Its reason may come later than this client waits for it.
         (None, None) if connected => LostReason::VerifyFailed,

@@ -64,11 +64,11 @@ impl Lock {
 
     /// Acquires a slot, waiting without a time limit.
     ///
-    /// With a wait queue, a waiting client sends nothing to the broker. A release, a
-    /// growth or the operator wakes the waiter of the highest priority. Among equal
-    /// priorities, the one that has waited longest is woken. Without a wait queue, and as
-    /// a safety net, the client polls from time to time. A lock with 0 slots is waited
-    /// for if it has a wait queue, that is, if it is administered.
+    /// With a wait queue, a release, a growth or the operator wakes the waiter of the
+    /// highest priority. Among equal priorities, the one that has waited longest is woken.
+    /// A waiter that is not woken looks for a slot itself after 4 to 6 s, or after up to 18 s
+    /// if the lock has many slots. Without a wait queue, the client polls. A lock with 0
+    /// slots is waited for if it has a wait queue, that is, if it is administered.
     ///
     /// Acquisitions are fair: if other clients wait, this one joins them, even right
     /// after a release of its own. [`AcquireOptions::barge`] disables this.

@@ -37,7 +37,7 @@ pub use self::lock::Lock;
 pub use self::options::{AcquireOptions, ClientOptions, Start};
 pub use self::permit::{Permit, Verdict};
 use self::shared::Shared;
-use crate::amqp::connection::until_ended;
+use lockkeeper_amqp::connection::until_ended;
 
 /// A client of one virtual host of one broker, as one user. Cheap to clone. All clones
 /// share one connection that probes, waits and publishes, and a pool of connections that
@@ -65,7 +65,7 @@ pub struct Client(Arc<Shared>);
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The Debug output of the settings contains no password.
-        f.debug_tuple("Client").field(&self.0.endpoint.settings).finish()
+        f.debug_tuple("Client").field(&self.0.settings).finish()
     }
 }
 

@@ -157,7 +157,7 @@ impl Lock {
     }
 
     fn was_connected(&self) -> bool {
-        self.shared().endpoint.connected.load(Ordering::Acquire)
+        self.shared().endpoint.was_connected()
     }
 
     /// Closes the connections that nothing uses. Otherwise clients that each have one, and
@@ -210,7 +210,7 @@ impl Lock {
         if !matches!(error, BrokerError::NodeDown { .. }) {
             return error;
         }
-        let management = Management::new(&self.shared().endpoint.settings);
+        let management = Management::new(&self.shared().settings);
         nodes::name_in(error, management.as_ref()).await
     }
 }

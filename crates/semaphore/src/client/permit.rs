@@ -15,11 +15,11 @@ use super::pool::HoldConnection;
 use super::records::{Publisher, replace};
 use super::shared::Shared;
 use super::stoppable::Stoppable;
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
+use lockkeeper_amqp::channel::Channel;
 
 /// How long to wait for the close reason of a connection that ended.
 const REASON: Duration = Duration::from_secs(1);

@@ -5,10 +5,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::amqp::channel::Channel;
-use crate::amqp::connection::Connection;
-use crate::amqp::endpoint::Endpoint;
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::endpoint::Endpoint;
 
 /// Maximum number of idle connections beyond the configured ones. Further ones are
 /// closed.

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation};
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::record::SlotRecord;
 
 use super::waiters_seen::WaitersSeen;
-use crate::amqp::channel::{Channel, Refused, short};
-use crate::amqp::connection::Connection;
-use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
 use crate::queues::wait;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::lazy::LazyConnection;
 
 /// Number of attempts to replace a record. A foreign publish between the read and the
 /// publish (an administrator's seed) costs one attempt.
@@ -53,16 +54,16 @@ impl Publisher {
             let default = ShortString::default();
             let sent = raw.basic_publish(default, name, options, body, persistent);
             let confirm = async { sent.await?.await };
-            confirm.await.map_err(|error| BrokerError::operating(&error, queue))
+            confirm.await.map_err(|error| AmqpError::operating(&error, queue))
         };
         let limit = connection.operation_timeout;
         let stored = match tokio::time::timeout(limit, publish).await {
             Ok(Ok(confirmation)) => matches!(confirmation, Confirmation::Ack(None)),
-            Ok(Err(error)) => return Err(connection.found(error)),
+            Ok(Err(error)) => return Err(connection.found(error).into()),
             Err(_) if connection.is_blocked() => return Err(BrokerError::Blocked),
             Err(_) => {
-                let timeout = BrokerError::Timeout { what: "to a record", after: limit };
-                return Err(connection.fail(timeout));
+                let timeout = AmqpError::Timeout { what: "to a record", after: limit };
+                return Err(connection.fail(timeout).into());
             }
         };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,12 +107,11 @@ impl Publisher {
         };
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(raw)) => Ok((connection, raw)),
-            Ok(Err(error)) => Err(connection.unopened(&error)),
+            Ok(Err(error)) => Err(connection.unopened(&error).into()),
             Err(_) if connection.is_blocked() => Err(BrokerError::Blocked),
-            Err(_) => {
-                Err(connection
-                    .fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
-            }
+            Err(_) => Err(connection
+                .fail(AmqpError::Timeout { what: "to a new channel", after: limit })
+                .into()),
         }
     }
 }
@@ -156,7 +156,7 @@ async fn replace_on<T>(
         if publisher.publish(queue, &record.to_json()).await? {
             for message in &found {
                 let acked = message.acker.ack(BasicAckOptions::default()).await;
-                acked.map_err(|error| BrokerError::operating(&error, queue))?;
+                acked.map_err(|error| AmqpError::operating(&error, queue))?;
             }
             return Ok(Some((record, more)));
         }
@@ -190,7 +190,7 @@ async fn read_all(
             }
             Ok(None) => return Ok(true),
             Err(Refused { code: 404, .. }) => return Ok(false),
-            Err(refused) => return Err(refused.error),
+            Err(refused) => return Err(refused.error.into()),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Searches for free slots, as a client of the guideline does before it declares
 //! anything. The protocol probes one slot, and `attempt` takes one.
 
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 
-use crate::amqp::probe::{ProbeContext, Seen};
-use crate::amqp::unanswered::no_answer_of;
 use crate::error::BrokerError;
 use crate::protocol::claim::{ClientProtocol, HolderState};
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
+use lockkeeper_amqp::unanswered::no_answer_of;
 
 /// Maximum number of slots probed together. Each window is four times larger than the one
 /// before it.
@@ -101,12 +102,12 @@ impl Found {
     fn note(&mut self, lock: &LockName, slot: u32, seen: Seen, holder: HolderState) {
         match (seen, holder) {
             (Seen::Unknown | Seen::No, _) => {
-                self.is_unknown(no_answer_of(&[lock.slot_queue(slot)]));
+                self.is_unknown(no_answer_of(&[lock.slot_queue(slot)]).into());
             }
             (Seen::Yes, HolderState::Absent | HolderState::Unheld) => self.free.push(slot),
             (Seen::Yes, HolderState::Held) => self.held += 1,
             (Seen::Yes, HolderState::Unknown) => {
-                self.is_unknown(no_answer_of(&[lock.holder_queue(slot)]));
+                self.is_unknown(no_answer_of(&[lock.holder_queue(slot)]).into());
             }
         }
     }
@@ -125,11 +126,11 @@ impl Found {
             }
             // It was created a moment ago.
             Ok(Some(_)) => Ok(false),
-            Err(error @ BrokerError::NodeDown { .. }) => {
-                self.is_unknown(error);
+            Err(error @ AmqpError::NodeDown { .. }) => {
+                self.is_unknown(error.into());
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -1,8 +1,8 @@
 //! What all clones of a client share: its connections, and what it remembers of locks.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_net::opening::Gate;
 use lockkeeper_plan::connection::RabbitmqSettings;
@@ -12,10 +12,11 @@ use super::memory::Memory;
 use super::options::ClientOptions;
 use super::pool::Pool;
 use super::records::Publisher;
-use crate::amqp::endpoint::{Connector, Endpoint};
-use crate::amqp::lazy::LazyConnection;
-use crate::amqp::probe::{ProbeContext, Prober};
 use crate::protocol::claim::Checked;
+use crate::session::endpoint::{Limits, endpoint};
+use lockkeeper_amqp::endpoint::Endpoint;
+use lockkeeper_amqp::lazy::LazyConnection;
+use lockkeeper_amqp::probe::{ProbeContext, Prober};
 
 /// Maximum number of cached locks. Beyond it, the cache is cleared.
 const MAX_REMEMBERED: usize = 4096;
@@ -23,6 +24,7 @@ const MAX_REMEMBERED: usize = 4096;
 /// The state shared by all clones.
 pub struct Shared {
     pub options: ClientOptions,
+    pub settings: RabbitmqSettings,
     pub endpoint: Arc<Endpoint>,
     pub side: Arc<LazyConnection>,
     pub prober: Prober,
@@ -38,23 +40,20 @@ impl Shared {
     /// Creates the state of a client that is not connected yet.
     pub fn new(settings: RabbitmqSettings, options: ClientOptions) -> Self {
         let heartbeat = u16::try_from(options.heartbeat.as_secs()).unwrap_or(u16::MAX).max(1);
-        let endpoint = Arc::new(Endpoint {
-            settings,
-            client_name: options.client_name.clone(),
+        let limits = Limits {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: Some(heartbeat),
             gate: Gate::default(),
-            connector: Connector::default(),
-            connected: AtomicBool::new(false),
-            features: OnceLock::new(),
-        });
+        };
+        let endpoint = Arc::new(endpoint(&settings, options.client_name.clone(), limits));
         let side = Arc::new(LazyConnection::new(Arc::clone(&endpoint), "probe"));
         Self {
             prober: Prober::new(Arc::clone(&side)),
             publisher: Arc::new(Publisher::new(Arc::clone(&side))),
             side,
             pool: Pool::new(Arc::clone(&endpoint), options.warm),
+            settings,
             endpoint,
             options,
             remembered: Mutex::default(),

@@ -6,10 +6,10 @@ use super::facts::{fact, facts};
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::permit::{Permit, PermitParts};
-use crate::amqp::new_id;
 use crate::protocol::interface::Wait;
 use crate::protocol::token::client::{HeldFacts, Request, Taken, take};
 use crate::session::offered;
+use lockkeeper_amqp::new_id;
 
 impl Lock {
     /// Runs the whole acquisition, from the first request to the permit. Sets `existed` once

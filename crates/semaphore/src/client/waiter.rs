@@ -12,14 +12,15 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 
 use super::facts::fact;
 use super::options::AcquireOptions;
-use crate::amqp::channel::{Channel, short};
-use crate::amqp::connection::Connection;
-use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::lazy::LazyConnection;
 
 /// Shortest and longest time for which a waiter relies on being woken, before jitter. A holder
 /// that died wakes no waiter, and a waiter that was woken may be suspended.
@@ -155,11 +156,11 @@ impl Waiter {
         wait_queue: &str,
     ) -> Result<Option<Self>, BrokerError> {
         match channel.refused(error, wait_queue) {
-            Ok(_) | Err(BrokerError::NodeDown { .. }) => {
+            Ok(_) | Err(AmqpError::NodeDown { .. }) => {
                 tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
                 Ok(None)
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -1,110 +1,44 @@
-//! Converts the errors of lapin and of the network, and violations of the protocol. See
-//! `error` for the results.
+//! Converts the errors of a connection, which state facts, to those of a lock, which say what
+//! to do. Cleans the texts that the broker chose. See `error` for the results.
 
-use std::io;
-
-use lapin::protocol::AMQPError;
-use lapin::{Error as LapinError, ErrorKind};
-use lockkeeper_net::process_limit;
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::clean_text;
 
-use super::{BrokerError, CLOSED_BEFORE, MAX_TEXT};
-use crate::refusal::{is_exclusive_elsewhere, is_limit, is_node_down};
-use crate::violation::Violation;
+use super::BrokerError;
 
-impl BrokerError {
-    /// Converts an error while connecting. The same reply codes have other meanings there
-    /// than on an open connection.
-    pub(crate) fn connecting(error: &LapinError, endpoint: &str, user: &str, vhost: &str) -> Self {
-        let ErrorKind::ProtocolError(refusal) = error.kind() else {
-            return match error.kind() {
-                ErrorKind::IOError(error) => Self::reaching(error, endpoint),
-                _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: words(error) },
-            };
-        };
-        let text = refusal.get_message().as_str();
-        match refusal.get_id() {
-            // "Login was refused using authentication mechanism PLAIN".
-            403 => Self::AuthenticationFailed {
-                endpoint: endpoint.to_owned(),
-                user: clean_text(user, MAX_TEXT),
-            },
-            530 if is_limit(text) => Self::QuotaExceeded { why: broker_text(refusal) },
-            530 if text.starts_with("NOT_ALLOWED - vhost ") => {
-                Self::VhostNotFound { vhost: clean_text(vhost, MAX_TEXT) }
+/// Maximum length of a text taken from the broker, in bytes.
+const MAX_TEXT: usize = 512;
+
+impl From<AmqpError> for BrokerError {
+    fn from(error: AmqpError) -> Self {
+        let clean = |text: String| clean_text(&text, MAX_TEXT);
+        match error {
+            AmqpError::Unreachable { endpoint, why } => {
+                Self::Unreachable { endpoint, why: clean(why) }
             }
-            530 => Self::AccessRefused { why: broker_text(refusal) },
-            _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: broker_text(refusal) },
+            AmqpError::ProcessLimit { why } => Self::ProcessLimit { why },
+            AmqpError::ConnectionDelayed { why } => Self::ConnectionDelayed { why },
+            AmqpError::AuthenticationFailed { endpoint, user } => {
+                Self::AuthenticationFailed { endpoint, user: clean(user) }
+            }
+            AmqpError::CertificateRefused { endpoint, why } => {
+                Self::CertificateRefused { endpoint, why: clean(why) }
+            }
+            AmqpError::AccessRefused { why } => Self::AccessRefused { why: clean(why) },
+            AmqpError::VhostNotFound { vhost } => Self::VhostNotFound { vhost: clean(vhost) },
+            AmqpError::IncompatibleQueue { queue, why } => {
+                Self::IncompatibleQueue { queue: clean(queue), why: clean(why) }
+            }
+            AmqpError::TransientQueuesRefused { why } => {
+                Self::TransientQueuesRefused { why: clean(why) }
+            }
+            AmqpError::NodeDown { why } => Self::NodeDown { why: clean(why) },
+            AmqpError::Blocked => Self::Blocked,
+            AmqpError::QuotaExceeded { why } => Self::QuotaExceeded { why: clean(why) },
+            AmqpError::ConnectionLost { why } => Self::ConnectionLost { why: clean(why) },
+            AmqpError::Timeout { what, after } => Self::Timeout { what, after },
+            AmqpError::Interrupted => Self::Interrupted,
+            AmqpError::Protocol { why } => Self::Protocol { why: clean(why) },
         }
     }
-
-    /// Converts an error of a socket on which at most the greeting was exchanged.
-    pub(crate) fn reaching(error: &io::Error, endpoint: &str) -> Self {
-        if let Some(why) = process_limit::behind(error) {
-            return Self::ProcessLimit { why: why.to_owned() };
-        }
-        if let Some(violation) = Self::of_violation(error) {
-            return violation;
-        }
-        let endpoint = endpoint.to_owned();
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(error) => {
-                Self::CertificateRefused { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) }
-            }
-            None => Self::Unreachable { endpoint, why: clean_text(&error.to_string(), MAX_TEXT) },
-        }
-    }
-
-    /// Converts the end of a connection on which the broker sent what no broker sends.
-    fn of_violation(error: &io::Error) -> Option<Self> {
-        let violation = error.get_ref()?.downcast_ref::<Violation>()?;
-        let why = violation.to_string();
-        Some(match violation {
-            Violation::SmallFrameMax(_) | Violation::SmallChannelMax(_) => {
-                Self::QuotaExceeded { why }
-            }
-            _ => Self::Protocol { why },
-        })
-    }
-
-    /// Converts an error of an operation on `queue`.
-    pub(crate) fn operating(error: &LapinError, queue: &str) -> Self {
-        let ErrorKind::ProtocolError(refusal) = error.kind() else {
-            return match error.kind() {
-                ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
-                    Self::Protocol { why: words(error) }
-                }
-                // lapin marks the channels of a closed connection before the connection itself.
-                ErrorKind::InvalidConnectionState(_) | ErrorKind::InvalidChannelState(..) => {
-                    Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
-                }
-                ErrorKind::IOError(cause) => Self::of_violation(cause)
-                    .unwrap_or_else(|| Self::ConnectionLost { why: words(error) }),
-                _ => Self::ConnectionLost { why: words(error) },
-            };
-        };
-        let text = refusal.get_message().as_str();
-        let why = broker_text(refusal);
-        match refusal.get_id() {
-            403 => Self::AccessRefused { why },
-            404 if is_node_down(text) => Self::NodeDown { why },
-            406 | 530 if is_limit(text) => Self::QuotaExceeded { why },
-            id @ (405 | 406 | 530) if id != 530 || is_exclusive_elsewhere(text) => {
-                Self::IncompatibleQueue { queue: clean_text(queue, MAX_TEXT), why }
-            }
-            541 if text.starts_with("INTERNAL_ERROR - Feature `transient_nonexcl_queues`") => {
-                Self::TransientQueuesRefused { why }
-            }
-            320 | 506 | 541 | 542 => Self::ConnectionLost { why },
-            _ => Self::Protocol { why },
-        }
-    }
-}
-
-fn broker_text(refusal: &AMQPError) -> String {
-    clean_text(refusal.get_message().as_str(), MAX_TEXT)
-}
-
-fn words(error: &LapinError) -> String {
-    clean_text(&error.to_string(), MAX_TEXT)
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::answer::List;
 use super::{Management, ManagementError};
 use crate::error::BrokerError;
-use crate::refusal::names_node;
+use lockkeeper_amqp::refusal::names_node;
 
 /// Maximum number of nodes of a cluster.
 const MAX_NODES: usize = 1_000;

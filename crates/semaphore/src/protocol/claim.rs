@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use lapin::types::FieldTable;
 use lockkeeper_plan::naming::LockName;
 
-use crate::amqp::connection::Connection;
-use crate::amqp::probe::{ProbeContext, Seen};
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 
 /// The one slot of a true mutex.
 pub const MUTEX_SLOT: u32 = 1;
@@ -34,6 +34,17 @@ pub trait ClientProtocol: Send + Sync {
         holders: RangeInclusive<u32>,
         draining: bool,
     ) -> Result<SlotObservation, BrokerError>;
+
+    /// Whether all slots from 1 to `slots` are held and there is no further one, in fewer
+    /// requests than [`look`](Self::look). `false` if only that can answer it. Cancel safe.
+    async fn all_held(
+        &self,
+        _eyes: Eyes<'_>,
+        _lock: &LockName,
+        _slots: u32,
+    ) -> Result<bool, BrokerError> {
+        Ok(false)
+    }
 
     /// Returns the arguments with which a waiter declares the wait queue. `None` if the
     /// administrator declares it.

@@ -12,11 +12,11 @@ use super::fault::{Expected, Fault};
 use super::holders::Holders;
 use super::revoke::{Revoke, RevokeError};
 use super::waiters::{self, Waiter};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
+use lockkeeper_amqp::channel::Channel;
 
 /// How long to wait for a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub trait LockProtocol: Send + Sync {
     /// [`Broker::waiting`](crate::Broker::waiting).
     async fn waiting(&self, access: &Access, lock: &LockName) -> Result<Option<u32>, BrokerError> {
         let Some(queue) = lock.wait_queue() else { return Ok(None) };
-        access.publisher().await?.consumers(&queue).await
+        access.publisher().await?.consumers(&queue).await.map_err(BrokerError::from)
     }
 
     /// [`Broker::waiters`](crate::Broker::waiters).

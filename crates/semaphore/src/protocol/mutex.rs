@@ -16,12 +16,12 @@ use super::holders::{Holders, PATIENCE};
 use super::interface::LockProtocol;
 use super::numbered::exclusive_queue::HeldQueue;
 use super::revoke::{HeldBy, Revoke, RevokeError};
-use crate::amqp::channel::{Channel, Declared};
-use crate::amqp::probe::{ProbeContext, Seen};
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive;
 use crate::queues::wait::mutex_wait_arguments;
 use crate::session::access::Access;
+use lockkeeper_amqp::channel::{Channel, Declared};
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 
 /// Implementation of the true mutex.
 pub struct TrueMutex;
@@ -39,7 +39,7 @@ impl ClientProtocol for TrueMutex {
                 let held = HeldQueue { connection, holder_queue, slot_queue: None };
                 Ok(Claimed::Yes(Box::new(held)))
             }
-            Declared::Locked(_) => {
+            Declared::Locked => {
                 // The refusal closed the channel. Opens a new one, so that the next
                 // attempt need not wait for it.
                 if connection.is_usable() {
@@ -93,7 +93,7 @@ impl LockProtocol for TrueMutex {
         }
         let held = match channel.look(&queue).await? {
             None => 0,
-            Some(Declared::Locked(_)) => 1,
+            Some(Declared::Locked) => 1,
             Some(Declared::Ok) => {
                 return Err(BrokerError::IncompatibleQueue {
                     queue,

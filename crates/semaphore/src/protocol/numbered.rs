@@ -27,10 +27,10 @@ use super::holders::Holders;
 use super::interface::{AdminProtocol, LockProtocol};
 use super::mismatch;
 use super::revoke::{Revoke, RevokeError};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
+use lockkeeper_amqp::channel::Channel;
 
 /// The protocol with numbered slots that are held as `H` defines.
 pub struct Numbered<H> {

@@ -18,6 +18,7 @@ pub use self::closing::HeldBy;
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
+use lockkeeper_amqp::error::AmqpError;
 
 /// How long the management API may still list a holder that left, or its connection. Its
 /// statistics are 5 s old by default.
@@ -153,5 +154,10 @@ impl Revoke<'_> {
         let administrator = settings.administrator.clone().ok_or(RevokeError::NoAdministrator)?;
         let settings = RabbitmqSettings { management: Some(administrator), ..settings.clone() };
         Management::new(&settings).ok_or(RevokeError::NoAdministrator)
+    }
+}
+impl From<AmqpError> for RevokeError {
+    fn from(error: AmqpError) -> Self {
+        BrokerError::from(error).into()
     }
 }

@@ -32,11 +32,11 @@ use super::holders::Holders;
 use super::interface::{AdminProtocol, LockProtocol};
 use super::revoke::{HeldBy, Revoke, RevokeError};
 use super::waiters::{self, Waiter};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
+use lockkeeper_amqp::channel::Channel;
 
 /// Protocol Token, and the state of its locks.
 #[derive(Default)]

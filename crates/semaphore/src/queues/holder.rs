@@ -4,8 +4,8 @@
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 
 use super::arguments::bare_arguments;
-use crate::amqp::channel::{Channel, Refused, together};
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, Refused, together};
 
 /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
 ///
@@ -16,13 +16,19 @@ pub async fn inspect(
     channel: &mut Channel,
     name: &str,
 ) -> Result<Option<lapin::Queue>, BrokerError> {
-    channel.inspect(name, QueueDeclareOptions::durable(), bare_arguments()).await
+    channel
+        .inspect(name, QueueDeclareOptions::durable(), bare_arguments())
+        .await
+        .map_err(BrokerError::from)
 }
 
 /// Declares the holder queue `name`. An existing queue with other arguments or of
 /// another type results in [`BrokerError::IncompatibleQueue`].
 pub async fn declare(channel: &mut Channel, name: &str) -> Result<(), BrokerError> {
-    channel.declare(name, QueueDeclareOptions::durable(), bare_arguments()).await
+    channel
+        .declare(name, QueueDeclareOptions::durable(), bare_arguments())
+        .await
+        .map_err(BrokerError::from)
 }
 
 /// Deletes those of these queues that have no consumer, sent together. Missing ones
@@ -39,7 +45,7 @@ pub async fn delete_unused_all(
     match channel.answer("to queue.delete", last, all).await? {
         Ok(_) => Ok(true),
         Err(Refused { code: 406, .. }) => Ok(false),
-        Err(refused) => Err(refused.error),
+        Err(refused) => Err(refused.error.into()),
     }
 }
 

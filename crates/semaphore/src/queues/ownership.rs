@@ -9,8 +9,9 @@ use futures::future::{Either, select};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use crate::amqp::channel::{Channel, Refused, short};
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::error::AmqpError;
 
 /// The result of verifying a connection's `B[i]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub async fn verify(
     };
     let (ours, exists) = match channel.answer("to queue.declare (passive)", holder, both).await? {
         Ok(answers) => answers,
-        Err(refused) => return Err(refused.error),
+        Err(refused) => return Err(refused.error.into()),
     };
     match (ours, exists) {
         (Ok(_), Some(Ok(_))) => Ok(Ownership::Held),
@@ -64,7 +65,7 @@ pub async fn verify(
         }
         (Err(error), _) => match channel.refused(&error, holder)? {
             Refused { code: 404 | 405, .. } => Ok(Ownership::Gone),
-            refused => Err(refused.error),
+            refused => Err(refused.error.into()),
         },
     }
 }
@@ -77,9 +78,9 @@ fn standing_with(
 ) -> Result<Ownership, BrokerError> {
     match channel.refused(error, slot) {
         // The slot exists, but its node is down, or it may not be inspected.
-        Err(BrokerError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Ownership::Held),
+        Err(AmqpError::NodeDown { .. }) | Ok(Refused { code: 405, .. }) => Ok(Ownership::Held),
         Ok(Refused { code: 404, .. }) => Ok(Ownership::WithoutSlot),
-        Ok(Refused { error, .. }) | Err(error) => Err(error),
+        Ok(Refused { error, .. }) | Err(error) => Err(error.into()),
     }
 }
 
@@ -98,6 +99,6 @@ pub async fn slot_exists(channel: &mut Channel, slot: &str) -> Result<bool, Brok
             channel.leave_unanswered(slice::from_ref(&slot.to_owned()));
             Ok(true)
         }
-        Err(refused) => Err(refused.error),
+        Err(refused) => Err(refused.error.into()),
     }
 }

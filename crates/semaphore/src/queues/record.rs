@@ -10,8 +10,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 
 use super::arguments::classic_arguments;
-use crate::amqp::channel::{Channel, short, together};
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, short, together};
 
 /// Delivery mode of records, which are as durable as their queue.
 const PERSISTENT: u8 = 2;
@@ -21,7 +21,10 @@ pub async fn inspect(
     channel: &mut Channel,
     name: &str,
 ) -> Result<Option<lapin::Queue>, BrokerError> {
-    channel.inspect(name, QueueDeclareOptions::durable(), record_arguments()).await
+    channel
+        .inspect(name, QueueDeclareOptions::durable(), record_arguments())
+        .await
+        .map_err(BrokerError::from)
 }
 
 /// Declares the record queues `names`, sent together. Returns those without a record.
@@ -79,7 +82,12 @@ pub async fn delete_all(channel: &mut Channel, names: &[String]) -> Result<(), B
     let raw = channel.raw().await?;
     let options = QueueDeleteOptions::default();
     let all = together(names, |name| raw.queue_delete(name, options))?;
-    channel.answer("to queue.delete", first, all).await?.map_err(|r| r.error).map(|_| ())
+    channel
+        .answer("to queue.delete", first, all)
+        .await?
+        .map_err(|r| r.error)
+        .map(|_| ())
+        .map_err(BrokerError::from)
 }
 
 /// Returns the arguments of `F[i]`. It holds one message, and rejects a second one

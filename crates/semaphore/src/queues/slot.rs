@@ -3,11 +3,12 @@
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::Profile;
 
 use super::arguments::{bare_arguments, exclusive_arguments};
-use crate::amqp::channel::{Channel, together};
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, together};
 
 /// Declares the slot queue `name` with the properties of `profile`. In profile Guideline,
 /// an existing durable queue without arguments is adopted, because the source document
@@ -23,13 +24,13 @@ pub async fn declare(
 ) -> Result<(), BrokerError> {
     let (options, arguments) = slot_queue(profile);
     let refused = match channel.declare(name, options, arguments.clone()).await {
-        Err(error @ BrokerError::IncompatibleQueue { .. }) => error,
-        declared => return declared,
+        Err(error @ AmqpError::IncompatibleQueue { .. }) => error,
+        declared => return declared.map_err(BrokerError::from),
     };
-    match adopt(channel, name, profile, refused).await? {
+    match adopt(channel, name, profile, refused.into()).await? {
         Some(_) => Ok(()),
         // It was deleted in the meantime.
-        None => channel.declare(name, options, arguments).await,
+        None => channel.declare(name, options, arguments).await.map_err(BrokerError::from),
     }
 }
 
@@ -45,10 +46,10 @@ pub async fn inspect(
 ) -> Result<Option<lapin::Queue>, BrokerError> {
     let (options, arguments) = slot_queue(profile);
     match channel.inspect(name, options, arguments).await {
-        Err(error @ BrokerError::IncompatibleQueue { .. }) => {
-            adopt(channel, name, profile, error).await
+        Err(error @ AmqpError::IncompatibleQueue { .. }) => {
+            adopt(channel, name, profile, error.into()).await
         }
-        inspected => inspected,
+        inspected => inspected.map_err(BrokerError::from),
     }
 }
 
@@ -71,8 +72,8 @@ async fn adopt(
                 why: "a queue with messages or consumers has the name of a slot".to_owned(),
             })
         }
-        Err(BrokerError::IncompatibleQueue { .. }) => Err(refused),
-        other => other,
+        Err(AmqpError::IncompatibleQueue { .. }) => Err(refused),
+        other => other.map_err(BrokerError::from),
     }
 }
 
@@ -90,7 +91,12 @@ pub async fn check(
     let arguments = channel.connection().features.arguments(arguments);
     let declare = |name| raw.queue_declare(name, options, arguments.clone());
     let all = together(names, declare)?;
-    channel.answer("to queue.declare", first, all).await?.map_err(|r| r.error).map(|_| ())
+    channel
+        .answer("to queue.declare", first, all)
+        .await?
+        .map_err(|r| r.error)
+        .map(|_| ())
+        .map_err(BrokerError::from)
 }
 
 /// Deletes queues that look missing. This is a no-op, except that a queue whose node
@@ -104,7 +110,12 @@ pub async fn delete_missing(channel: &mut Channel, names: &[String]) -> Result<(
     // With if-unused and if-empty, in case it exists after all.
     let options = QueueDeleteOptions { if_unused: true, if_empty: true, nowait: false };
     let all = together(names, |name| raw.queue_delete(name, options))?;
-    channel.answer("to queue.delete", last, all).await?.map_err(|r| r.error).map(|_| ())
+    channel
+        .answer("to queue.delete", last, all)
+        .await?
+        .map_err(|r| r.error)
+        .map(|_| ())
+        .map_err(BrokerError::from)
 }
 
 /// Returns the properties of `A[i]`.

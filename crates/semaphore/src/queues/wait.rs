@@ -11,8 +11,9 @@ use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::arguments::classic_arguments;
-use crate::amqp::channel::{Channel, short};
-use crate::error::{BrokerError, refusal_code};
+use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::error::{AmqpError, refusal_code};
 
 /// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
 /// probes first.
@@ -55,7 +56,10 @@ pub async fn inspect(
     channel: &mut Channel,
     name: &str,
 ) -> Result<Option<lapin::Queue>, BrokerError> {
-    channel.inspect(name, QueueDeclareOptions::durable(), classic_arguments()).await
+    channel
+        .inspect(name, QueueDeclareOptions::durable(), classic_arguments())
+        .await
+        .map_err(BrokerError::from)
 }
 
 /// Declares the wait queue `name`, unless it exists. An existing queue with other
@@ -64,7 +68,10 @@ pub async fn inspect(
 pub async fn declare(channel: &mut Channel, name: &str) -> Result<(), BrokerError> {
     match inspect(channel, name).await? {
         Some(_) => Ok(()),
-        None => channel.declare(name, QueueDeclareOptions::durable(), classic_arguments()).await,
+        None => channel
+            .declare(name, QueueDeclareOptions::durable(), classic_arguments())
+            .await
+            .map_err(BrokerError::from),
     }
 }
 
@@ -83,8 +90,8 @@ pub async fn do_and_count<T>(
         let looking = raw.queue_declare(short(name)?, passive, FieldTable::default());
         Ok(match looking.await {
             Ok(queue) => Waiters::Count(queue.consumer_count()),
-            Err(error) => match BrokerError::operating(&error, name) {
-                BrokerError::NodeDown { .. } => Waiters::Unknown,
+            Err(error) => match AmqpError::operating(&error, name) {
+                AmqpError::NodeDown { .. } => Waiters::Unknown,
                 _ if refusal_code(&error) == Some(404) => Waiters::NoQueue,
                 _ => Waiters::Unknown,
             },
@@ -101,10 +108,10 @@ pub async fn do_and_count<T>(
     };
     let (done, count) = match channel.answer("to giving back", queue, both).await? {
         Ok(answers) => answers,
-        Err(refused) => return Err(refused.error),
+        Err(refused) => return Err(refused.error.into()),
     };
     if let Err(error) = done {
-        return Err(channel.refused(&error, queue)?.error);
+        return Err(channel.refused(&error, queue)?.error.into());
     }
     match count {
         Some(count) => count,
@@ -152,5 +159,9 @@ pub async fn send(
         }
         Ok(())
     };
-    channel.answer("to a message", name.as_str(), publishing).await?.map_err(|r| r.error)
+    channel
+        .answer("to a message", name.as_str(), publishing)
+        .await?
+        .map_err(|r| r.error)
+        .map_err(BrokerError::from)
 }

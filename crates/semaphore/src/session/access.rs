@@ -2,8 +2,7 @@
 //! share. See `change` for one operation under the admin mutex.
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use derive_setters::Setters;
@@ -12,19 +11,21 @@ use lockkeeper_plan::MayAct;
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::{LockName, Profile};
 
+use super::endpoint::{Limits, endpoint};
+use super::identity::BrokerIdentity;
 use super::mutex::LocalLocks;
-use crate::amqp::channel::Channel;
-use crate::amqp::connection::Connection;
-use crate::amqp::endpoint::{Connector, Endpoint};
-use crate::amqp::identity::{BrokerIdentity, greet};
-use crate::amqp::lazy::LazyConnection;
-use crate::amqp::probe::{ProbeContext, Prober};
 use crate::error::BrokerError;
 use crate::management::Management;
 use crate::management::listing::{ListedQueues, Listing};
 use crate::management::nodes;
 use crate::management::risks::{RiskCache, Risks};
 use crate::queues::wait;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::endpoint::Endpoint;
+use lockkeeper_amqp::identity::greet;
+use lockkeeper_amqp::lazy::LazyConnection;
+use lockkeeper_amqp::probe::{ProbeContext, Prober};
 
 /// Maximum number of semaphores changed concurrently. Each change takes channels of the
 /// admin connection. A broker allows 2,047 of them, and every new one costs it four
@@ -84,6 +85,7 @@ impl Default for BrokerOptions {
 /// The connections, and what all operations share.
 pub struct Access {
     pub options: BrokerOptions,
+    settings: RabbitmqSettings,
     endpoint: Arc<Endpoint>,
     /// Owns the admin mutexes and carries all changes.
     admin: LazyConnection,
@@ -111,22 +113,19 @@ impl Access {
     /// Creates the connections, which are opened on first use.
     pub fn new(settings: RabbitmqSettings, options: BrokerOptions) -> Self {
         let management = Management::new(&settings).map(Arc::new);
-        let endpoint = Arc::new(Endpoint {
-            settings,
-            client_name: options.client_name.clone(),
+        let limits = Limits {
             connect_timeout: options.connect_timeout,
             operation_timeout: options.operation_timeout,
             heartbeat: options.heartbeat,
             gate: options.gate.clone(),
-            connector: Connector::default(),
-            connected: AtomicBool::new(false),
-            features: OnceLock::new(),
-        });
+        };
+        let endpoint = Arc::new(endpoint(&settings, options.client_name.clone(), limits));
         let probe_connection = Arc::new(LazyConnection::new(Arc::clone(&endpoint), "probe"));
         Self {
             options,
             admin: LazyConnection::new(Arc::clone(&endpoint), "admin"),
             admin_python: LazyConnection::new(Arc::clone(&endpoint), "admin of AmqpLocksPython"),
+            settings,
             endpoint,
             prober: Prober::new(Arc::clone(&probe_connection)),
             probe_connection,
@@ -143,7 +142,7 @@ impl Access {
 
     /// Returns the address and credentials of the connection.
     pub fn settings(&self) -> &RabbitmqSettings {
-        &self.endpoint.settings
+        &self.settings
     }
 
     /// Returns the connection for changes to this lock.
@@ -180,7 +179,7 @@ impl Access {
             return Ok(identity);
         }
         let (greeting, cluster_id) = tokio::join!(greet(&self.endpoint), self.cluster_id());
-        let identity = BrokerIdentity { cluster_id, ..greeting?.identity };
+        let identity = BrokerIdentity::new(&greeting?, cluster_id);
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Arc::downgrade(&connection), identity.clone()));
         Ok(identity)
@@ -214,7 +213,7 @@ impl Access {
 
     /// Probes whether each of these queues exists.
     pub async fn exist(&self, names: &[String]) -> Result<Vec<bool>, BrokerError> {
-        self.prober.exist(names).await
+        self.prober.exist(names).await.map_err(BrokerError::from)
     }
 
     /// Whether any of these queues exists.
@@ -235,7 +234,7 @@ impl Access {
 
     /// Returns a channel of the connection that may publish.
     pub async fn publisher(&self) -> Result<Channel, BrokerError> {
-        self.probe_connection.publisher().await
+        self.probe_connection.publisher().await.map_err(BrokerError::from)
     }
 
     /// Wakes up to `count` waiters of the lock, if it has a wait queue.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::clean_text;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed};
@@ -12,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::mutex::AdminMutex;
-use crate::amqp::channel::Channel;
-use crate::amqp::new_id;
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::new_id;
 
 /// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +80,9 @@ impl Change {
 
     /// Returns a channel of the connection for changes, for effects without the admin mutex.
     pub async fn channel(&self) -> Result<Channel, BrokerError> {
-        Channel::take(&self.access.admin_of(&self.lock).get().await?).await
+        Channel::take(&self.access.admin_of(&self.lock).get().await?)
+            .await
+            .map_err(BrokerError::from)
     }
 
     /// Sleeps, and fails if the change is cancelled.
@@ -130,7 +133,7 @@ impl Change {
                     // connection closed. Another one received the reason.
                     Err(BrokerError::MutexLost {
                         why: match connection.close_reason().await {
-                            Some(BrokerError::ConnectionLost { why }) => why,
+                            Some(AmqpError::ConnectionLost { why }) => why,
                             _ => why,
                         },
                     })

@@ -10,11 +10,11 @@ use lockkeeper_plan::naming::LockName;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::channel::{Channel, Declared};
-use crate::amqp::lazy::LazyConnection;
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
 use crate::session::offered;
+use lockkeeper_amqp::channel::{Channel, Declared};
+use lockkeeper_amqp::lazy::LazyConnection;
 
 /// First and longest pause between two attempts, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -93,11 +93,11 @@ impl AdminMutex {
             let mut channel = Channel::take(&connection).await?;
             let mut arguments = exclusive_arguments();
             arguments.insert(ID.into(), AMQPValue::LongString(id.into()));
-            match channel.declare_exclusive(&queue, arguments).await {
+            match channel.declare_exclusive(&queue, arguments).await.map_err(BrokerError::from) {
                 Ok(Declared::Ok) => {
                     return Ok(Self { channel, queue, released: false, _turn: now, _local: local });
                 }
-                Ok(Declared::Locked(_)) => {}
+                Ok(Declared::Locked) => {}
                 Err(error) if error.is_collision() => {}
                 Err(error) => return Err(error),
             }

@@ -3,8 +3,8 @@
 
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 
-use crate::amqp::features::Features;
 use crate::error::BrokerError;
+use lockkeeper_amqp::features::Features;
 
 /// Checks that the broker offers what clients and administrators of `lock` need.
 ///

@@ -14,12 +14,12 @@ use lockkeeper_plan::record::{RecordState, SlotRecord};
 use super::converge::IN_FLIGHT;
 use super::observe::observe;
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::channel::Channel;
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::queues::{record, wait};
 use crate::session::change::Change;
 use crate::session::offered;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 
 /// Number of record queues declared together on one channel. A new one takes the broker
 /// milliseconds, and all of them share one operation's time limit.
@@ -51,7 +51,7 @@ impl Change {
     ) -> Result<(), BrokerError> {
         let Some(queue) = self.lock.wait_queue() else { return Ok(()) };
         self.check_cancelled(channel)?;
-        deferred(channel.delete(&queue).await, in_the_way).map(drop)
+        deferred(channel.delete(&queue).await.map_err(BrokerError::from), in_the_way).map(drop)
     }
 
     /// Declares the record queue of each desired slot, and publishes a first record to

@@ -7,12 +7,12 @@ use lockkeeper_plan::semaphore::{ObservedSlots, sweep_to};
 use super::observe::{find_highest_slot, observe};
 use super::records::{self, RecordsSeen};
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
 use crate::protocol::mismatch;
 use crate::queues::{record, slot, wait};
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::Channel;
 
 impl Change {
     pub async fn check_slots(

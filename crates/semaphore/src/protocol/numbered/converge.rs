@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::observe::{find_highest, observe};
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::mismatch;
 use crate::queues::slot;
 use crate::session::change::{Change, Converged};
 use crate::session::offered;
+use lockkeeper_amqp::channel::Channel;
 
 /// Maximum number of slot declares in flight, each on its own channel. After a lost
 /// connection, that many may still take effect.
@@ -270,7 +270,7 @@ impl Change {
                 slot::declare(channel, name, self.lock.profile()).await
             };
             let gone = match ours {
-                Ok(()) => channel.delete(name).await,
+                Ok(()) => channel.delete(name).await.map_err(BrokerError::from),
                 Err(error) => Err(error),
             };
             match gone {

@@ -14,22 +14,23 @@ use async_trait::async_trait;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
 use self::held::HeldConsumer;
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::channel::{Channel, Refused, short};
-use crate::amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderState, SlotObservation};
 use crate::protocol::fault::Fault;
 use crate::protocol::revoke::{Revoke, RevokeError};
 use crate::queues::arguments::bare_arguments;
 use crate::queues::{holder, slot};
-use crate::refusal::is_in_use;
 use crate::session::access::Access;
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
+use lockkeeper_amqp::refusal::is_in_use;
 
 /// Number of attempts to observe holder queues. Each repetition means that a queue was
 /// deleted in the meantime.
@@ -82,6 +83,30 @@ impl ClientProtocol for ExclusiveConsumer {
         };
         let holders = holders.map(held).collect();
         Ok(SlotObservation { slots: seen, holders })
+    }
+
+    /// In one round trip, and without a probe of each slot: a held one needs none, even if it
+    /// was removed.
+    async fn all_held(
+        &self,
+        eyes: Eyes<'_>,
+        lock: &LockName,
+        slots: u32,
+    ) -> Result<bool, BrokerError> {
+        let holders: Vec<String> = (1..=slots).map(|slot| lock.holder_queue(slot)).collect();
+        if holders.is_empty() || holders.len() > LOOKED_AT_TOGETHER {
+            return Ok(false);
+        }
+        let end = [lock.slot_queue(slots + 1)];
+        let consumers = async { eyes.link.publisher().await?.consumers_of(&holders).await };
+        match futures::try_join!(consumers, eyes.prober.see(&end)) {
+            Ok((consumers, end)) => {
+                let held = consumers.is_some_and(|all| all.iter().all(|consumers| *consumers > 0));
+                Ok(held && end == [Seen::No])
+            }
+            Err(BrokerError::NodeDown { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -167,8 +192,8 @@ async fn held(
             match channel.consumers_of(names).await {
                 Ok(Some(more)) => counts.extend(more),
                 Ok(None) => break,
-                Err(BrokerError::NodeDown { .. }) => return held_each(context, all).await,
-                Err(error) => return Err(error),
+                Err(AmqpError::NodeDown { .. }) => return held_each(context, all).await,
+                Err(error) => return Err(error.into()),
             }
         }
         if counts.len() == there.len() {
@@ -194,11 +219,16 @@ async fn held_each(
         let mut channel = context.connection.publisher().await?;
         match channel.consumers(&name).await {
             Ok(consumers) => Ok(consumers.map_or(HolderState::Absent, with_consumers)),
-            Err(BrokerError::NodeDown { .. }) => Ok(HolderState::Unknown),
+            Err(AmqpError::NodeDown { .. }) => Ok(HolderState::Unknown),
             Err(error) => Err(error),
         }
     };
-    stream::iter(names.to_vec()).map(inspect).buffered(INSPECTED_TOGETHER).try_collect().await
+    stream::iter(names.to_vec())
+        .map(inspect)
+        .buffered(INSPECTED_TOGETHER)
+        .try_collect()
+        .await
+        .map_err(BrokerError::from)
 }
 
 /// Returns the state of the holder whose queue has this many consumers.
@@ -236,7 +266,7 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     let (consumer, check, exists) =
         match channel.answer("to basic.consume", &holder_queue, all).await? {
             Ok(answers) => answers,
-            Err(refused) => return Err(refused.error),
+            Err(refused) => return Err(refused.error.into()),
         };
     // A refusal closes the channel, which ends the consumer. The broker ignores
     // everything sent after it, so the first error counts.
@@ -253,15 +283,15 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
                 Refused { code: 404, .. } => Claimed::NoSlot,
                 Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
                 // The answer to the check may arrive first.
-                refused => return Err(explain(refused.error)),
+                refused => return Err(explain(refused.error.into())),
             }
         }
         (_, Err(error), _) => {
-            return Err(explain(channel.refused(&error, &holder_queue)?.error));
+            return Err(explain(channel.refused(&error, &holder_queue)?.error.into()));
         }
         (_, _, Err(error)) => match channel.refused(&error, &slot_queue)? {
             Refused { code: 404, .. } => Claimed::NoSlot,
-            refused => return Err(refused.error),
+            refused => return Err(refused.error.into()),
         },
     };
     // In any case, it may be another queue next time.

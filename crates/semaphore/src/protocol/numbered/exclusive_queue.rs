@@ -10,13 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::channel::{Channel, Declared, short};
-use crate::amqp::connection::Connection;
-use crate::amqp::probe::ProbeContext;
 use crate::error::BrokerError;
 use crate::protocol::claim::{Claim, Claimed, ClientProtocol, HolderState, SlotObservation};
 use crate::protocol::fault::Fault;
@@ -28,6 +26,9 @@ use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
 use crate::session::access::Access;
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::{Channel, Declared, short};
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::probe::ProbeContext;
 
 /// Implementation of protocol `ExclusiveQueue`.
 pub struct ExclusiveQueue;
@@ -222,7 +223,7 @@ async fn take_slot(
     let (before, declare, after): (Step, Step, Step) =
         match channel.answer_to_claim(holder, all).await? {
             Ok(answers) => answers,
-            Err(refused) => return Err(refused.error),
+            Err(refused) => return Err(refused.error.into()),
         };
     let (error, queue, on_404, on_405) = match (before, declare, after) {
         (Ok(()), Ok(()), Ok(())) => return Ok(Taken::Yes),
@@ -231,26 +232,26 @@ async fn take_slot(
         (_, _, Err(error)) => (error, slot, Taken::SlotWent, Some(Taken::Yes)),
     };
     let error = match error {
-        StepError::Name(error) => return Err(error),
+        StepError::Name(error) => return Err(error.into()),
         StepError::Lapin(error) => error,
     };
     let refused = channel.refused(&error, queue)?;
     match (refused.code, on_405, refused.error) {
         (404, _, _) => Ok(on_404),
         (405, Some(claimed), _) => Ok(claimed),
-        (_, _, error) => Err(error),
+        (_, _, error) => Err(error.into()),
     }
 }
 
 type Step = Result<(), StepError>;
 
 enum StepError {
-    Name(BrokerError),
+    Name(AmqpError),
     Lapin(lapin::Error),
 }
 
-impl From<BrokerError> for StepError {
-    fn from(error: BrokerError) -> Self {
+impl From<AmqpError> for StepError {
+    fn from(error: AmqpError) -> Self {
         Self::Name(error)
     }
 }

@@ -9,11 +9,11 @@ use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 use lockkeeper_plan::semaphore::ObservedSlots;
 
 use super::slot_protocol::SlotProtocol;
-use crate::amqp::probe::Seen;
-use crate::amqp::unanswered::no_answer_of;
 use crate::error::BrokerError;
 use crate::protocol::claim::{HolderState, SlotObservation};
 use crate::session::access::Access;
+use lockkeeper_amqp::probe::Seen;
+use lockkeeper_amqp::unanswered::no_answer_of;
 
 /// Maximum number of slots inspected that are missing among existing ones.
 const GAPS: usize = 16;
@@ -99,7 +99,7 @@ fn check_known(lock: &LockName, from: u32, looked: &SlotObservation) -> Result<(
             let holder = holders.find(|(_, seen)| **seen == HolderState::Unknown);
             holder.map(|(slot, _)| lock.holder_queue(slot))
         });
-    unknown.map_or(Ok(()), |queue| Err(no_answer_of(&[queue])))
+    unknown.map_or(Ok(()), |queue| Err(no_answer_of(&[queue]).into()))
 }
 
 /// Finds the highest slot that has a slot queue, a holder or a leftover, by probing

@@ -7,13 +7,13 @@ use async_trait::async_trait;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::claim::ClientProtocol;
 use crate::protocol::fault::Fault;
 use crate::protocol::revoke::{Revoke, RevokeError};
 use crate::session::access::Access;
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::Channel;
 
 /// A protocol with numbered slots. A client may take slot `i` while its slot queue `A[i]`
 /// exists.

@@ -14,12 +14,12 @@ use super::account::Account;
 use super::count::{Tokens, apart, count, queue_type, total, unknown};
 use super::drain::Drains;
 use super::queue::{self, Ready, arguments, release};
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::protocol::fault::Fault;
 use crate::protocol::mismatch;
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
+use lockkeeper_amqp::channel::Channel;
 
 /// Each token that is not free is held.
 fn seen(total: u32, ready: Ready) -> ObservedTokens {

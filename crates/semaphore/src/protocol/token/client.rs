@@ -8,16 +8,17 @@ use lapin::Consumer;
 use lapin::message::Delivery;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
 use super::held::{Announced, HeldToken};
 use super::{times_delivered, token_id};
-use crate::amqp::channel::{Channel, Refused, short};
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
 use crate::protocol::interface::Wait;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::connection::Connection;
 
 /// A request for a token.
 pub struct Request<'a> {
@@ -135,7 +136,7 @@ async fn get(channel: &mut Channel, queue: &str) -> Result<Waited, BrokerError> 
 fn is_missing(refused: Refused) -> Result<Waited, BrokerError> {
     match refused {
         Refused { code: 404, .. } => Ok(Waited::Missing),
-        refused => Err(refused.error),
+        refused => Err(refused.error.into()),
     }
 }
 
@@ -189,8 +190,8 @@ async fn consume(
             Ok(Waited::Missing)
         }
         Some(None) => {
-            let gone = BrokerError::ConnectionLost { why: "while waiting for a token".to_owned() };
-            Err(channel.connection().failure().unwrap_or(gone))
+            let gone = AmqpError::ConnectionLost { why: "while waiting for a token".to_owned() };
+            Err(channel.connection().failure().unwrap_or(gone).into())
         }
         None => leave(channel, queue, raw, consumer, tag).await,
     }

@@ -10,13 +10,13 @@ use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
 use super::account::{Account, Look};
 use super::queue;
-use crate::amqp::channel::Channel;
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::management::{Management, Totals};
 use crate::session::access::Access;
 use crate::session::change::Change;
 use crate::session::mutex::ID;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 
 /// Minimum time between two observations of a classic queue. The management API queries
 /// the queue itself.

@@ -13,6 +13,7 @@ use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::DesiredSlots;
 use tokio::task::JoinHandle;
@@ -21,10 +22,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::account::Account;
 use super::count::{Tokens, count};
 use super::queue::DRAIN_TAG;
-use crate::amqp::channel::{Channel, short};
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::{Channel, short};
 
 /// Above the range of Lockkeeper's clients, 0 to 255. Foreign clients may choose any
 /// priority.
@@ -130,7 +131,7 @@ impl Drain {
         let queue = self.lock.token_queue();
         let mut consumer = self.join(channel, raw, &queue).await?;
         while let Some(token) = consumer.next().await {
-            let token = token.map_err(|error| BrokerError::operating(&error, &queue))?;
+            let token = token.map_err(|error| AmqpError::operating(&error, &queue))?;
             let (tag, taken_on) = (token.delivery_tag, raw.clone());
             let handle = self.access.upgrade().zip(self.tokens.upgrade());
             let Some((access, tokens)) = handle else { return Ok(()) };
@@ -159,7 +160,10 @@ impl Drain {
         let consume = raw.basic_consume(name, tag, BasicConsumeOptions::default(), arguments);
         let both = async { futures::try_join!(qos, consume) };
         let joined = channel.answer("to basic.consume", queue, both).await?;
-        joined.map(|((), consumer)| consumer).map_err(|refused| refused.error)
+        joined
+            .map(|((), consumer)| consumer)
+            .map_err(|refused| refused.error)
+            .map_err(BrokerError::from)
     }
 }
 
@@ -197,10 +201,10 @@ async fn remove(
     let limit = channel.connection().operation_timeout;
     match tokio::time::timeout(limit, removing).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => return Err(BrokerError::operating(&error, &lock.token_queue())),
+        Ok(Err(error)) => return Err(AmqpError::operating(&error, &lock.token_queue()).into()),
         Err(_) => {
-            let error = BrokerError::Timeout { what: "to basic.ack", after: limit };
-            return Err(channel.connection().fail(error));
+            let error = AmqpError::Timeout { what: "to basic.ack", after: limit };
+            return Err(channel.connection().fail(error).into());
         }
     }
     if total > desired {

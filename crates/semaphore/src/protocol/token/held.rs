@@ -13,13 +13,13 @@ use lockkeeper_net::clock::Moment;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::amqp::channel::{Channel, short};
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::arguments::exclusive;
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::connection::Connection;
 
 /// How long a token is held before its holder is announced. One more queue per short hold
 /// would cost more than the hold itself.
@@ -112,7 +112,11 @@ impl HeldToken {
         let Some(task) = task else { return Ok(()) };
         // A declare sent on another channel may still take effect after a delete.
         let _ = task.await;
-        Channel::take(&self.connection).await?.delete(&self.announcement.queue).await
+        Channel::take(&self.connection)
+            .await?
+            .delete(&self.announcement.queue)
+            .await
+            .map_err(BrokerError::from)
     }
 }
 
@@ -124,7 +128,7 @@ impl HeldClaim for HeldToken {
         let mut channel = self.channel.lock().await;
         let Some(channel) = channel.as_mut() else { return Ok(Ownership::Gone) };
         if !self.is_open() {
-            return Err(self.connection.closed());
+            return Err(self.connection.closed().into());
         }
         channel.set_limit(limit);
         let exists = channel.look(&self.queue).await?;

@@ -10,8 +10,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 use lockkeeper_plan::naming::QueueType;
 
-use crate::amqp::channel::{Channel, Refused, short};
 use crate::error::BrokerError;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
 
 /// Delivery mode of tokens, which are as durable as the queue.
 const PERSISTENT: u8 = 2;
@@ -71,7 +71,7 @@ pub async fn ready(channel: &mut Channel, name: &str) -> Result<Option<Ready>, B
             .first()
             .map(|queue| Ready { free: queue.message_count(), consumers: queue.consumer_count() })),
         Err(Refused { code: 404, .. }) => Ok(None),
-        Err(refused) => Err(refused.error),
+        Err(refused) => Err(refused.error.into()),
     }
 }
 
@@ -172,7 +172,7 @@ pub async fn delete_tokens(
     match channel.answer("to queue.delete", name, deleting).await? {
         Ok(_) => Ok(true),
         Err(Refused { code: 406, .. }) => Ok(false),
-        Err(refused) => Err(refused.error),
+        Err(refused) => Err(refused.error.into()),
     }
 }
 

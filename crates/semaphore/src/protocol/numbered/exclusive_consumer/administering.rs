@@ -4,10 +4,10 @@
 
 use lockkeeper_plan::naming::LockName;
 
-use crate::amqp::channel::Channel;
 use crate::error::BrokerError;
 use crate::queues::{holder, wait};
 use crate::session::change::Change;
+use lockkeeper_amqp::channel::Channel;
 
 /// The message that asks a holder to release soon.
 pub const DRAIN: &str = "drain";

@@ -13,13 +13,13 @@ use lockkeeper_plan::clean_text;
 use tokio::sync::Mutex;
 
 use super::administering::{DRAIN, REVOKE};
-use crate::amqp::channel::Channel;
-use crate::amqp::connection::Connection;
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 
 /// An exclusive consumer and its channel.
 pub struct HeldConsumer {

@@ -22,7 +22,7 @@ use super::identity::greet;
 use super::new_id;
 use super::stream::{Dialer, Kit, for_lapin};
 use super::unanswered::Unanswered;
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 /// The number of channels that RabbitMQ allows by default. A broker that proposes it is
 /// taken for RabbitMQ. Any other is asked for its properties, which takes a connection of
@@ -45,13 +45,14 @@ pub struct Connection {
     socket: Arc<Mutex<Option<TcpStream>>>,
     retired: AtomicBool,
     /// The first error of the connection.
-    failure: Arc<SetOnce<BrokerError>>,
+    failure: Arc<SetOnce<AmqpError>>,
+    /// Time limit of each operation.
     pub operation_timeout: Duration,
     /// What the broker offers.
     pub features: Features,
-    pub idle: IdleChannels,
+    pub(crate) idle: IdleChannels,
     /// The queues that do not answer.
-    pub unanswered: Unanswered,
+    pub(crate) unanswered: Unanswered,
     /// The tasks that wait for the answers to abandoned operations.
     pub abandoned: TaskTracker,
 }
@@ -61,21 +62,21 @@ impl Connection {
     /// so that an operator of the broker sees the purpose of each connection.
     ///
     /// Cancel safe: a dropped attempt closes its socket.
-    pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+    pub async fn open(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
         let limit = endpoint.connect_timeout;
-        let delayed = |why: &str| BrokerError::ConnectionDelayed { why: why.to_owned() };
+        let delayed = |why: &str| AmqpError::ConnectionDelayed { why: why.to_owned() };
         let _place = endpoint.gate.enter().await.map_err(delayed)?;
         tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
             let why = format!("no answer within {limit:?}");
-            Err(BrokerError::Unreachable { endpoint: endpoint.address(), why })
+            Err(AmqpError::Unreachable { endpoint: endpoint.address(), why })
         })
     }
 
-    async fn open_twice(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
+    async fn open_twice(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
         match Self::open_once(endpoint, role).await {
             // A broker rejects the client certificate only after the handshake. Whether
             // its reason arrives or the connection just breaks is a race.
-            Err(error) if endpoint.settings.tls.is_some() && error.is_cut() => {}
+            Err(error) if endpoint.make_tls.is_some() && error.is_cut() => {}
             other => return other,
         }
         Self::open_once(endpoint, role).await.map_err(|error| {
@@ -83,16 +84,15 @@ impl Connection {
                 return error;
             }
             let why = "the broker ended the connection right after the handshake".to_owned();
-            BrokerError::CertificateRefused { endpoint: endpoint.address(), why }
+            AmqpError::CertificateRefused { endpoint: endpoint.address(), why }
         })
     }
 
-    async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, BrokerError> {
-        let settings = &endpoint.settings;
+    async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
         let uri = endpoint.uri();
         let dialer = Dialer::new(endpoint)?;
         // Never use `enable_auto_recover`: it would declare exclusive queues again on a
-        // new connection, an unnoticed gap in a lock.
+        // new connection, and nothing would show that they were gone in between.
         let properties = ConnectionProperties::default()
             .with_connection_name(format!("{} {role}", endpoint.client_name).into())
             .with_client_property("product".into(), "lockkeeper".into())
@@ -103,11 +103,11 @@ impl Connection {
             .with_client_property("qpid.close_when_no_route".into(), "false".into());
 
         let failed = |error: lapin::Error| {
-            let (user, vhost) = (&settings.username, &settings.vhost);
-            BrokerError::connecting(&error, &endpoint.address(), user, vhost)
+            let (user, vhost) = (&endpoint.username, &endpoint.vhost);
+            AmqpError::connecting(&error, &endpoint.address(), user, vhost)
         };
         process_limit::check_connection()
-            .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
+            .map_err(|error| AmqpError::reaching(&error, &endpoint.address()))?;
         let attempt = Attempt { socket: Arc::default(), kept: false };
         let shared = Arc::clone(&attempt.socket);
         let patience = endpoint.connect_timeout;
@@ -125,14 +125,14 @@ impl Connection {
             properties,
         );
         let lapin = connect.await.map_err(failed)?;
-        let features = match endpoint.features.get() {
+        let features = match endpoint.found.features.get() {
             Some(features) => *features,
             None => {
                 let found = features_of(endpoint, &lapin).await?;
-                *endpoint.features.get_or_init(|| found)
+                *endpoint.found.features.get_or_init(|| found)
             }
         };
-        endpoint.connected.store(true, Ordering::Release);
+        endpoint.set_connected();
         Ok(Self {
             lapin,
             socket: attempt.keep(),
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     /// Returns the first error found on the connection.
-    pub fn failure(&self) -> Option<BrokerError> {
+    pub fn failure(&self) -> Option<AmqpError> {
         self.failure.get().cloned()
     }
 
@@ -203,7 +203,7 @@ impl Connection {
                 if let Event::Error(error) = event
                     && !error.is_amqp_soft_error()
                 {
-                    let _ = failure.set(BrokerError::operating(&error, ""));
+                    let _ = failure.set(AmqpError::operating(&error, ""));
                     return;
                 }
             }
@@ -212,21 +212,21 @@ impl Connection {
 
     /// Returns why the closed connection was closed, if [`Connection::record_close_reason`] or an
     /// operation finds it in time. Cancel safe.
-    pub async fn close_reason(&self) -> Option<BrokerError> {
+    pub async fn close_reason(&self) -> Option<AmqpError> {
         tokio::time::timeout(LAST_WORDS, self.failure.wait()).await.ok().cloned()
     }
 
     /// Returns the error for a channel that was found closed. The listener of the
     /// connection's events receives the reason.
-    pub fn closed(&self) -> BrokerError {
-        let closed = BrokerError::ConnectionLost { why: "the channel was closed".to_owned() };
+    pub fn closed(&self) -> AmqpError {
+        let closed = AmqpError::ConnectionLost { why: "the channel was closed".to_owned() };
         self.failure().unwrap_or(closed)
     }
 
     /// Closes the connection immediately because of `error`. Returns the error to report:
     /// if several operations fail together, the first error is the cause, and the lost
     /// connection is its consequence.
-    pub fn fail(&self, error: BrokerError) -> BrokerError {
+    pub fn fail(&self, error: AmqpError) -> AmqpError {
         let error = self.blame(error);
         self.kill();
         error
@@ -234,12 +234,12 @@ impl Connection {
 
     /// Returns the error to report for one that an operation on the connection met. An error
     /// that makes the connection unusable closes it ([`Connection::fail`]).
-    pub fn found(&self, error: BrokerError) -> BrokerError {
+    pub fn found(&self, error: AmqpError) -> AmqpError {
         if error.is_fatal_for_connection() { self.fail(error) } else { error }
     }
 
     /// Like [`Connection::found`]. If the connection was closed before, waits for the reason.
-    pub async fn found_cause(&self, error: BrokerError) -> BrokerError {
+    pub async fn found_cause(&self, error: AmqpError) -> AmqpError {
         let found = self.found(error);
         if found.is_closed_before() { self.close_reason().await.unwrap_or(found) } else { found }
     }
@@ -247,25 +247,25 @@ impl Connection {
     /// Returns the error to report for a channel that could not be opened. If all channel
     /// numbers are in use, the connection continues. If another operation has ended it, that
     /// one's error is the cause.
-    pub fn unopened(&self, error: &lapin::Error) -> BrokerError {
-        let error = BrokerError::operating(error, "");
+    pub fn unopened(&self, error: &lapin::Error) -> AmqpError {
+        let error = AmqpError::operating(error, "");
         if self.is_usable() { error } else { self.fail(error) }
     }
 
     /// Like [`Connection::fail`], but ends the connection as [`Connection::kill_when_answered`] does.
-    pub fn fail_when_answered(self: &Arc<Self>, error: BrokerError) -> BrokerError {
+    pub fn fail_when_answered(self: &Arc<Self>, error: AmqpError) -> AmqpError {
         let error = self.blame(error);
         self.kill_when_answered();
         error
     }
 
     /// Records the first error that is a cause, and returns the one to report.
-    fn blame(&self, error: BrokerError) -> BrokerError {
+    fn blame(&self, error: AmqpError) -> AmqpError {
         if !error.is_closed_before() {
             let _ = self.failure.set(error.clone());
         }
         let cause = self.failure().unwrap_or_else(|| error.clone());
-        if matches!(error, BrokerError::ConnectionLost { .. }) { cause } else { error }
+        if matches!(error, AmqpError::ConnectionLost { .. }) { cause } else { error }
     }
 
     /// Closes the connection by the AMQP close handshake, and by force if it is not
@@ -293,13 +293,13 @@ impl Drop for Connection {
 async fn features_of(
     endpoint: &Endpoint,
     connection: &lapin::Connection,
-) -> Result<Features, BrokerError> {
-    let chosen = endpoint.settings.probe;
+) -> Result<Features, AmqpError> {
+    let chosen = endpoint.probe;
     if connection.configuration().channel_max() == RABBITMQ_CHANNELS {
         return Ok(Features::of_rabbitmq(chosen));
     }
     let greeting = greet(endpoint).await?;
-    Ok(Features::announced(&greeting.identity.product, greeting.confirms, chosen))
+    Ok(Features::announced(&greeting.product, greeting.confirms, chosen))
 }
 
 /// A connection attempt that closes its socket when it is dropped. Otherwise lapin's

@@ -3,7 +3,6 @@
 //! consequences.
 
 use lapin::types::{AMQPValue, FieldTable};
-use lockkeeper_plan::connection::Probe;
 
 /// The beginning of Qpid Broker-J's product name.
 const QPID: &str = "Apache Qpid";
@@ -13,6 +12,17 @@ const QPID: &str = "Apache Qpid";
 /// end of its owner's connection and its deletion, and a second client can take it (999 of
 /// 2,428 acquisitions overlapped; 0 of 1,343 with this argument).
 const EXCLUSIVITY: (&str, &str) = ("qpid.exclusivity_policy", "CONTAINER");
+
+/// How to find out whether a queue exists, without declaring it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// A mandatory publish with publisher confirms.
+    Confirm,
+    /// A mandatory publish in a transaction.
+    Tx,
+    /// A passive declare, which closes the channel if the queue is missing.
+    Declare,
+}
 
 /// The software of a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

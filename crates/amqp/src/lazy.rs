@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use super::channel::Channel;
 use super::connection::Connection;
 use super::endpoint::Endpoint;
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 /// How long a failed attempt is the answer to all callers. While a broker is down, a
 /// thousand objects must not cause a thousand attempts.
@@ -33,7 +33,7 @@ pub struct LazyConnection {
 
 /// The state of the attempts.
 struct Attempts {
-    last_failure: Option<(Instant, BrokerError)>,
+    last_failure: Option<(Instant, AmqpError)>,
     limit: TokenBucket,
 }
 
@@ -48,7 +48,7 @@ impl LazyConnection {
     /// Returns the open connection, and opens one if there is none.
     ///
     /// Cancel safe: the next waiting caller takes over the attempt.
-    pub async fn get(&self) -> Result<Arc<Connection>, BrokerError> {
+    pub async fn get(&self) -> Result<Arc<Connection>, AmqpError> {
         if let Some(connection) = self.usable() {
             return Ok(connection);
         }
@@ -87,16 +87,16 @@ impl LazyConnection {
 
     /// Opens a connection besides the shared one, for an operation that may end it
     /// ([`Features::refusal_ends_connection`](super::features::Features)). Cancel safe.
-    pub async fn separate(&self) -> Result<Arc<Connection>, BrokerError> {
+    pub async fn separate(&self) -> Result<Arc<Connection>, AmqpError> {
         Connection::open(&self.endpoint, self.role).await.map(Arc::new)
     }
 
     /// Returns a channel for publishing. During an alarm the broker reads nothing from
     /// publishers, so this fails immediately.
-    pub async fn publisher(&self) -> Result<Channel, BrokerError> {
+    pub async fn publisher(&self) -> Result<Channel, AmqpError> {
         let connection = self.get().await?;
         if connection.is_blocked() {
-            return Err(BrokerError::Blocked);
+            return Err(AmqpError::Blocked);
         }
         Channel::take(&connection).await
     }

@@ -5,7 +5,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
 use super::{Channel, Refused, short};
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 impl Channel {
     /// Inspects the queue of that name. `None` if it is missing. Sends a passive declare
@@ -14,14 +14,14 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::IncompatibleQueue`] if the queue differs from these properties, or belongs
+    /// [`AmqpError::IncompatibleQueue`] if the queue differs from these properties, or belongs
     /// to another connection.
     pub async fn inspect(
         &mut self,
         name: &str,
         options: QueueDeclareOptions,
         arguments: FieldTable,
-    ) -> Result<Option<lapin::Queue>, BrokerError> {
+    ) -> Result<Option<lapin::Queue>, AmqpError> {
         let queue = [name.to_owned()];
         self.check_answered(&queue)?;
         let raw = self.raw().await?;

@@ -3,18 +3,18 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use crate::features::Probe;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lockkeeper_plan::connection::Probe;
 
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 
-use crate::amqp::connection::Connection;
-use crate::amqp::features::Features;
-use crate::error::BrokerError;
+use crate::connection::Connection;
+use crate::error::AmqpError;
+use crate::features::Features;
 
 /// The answers about the queues of a batch so far.
 pub struct Heard {
@@ -53,7 +53,7 @@ pub async fn ask(
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
-) -> Result<bool, BrokerError> {
+) -> Result<bool, AmqpError> {
     match features.probe {
         Probe::Confirm => confirmed(channel, features, names, heard).await.map(|()| true),
         Probe::Tx => in_transaction(channel, features, names, heard).await,
@@ -72,7 +72,7 @@ async fn confirmed(
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
-) -> Result<(), BrokerError> {
+) -> Result<(), AmqpError> {
     let probe = |name: &ShortString| {
         let (channel, name) = (channel.clone(), name.clone());
         async move {
@@ -83,7 +83,7 @@ async fn confirmed(
     let mut answers: FuturesUnordered<_> = names.into_iter().map(probe).collect();
     while let Some((answer, name)) = answers.next().await {
         heard.unanswered.remove(name.as_str());
-        let answer = answer.map_err(|error| BrokerError::operating(&error, name.as_str()))?;
+        let answer = answer.map_err(|error| AmqpError::operating(&error, name.as_str()))?;
         let returned = match answer {
             Confirmation::Ack(returned) => returned,
             // The returned message comes later, and lapin assigns it to another probe.
@@ -96,7 +96,7 @@ async fn confirmed(
                 returned
             }
             Confirmation::NotRequested => {
-                return Err(BrokerError::Protocol { why: "a probe without confirm".to_owned() });
+                return Err(AmqpError::Protocol { why: "a probe without confirm".to_owned() });
             }
         };
         if !features.nack_means_missing() {
@@ -114,7 +114,7 @@ async fn in_transaction(
     features: Features,
     names: BTreeSet<&ShortString>,
     heard: &mut Heard,
-) -> Result<bool, BrokerError> {
+) -> Result<bool, AmqpError> {
     let sending = join_all(names.into_iter().map(|name| publish(channel, features, name))).await;
     let commit = async {
         sending.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -128,7 +128,7 @@ async fn in_transaction(
             Ok(true)
         }
         Err(error) if error.is_amqp_soft_error() => Ok(false),
-        Err(error) => Err(BrokerError::operating(&error, "")),
+        Err(error) => Err(AmqpError::operating(&error, "")),
     }
 }
 

@@ -21,7 +21,7 @@ use tokio_util::compat::{Compat, TokioAsyncReadCompatExt};
 
 use super::endpoint::Endpoint;
 use super::incoming::Frames;
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 /// Number of bytes that are read together.
 const CHUNK: usize = 8 * 1024;
@@ -40,8 +40,8 @@ pub struct Dialer {
 
 impl Dialer {
     /// Fails if the endpoint's certificates can't be used.
-    pub fn new(endpoint: &Endpoint) -> Result<Self, BrokerError> {
-        let (host, port) = (endpoint.settings.host.clone(), endpoint.settings.port);
+    pub fn new(endpoint: &Endpoint) -> Result<Self, AmqpError> {
+        let (host, port) = (endpoint.host.clone(), endpoint.port);
         Ok(Self { host, port, tls: endpoint.tls()?.map(TlsConnector::from) })
     }
 

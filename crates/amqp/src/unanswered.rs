@@ -9,7 +9,7 @@ use std::time::Duration;
 use lapin::options::BasicQosOptions;
 use tokio::runtime::Handle;
 
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 /// How long an answer is awaited in the background: longer than the broker takes.
 const LATEST: Duration = Duration::from_secs(120);
@@ -50,11 +50,11 @@ impl Unanswered {
 }
 
 /// Returns the error for queues that do not answer.
-pub fn no_answer_of(queues: &[String]) -> BrokerError {
+pub fn no_answer_of(queues: &[String]) -> AmqpError {
     let queues = match queues {
         [queue] => format!("the queue {queue:?}"),
         [first, ..] => format!("{first:?} or a queue asked about with it"),
         [] => "a queue".to_owned(),
     };
-    BrokerError::NodeDown { why: format!("{queues} does not answer, although the broker does") }
+    AmqpError::NodeDown { why: format!("{queues} does not answer, although the broker does") }
 }

@@ -1,5 +1,5 @@
 //! Requests about queues that may not answer although the broker does: such a request does
-//! not end the connection, which other locks use too. Distinguishes such a queue from a slow
+//! not end the connection, which other callers use too. Distinguishes such a queue from a slow
 //! broker. See `channel` for requests that must not be left unanswered.
 
 use std::pin::pin;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use lapin::options::BasicQosOptions;
 
 use super::{Channel, Refused};
-use crate::amqp::connection::Connection;
-use crate::amqp::unanswered::no_answer_of;
-use crate::error::BrokerError;
+use crate::connection::Connection;
+use crate::error::AmqpError;
+use crate::unanswered::no_answer_of;
 
 /// Number of consecutive requests on another channel that the broker must answer promptly
 /// before a queue counts as the only one that does not answer.
@@ -28,14 +28,14 @@ enum Late<T> {
     Answered(T),
     /// Meanwhile the broker answered other requests promptly, or this error ended the
     /// connection.
-    OthersAnswered(Result<(), BrokerError>),
+    OthersAnswered(Result<(), AmqpError>),
 }
 
 impl Channel {
     /// Waits for the answer to a request about `queues` that changes nothing, or whose late
     /// effect does no harm. Like [`Channel::answer`], but if only this request stays
     /// unanswered, the connection continues, and the error is
-    /// [`BrokerError::NodeDown`].
+    /// [`AmqpError::NodeDown`].
     ///
     /// A late answer alone is no evidence of a node that is down: the broker or this machine
     /// may be slow. Therefore the answer is awaited further, until the broker has answered
@@ -45,7 +45,7 @@ impl Channel {
         what: &'static str,
         queues: &[String],
         operation: impl Future<Output = Result<T, lapin::Error>>,
-    ) -> Result<Result<T, Refused>, BrokerError> {
+    ) -> Result<Result<T, Refused>, AmqpError> {
         let first = queues.first().map_or("", String::as_str);
         let mut operation = pin!(operation);
         if let Some(answer) = self.answer_in_time(first, operation.as_mut()).await {
@@ -90,7 +90,7 @@ impl Channel {
     }
 
     /// Returns an error if a request about one of these queues is still unanswered.
-    pub fn check_answered(&self, queues: &[String]) -> Result<(), BrokerError> {
+    pub fn check_answered(&self, queues: &[String]) -> Result<(), AmqpError> {
         match queues.iter().find(|queue| self.connection().unanswered.contains(queue)) {
             Some(queue) => Err(no_answer_of(std::slice::from_ref(queue))),
             None => Ok(()),
@@ -99,7 +99,7 @@ impl Channel {
 }
 
 /// Returns once the broker has answered [`PROMPT_ANSWERS`] consecutive requests promptly.
-async fn answers_promptly(connection: &Arc<Connection>) -> Result<(), BrokerError> {
+async fn answers_promptly(connection: &Arc<Connection>) -> Result<(), AmqpError> {
     let mut channel = Channel::fresh(connection).await?;
     let mut prompt = 0;
     while prompt < PROMPT_ANSWERS {

@@ -1,18 +1,23 @@
 //! AMQP without any knowledge of locks: connections, pooled channels, probes, and the
 //! broker's description of itself.
 
+#![expect(clippy::missing_errors_doc, reason = "AmqpError documents each error once")]
+
 pub mod channel;
 pub mod connection;
 pub mod endpoint;
+pub mod error;
 pub mod features;
 pub mod identity;
-pub mod incoming;
+mod incoming;
 pub mod lazy;
 pub mod probe;
-pub mod stream;
+pub mod refusal;
+mod stream;
 pub mod unanswered;
+mod violation;
 
-/// Returns a random id for an acquisition or a change.
+/// Returns a random id of 20 hexadecimal digits.
 pub fn new_id() -> String {
     format!("{:020x}", rand::random::<u128>() >> 48)
 }

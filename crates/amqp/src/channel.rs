@@ -1,7 +1,6 @@
 //! A pooled channel that runs operations one after the other, each with a time limit:
-//! declare, inspect, delete. Knows no lock: see `queues` for its queues. Channels that the
-//! broker closed (405, 406: AMQP's way to refuse) are replaced, and healthy ones are
-//! reused. The caller decides which operation to run.
+//! declare, inspect, delete. Channels that the broker closed (405, 406: AMQP's way to refuse)
+//! are replaced, and healthy ones are reused. The caller decides which operation to run.
 
 mod inspecting;
 mod leaving;
@@ -17,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::connection::Connection;
-use crate::error::{BrokerError, refusal_code};
+use crate::error::{AmqpError, refusal_code};
 
 /// Maximum number of idle channels. Further ones are closed.
 const MAX_IDLE: usize = 64;
@@ -33,8 +32,8 @@ pub enum Declared {
     /// The queue exists with the requested properties.
     Ok,
     /// 405: the queue is exclusive to another connection, or the declare is exclusive and
-    /// the queue isn't. The text is the broker's.
-    Locked(String),
+    /// the queue isn't.
+    Locked,
 }
 
 /// Idle channels of one connection.
@@ -57,7 +56,7 @@ pub struct Channel {
 
 impl Channel {
     /// Takes an idle channel of `connection`, or opens one.
-    pub async fn take(connection: &Arc<Connection>) -> Result<Self, BrokerError> {
+    pub async fn take(connection: &Arc<Connection>) -> Result<Self, AmqpError> {
         let mut channel = Self::closed(connection);
         while let Some((raw, declares)) = channel.connection.idle.pop() {
             if raw.status().connected() {
@@ -70,7 +69,7 @@ impl Channel {
     }
 
     /// Opens a channel that was not used before and is not reused after.
-    pub async fn fresh(connection: &Arc<Connection>) -> Result<Self, BrokerError> {
+    pub async fn fresh(connection: &Arc<Connection>) -> Result<Self, AmqpError> {
         let mut channel = Self::closed(connection);
         channel.open().await?;
         channel.pin();
@@ -130,7 +129,7 @@ impl Channel {
         &self.connection
     }
 
-    async fn open(&mut self) -> Result<lapin::Channel, BrokerError> {
+    async fn open(&mut self) -> Result<lapin::Channel, AmqpError> {
         let limit = self.limit;
         let opened = tokio::time::timeout(limit, self.connection.lapin().create_channel()).await;
         let raw = match opened {
@@ -144,7 +143,7 @@ impl Channel {
     }
 
     /// Returns the channel, and opens one if there is none that can be used.
-    pub async fn raw(&mut self) -> Result<lapin::Channel, BrokerError> {
+    pub async fn raw(&mut self) -> Result<lapin::Channel, AmqpError> {
         match &self.raw {
             Some(raw)
                 if raw.status().connected() && (self.pinned || self.declares < MAX_DECLARES) =>
@@ -152,20 +151,20 @@ impl Channel {
                 Ok(raw.clone())
             }
             _ if self.pinned => {
-                Err(BrokerError::ConnectionLost { why: "its channel was closed".to_owned() })
+                Err(AmqpError::ConnectionLost { why: "its channel was closed".to_owned() })
             }
             _ => self.open().await,
         }
     }
 
-    fn no_answer(&self, what: &'static str, after: Duration) -> BrokerError {
+    fn no_answer(&self, what: &'static str, after: Duration) -> AmqpError {
         // Whether the operation was performed is unknown, and can't be determined on this
         // connection.
         let blocked = self.connection.is_blocked();
         self.connection.fail(if blocked {
-            BrokerError::Blocked
+            AmqpError::Blocked
         } else {
-            BrokerError::Timeout { what, after }
+            AmqpError::Timeout { what, after }
         })
     }
 
@@ -176,7 +175,7 @@ impl Channel {
         what: &'static str,
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,
-    ) -> Result<Result<T, Refused>, BrokerError> {
+    ) -> Result<Result<T, Refused>, AmqpError> {
         match self.answer_in_time(queue, operation).await {
             Some(answer) => answer,
             None => Err(self.unanswered(what)),
@@ -184,7 +183,7 @@ impl Channel {
     }
 
     /// Ends the connection, because an operation was not answered in time.
-    pub fn unanswered(&mut self, what: &'static str) -> BrokerError {
+    pub fn unanswered(&mut self, what: &'static str) -> AmqpError {
         self.raw = None;
         self.no_answer(what, self.limit)
     }
@@ -196,7 +195,7 @@ impl Channel {
         &mut self,
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,
-    ) -> Result<Result<T, Refused>, BrokerError> {
+    ) -> Result<Result<T, Refused>, AmqpError> {
         match self.answer_in_time(queue, operation).await {
             Some(answer) => answer,
             None => {
@@ -206,7 +205,7 @@ impl Channel {
                 let what = "to queue.declare";
                 Err(self
                     .connection
-                    .fail_when_answered(BrokerError::Timeout { what, after: self.limit }))
+                    .fail_when_answered(AmqpError::Timeout { what, after: self.limit }))
             }
         }
     }
@@ -216,7 +215,7 @@ impl Channel {
         &mut self,
         queue: &str,
         operation: impl Future<Output = Result<T, lapin::Error>>,
-    ) -> Option<Result<Result<T, Refused>, BrokerError>> {
+    ) -> Option<Result<Result<T, Refused>, AmqpError>> {
         self.busy = true;
         let answer = tokio::time::timeout(self.limit, operation).await;
         self.busy = false;
@@ -228,7 +227,7 @@ impl Channel {
         &mut self,
         queue: &str,
         answer: Result<T, lapin::Error>,
-    ) -> Result<Result<T, Refused>, BrokerError> {
+    ) -> Result<Result<T, Refused>, AmqpError> {
         match answer {
             Ok(value) => Ok(Ok(value)),
             Err(error) => self.refused(&error, queue).map(Err),
@@ -240,17 +239,17 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::NodeDown`] also has the code 404, but is no refusal: nothing is known
+    /// [`AmqpError::NodeDown`] also has the code 404, but is no refusal: nothing is known
     /// of the queue. Otherwise, the error of the connection.
-    pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, BrokerError> {
+    pub fn refused(&mut self, error: &lapin::Error, queue: &str) -> Result<Refused, AmqpError> {
         self.raw = None;
         let code = refusal_code(error);
-        let error = BrokerError::operating(error, queue);
+        let error = AmqpError::operating(error, queue);
         match code {
-            Some(404) if matches!(error, BrokerError::NodeDown { .. }) => {}
+            Some(404) if matches!(error, AmqpError::NodeDown { .. }) => {}
             Some(code @ 403..=406) => return Ok(Refused { code, error }),
             // The same as a 405 of RabbitMQ, except that it ended the connection.
-            Some(530) if matches!(error, BrokerError::IncompatibleQueue { .. }) => {
+            Some(530) if matches!(error, AmqpError::IncompatibleQueue { .. }) => {
                 self.connection.kill();
                 return Ok(Refused { code: 405, error });
             }
@@ -260,13 +259,13 @@ impl Channel {
     }
 
     /// Declares a queue. An existing queue with other arguments results in
-    /// [`BrokerError::IncompatibleQueue`].
+    /// [`AmqpError::IncompatibleQueue`].
     pub async fn declare(
         &mut self,
         name: &str,
         options: QueueDeclareOptions,
         arguments: FieldTable,
-    ) -> Result<(), BrokerError> {
+    ) -> Result<(), AmqpError> {
         let raw = self.raw().await?;
         self.declares += 1;
         let arguments = self.connection.features.arguments(arguments);
@@ -275,9 +274,9 @@ impl Channel {
     }
 
     /// Deletes the queue `name` with any arguments, and waits for delete-ok. A queue that
-    /// is exclusive to another connection results in [`BrokerError::IncompatibleQueue`]
+    /// is exclusive to another connection results in [`AmqpError::IncompatibleQueue`]
     /// and stays.
-    pub async fn delete(&mut self, name: &str) -> Result<(), BrokerError> {
+    pub async fn delete(&mut self, name: &str) -> Result<(), AmqpError> {
         let raw = self.raw().await?;
         let deleting = raw.queue_delete(short(name)?, QueueDeleteOptions::default());
         match self.answer("to queue.delete", name, deleting).await? {
@@ -296,7 +295,7 @@ impl Channel {
         &mut self,
         name: &str,
         arguments: FieldTable,
-    ) -> Result<Declared, BrokerError> {
+    ) -> Result<Declared, AmqpError> {
         let raw = self.raw().await?;
         self.declares += 1;
         let arguments = self.connection.features.exclusive_arguments(arguments);
@@ -304,7 +303,7 @@ impl Channel {
             raw.queue_declare(short(name)?, QueueDeclareOptions::exclusive(), arguments);
         match self.answer_to_claim(name, declaring).await? {
             Ok(_) => Ok(Declared::Ok),
-            Err(Refused { code: 405, error }) => Ok(Declared::Locked(error.to_string())),
+            Err(Refused { code: 405, .. }) => Ok(Declared::Locked),
             Err(refused) => Err(refused.error),
         }
     }
@@ -361,7 +360,7 @@ impl IdleChannels {
 pub fn together<T, O, F>(
     names: &[String],
     operation: F,
-) -> Result<impl Future<Output = Result<Vec<T>, lapin::Error>> + use<T, O, F>, BrokerError>
+) -> Result<impl Future<Output = Result<Vec<T>, lapin::Error>> + use<T, O, F>, AmqpError>
 where
     O: Future<Output = Result<T, lapin::Error>>,
     F: Fn(ShortString) -> O,
@@ -375,12 +374,12 @@ where
 pub struct Refused {
     /// The reply code, 403 to 406.
     pub code: u16,
-    pub error: BrokerError,
+    /// The same as an error.
+    pub error: AmqpError,
 }
 
-/// Converts a queue name for the wire. Its maximum is 255 bytes, which `LockName`
-/// enforces.
-pub fn short(name: &str) -> Result<ShortString, BrokerError> {
+/// Converts a queue name for the wire. Its maximum is 255 bytes.
+pub fn short(name: &str) -> Result<ShortString, AmqpError> {
     ShortString::try_new(name)
-        .map_err(|_| BrokerError::Protocol { why: "a queue name over 255 bytes".to_owned() })
+        .map_err(|_| AmqpError::Protocol { why: "a queue name over 255 bytes".to_owned() })
 }

@@ -5,38 +5,26 @@ use std::io;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
 use lapin::types::AMQPValue;
-use lockkeeper_plan::clean_text;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::endpoint::Endpoint;
 use super::stream::Dialer;
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
-/// A broker's description of itself. Any server can claim the same, so it does not prove
-/// that two addresses lead to one broker. See [`Broker::is_same_as`](crate::Broker::is_same_as).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BrokerIdentity {
-    /// The cluster's id. Only the management API shows it, and only to an administrator.
-    pub cluster_id: Option<String>,
-    /// The cluster's name. The RabbitMQ cluster operator uses the name of the
-    /// `RabbitmqCluster`, so two clusters often have the same name.
+/// What a broker sends first on a connection. Any server can claim the same, in any words.
+pub struct Greeting {
+    /// The cluster's name.
     pub cluster_name: String,
     /// `RabbitMQ`, or another product that implements AMQP 0-9-1.
     pub product: String,
     /// The version of the node that answered.
     pub version: String,
-}
-
-/// What a broker sends first on a connection.
-pub struct Greeting {
-    /// The cluster's id is empty.
-    pub identity: BrokerIdentity,
     /// Whether it announces publisher confirms.
     pub confirms: bool,
 }
 
 /// Reads the greeting over AMQP. Cancel safe.
-pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
+pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, AmqpError> {
     let limit = endpoint.connect_timeout;
     let dialer = Dialer::new(endpoint)?;
     let payload = tokio::time::timeout(limit, async {
@@ -49,24 +37,18 @@ pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
         io::Result::Ok(payload)
     })
     .await
-    .map_err(|_| BrokerError::Unreachable {
+    .map_err(|_| AmqpError::Unreachable {
         endpoint: endpoint.address(),
         why: format!("no answer within {limit:?}"),
     })?
-    .map_err(|error| BrokerError::reaching(&error, &endpoint.address()))?;
+    .map_err(|error| AmqpError::reaching(&error, &endpoint.address()))?;
     let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
     else {
-        return Err(BrokerError::Protocol { why: "its first frame isn't connection.start".into() });
+        return Err(AmqpError::Protocol { why: "its first frame isn't connection.start".into() });
     };
     let property = |key: &str| match start.server_properties.inner().get(key) {
-        Some(AMQPValue::LongString(text)) => clean_text(&text.to_string(), 256),
+        Some(AMQPValue::LongString(text)) => text.to_string(),
         _ => String::new(),
-    };
-    let identity = BrokerIdentity {
-        cluster_id: None,
-        cluster_name: property("cluster_name"),
-        product: property("product"),
-        version: property("version"),
     };
     let confirms = match start.server_properties.inner().get("capabilities") {
         Some(AMQPValue::FieldTable(offered)) => {
@@ -74,5 +56,10 @@ pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, BrokerError> {
         }
         _ => false,
     };
-    Ok(Greeting { identity, confirms })
+    Ok(Greeting {
+        cluster_name: property("cluster_name"),
+        product: property("product"),
+        version: property("version"),
+        confirms,
+    })
 }

@@ -19,12 +19,13 @@ use super::channel::{Channel, short};
 use super::connection::Connection;
 use super::lazy::LazyConnection;
 use super::unanswered::no_answer_of;
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 use crate::refusal::is_deleted_meanwhile;
 
 /// Read-only access to the broker.
 #[derive(Clone, Copy)]
 pub struct ProbeContext<'a> {
+    /// Finds out which queues exist.
     pub prober: &'a Prober,
     /// The connection that the prober uses.
     pub connection: &'a LazyConnection,
@@ -40,7 +41,7 @@ const WORKERS: usize = 2;
 /// Maximum number of probes per channel, except for its last batch. With statistics on
 /// (the management plugin), the broker counts a channel's publishes by name, also for
 /// missing queues. It walks the counts of all channels at each deletion of any queue.
-/// With 100,000 of them, a minute's probes for new locks, each deletion took 0.1 to 0.9 s
+/// With 100,000 of them, a minute's probes for many names, each deletion took 0.1 to 0.9 s
 /// (3.10). It drops the counts of a closed channel within 5 s. After 64 clients had
 /// searched a lock of 100 slots, they handed the only free one over in 15 ms if channels
 /// were kept for 1,000 probes, and in 5 ms with this limit.
@@ -70,7 +71,7 @@ pub struct Prober {
 
 struct Question {
     names: Vec<ShortString>,
-    answer: oneshot::Sender<Result<Vec<Seen>, BrokerError>>,
+    answer: oneshot::Sender<Result<Vec<Seen>, AmqpError>>,
 }
 
 /// What a probe shows of a queue.
@@ -97,9 +98,9 @@ impl Prober {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::NodeDown`] if that is unknown for one of them, and the errors of
+    /// [`AmqpError::NodeDown`] if that is unknown for one of them, and the errors of
     /// [`Prober::see`].
-    pub async fn exist(&self, names: &[String]) -> Result<Vec<bool>, BrokerError> {
+    pub async fn exist(&self, names: &[String]) -> Result<Vec<bool>, AmqpError> {
         let seen = self.see(names).await?;
         let exists = |(name, seen): (&String, Seen)| match seen {
             Seen::Yes => Ok(true),
@@ -117,7 +118,7 @@ impl Prober {
     /// # Errors
     ///
     /// An error of the connection or an unreliable answer makes the whole batch fail.
-    pub async fn see(&self, names: &[String]) -> Result<Vec<Seen>, BrokerError> {
+    pub async fn see(&self, names: &[String]) -> Result<Vec<Seen>, AmqpError> {
         let mut waiting = Vec::with_capacity(names.len().div_ceil(BATCH));
         for chunk in names.chunks(BATCH) {
             let names = chunk.iter().map(|name| short(name)).collect::<Result<_, _>>()?;
@@ -132,7 +133,7 @@ impl Prober {
         Ok(seen)
     }
 
-    async fn ask(&self, question: Question) -> Result<(), BrokerError> {
+    async fn ask(&self, question: Question) -> Result<(), AmqpError> {
         let workers = self.workers.get_or_init(|| {
             let (questions, asked) = mpsc::channel(64);
             let asked = Arc::new(Mutex::new(asked));
@@ -146,9 +147,9 @@ impl Prober {
     }
 }
 
-fn stopped() -> BrokerError {
+fn stopped() -> AmqpError {
     // The tasks end only with the runtime.
-    BrokerError::Interrupted
+    AmqpError::Interrupted
 }
 
 /// The answers to a batch of probes.
@@ -202,7 +203,7 @@ impl Worker {
     /// Probes the queues of these questions. If the broker closes the connection because one
     /// of them is deleted in the same moment, all are probed again over another one. The other
     /// worker's probes are lost with that connection too.
-    async fn probe_all(&mut self, questions: &[Question]) -> Result<Batch, BrokerError> {
+    async fn probe_all(&mut self, questions: &[Question]) -> Result<Batch, AmqpError> {
         let names = || questions.iter().flat_map(|question| &question.names);
         for _ in 1..ATTEMPTS {
             match self.probe(names()).await {
@@ -219,7 +220,7 @@ impl Worker {
     async fn probe(
         &mut self,
         names: impl Iterator<Item = &ShortString>,
-    ) -> Result<Batch, BrokerError> {
+    ) -> Result<Batch, AmqpError> {
         // Taken out, and put back only after a batch without any doubt.
         let (connection, raw) = match self.open.take() {
             Some((connection, raw)) if connection.is_usable() && raw.status().connected() => {
@@ -230,7 +231,7 @@ impl Worker {
         if connection.is_blocked() {
             // The probes would wait for the end of the alarm, and pile up until then.
             self.open = Some((connection, raw));
-            return Err(BrokerError::Blocked);
+            return Err(AmqpError::Blocked);
         }
         // In a fixed order: the prover repeats an interleaving only if a client repeats its
         // requests.
@@ -244,7 +245,7 @@ impl Worker {
             Ok(Err(error)) => return Err(connection.found_cause(error).await),
             // Only this channel's answers are lost. When the alarm ends, the connection
             // continues.
-            Err(_) if connection.is_blocked() => return Err(BrokerError::Blocked),
+            Err(_) if connection.is_blocked() => return Err(AmqpError::Blocked),
             Ok(Ok(false)) | Err(_) => {}
         }
         Ok(Batch { lazy: Arc::clone(&self.lazy), connection, heard })
@@ -260,23 +261,22 @@ impl Worker {
         }
     }
 
-    async fn connect(&mut self) -> Result<(Arc<Connection>, lapin::Channel), BrokerError> {
+    async fn connect(&mut self) -> Result<(Arc<Connection>, lapin::Channel), AmqpError> {
         self.probes = 0;
         let connection = self.lazy.get().await?;
         if connection.is_blocked() {
             // Don't open a new connection: its first probe would block it as well, and
             // the broker would keep both.
-            return Err(BrokerError::Blocked);
+            return Err(AmqpError::Blocked);
         }
         let limit = connection.operation_timeout;
         let opening = asking::open(&connection);
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(raw)) => Ok((connection, raw)),
-            Ok(Err(error)) => Err(connection.found_cause(BrokerError::operating(&error, "")).await),
-            Err(_) if connection.is_blocked() => Err(BrokerError::Blocked),
+            Ok(Err(error)) => Err(connection.found_cause(AmqpError::operating(&error, "")).await),
+            Err(_) if connection.is_blocked() => Err(AmqpError::Blocked),
             Err(_) => {
-                Err(connection
-                    .fail(BrokerError::Timeout { what: "to a new channel", after: limit }))
+                Err(connection.fail(AmqpError::Timeout { what: "to a new channel", after: limit }))
             }
         }
     }
@@ -316,7 +316,7 @@ fn settle(batch: &Arc<Batch>, question: Question) {
 }
 
 impl Batch {
-    async fn inspect(&self, name: &str) -> Result<Seen, BrokerError> {
+    async fn inspect(&self, name: &str) -> Result<Seen, AmqpError> {
         if self.heard.missing.contains(name) {
             return Ok(Seen::No);
         }
@@ -330,7 +330,7 @@ impl Batch {
         match channel.look(name).await {
             Ok(Some(_)) => Ok(Seen::Yes),
             Ok(None) => Ok(Seen::No),
-            Err(BrokerError::NodeDown { .. }) => Ok(Seen::Unknown),
+            Err(AmqpError::NodeDown { .. }) => Ok(Seen::Unknown),
             Err(error) => Err(error),
         }
     }

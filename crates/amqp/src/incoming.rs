@@ -14,8 +14,8 @@ use self::tables::check_table;
 use super::endpoint::FRAME_MAX;
 use crate::violation::Violation;
 
-/// Maximum size of a message's body. Longer ones are dropped. Records and announcements of
-/// holders have less than 1 KiB, and no client reads anything else.
+/// Maximum size of a message's body. Longer ones are dropped. The messages that are read
+/// have less than 1 KiB.
 const MAX_BODY: u64 = 64 * 1024;
 
 /// Maximum number of bytes that the client did not ask for, between two of its own frames.

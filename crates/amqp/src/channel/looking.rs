@@ -6,15 +6,15 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
 use super::{Channel, Declared, Refused, together};
-use crate::error::BrokerError;
+use crate::error::AmqpError;
 
 impl Channel {
     /// Inspects `name` by a passive declare. `None` if it doesn't exist. A queue whose node
-    /// is down, or that does not answer, results in [`BrokerError::NodeDown`].
-    pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, BrokerError> {
+    /// is down, or that does not answer, results in [`AmqpError::NodeDown`].
+    pub async fn look(&mut self, name: &str) -> Result<Option<Declared>, AmqpError> {
         match self.look_at(&[name.to_owned()]).await? {
             Ok(_) => Ok(Some(Declared::Ok)),
-            Err(Refused { code: 405, error }) => Ok(Some(Declared::Locked(error.to_string()))),
+            Err(Refused { code: 405, .. }) => Ok(Some(Declared::Locked)),
             Err(Refused { code: 404, .. }) => Ok(None),
             Err(refused) => Err(refused.error),
         }
@@ -22,11 +22,11 @@ impl Channel {
 
     /// Inspects all of these queues by passive declares sent together. Returns the
     /// broker's answer for each, or its first refusal. A queue whose node is down, or that
-    /// does not answer, results in [`BrokerError::NodeDown`].
+    /// does not answer, results in [`AmqpError::NodeDown`].
     pub async fn look_at(
         &mut self,
         names: &[String],
-    ) -> Result<Result<Vec<lapin::Queue>, Refused>, BrokerError> {
+    ) -> Result<Result<Vec<lapin::Queue>, Refused>, AmqpError> {
         if names.is_empty() {
             return Ok(Ok(Vec::new()));
         }
@@ -41,17 +41,14 @@ impl Channel {
 
     /// Returns the number of consumers of the queue `name`. `None` if it is missing or
     /// exclusive to another connection.
-    pub async fn consumers(&mut self, name: &str) -> Result<Option<u32>, BrokerError> {
+    pub async fn consumers(&mut self, name: &str) -> Result<Option<u32>, AmqpError> {
         let counts = self.consumers_of(&[name.to_owned()]).await?;
         Ok(counts.and_then(|counts| counts.first().copied()))
     }
 
     /// Returns the number of consumers of each queue, by passive declares sent together.
     /// `None` if one of them is missing or exclusive to another connection.
-    pub async fn consumers_of(
-        &mut self,
-        names: &[String],
-    ) -> Result<Option<Vec<u32>>, BrokerError> {
+    pub async fn consumers_of(&mut self, names: &[String]) -> Result<Option<Vec<u32>>, AmqpError> {
         match self.look_at(names).await? {
             Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::consumer_count).collect())),
             Err(Refused { code: 404 | 405, .. }) => Ok(None),
@@ -61,7 +58,7 @@ impl Channel {
 
     /// Returns the number of ready messages of each queue, by passive declares sent
     /// together. `None` if one of them is missing or exclusive to another connection.
-    pub async fn messages_of(&mut self, names: &[String]) -> Result<Option<Vec<u32>>, BrokerError> {
+    pub async fn messages_of(&mut self, names: &[String]) -> Result<Option<Vec<u32>>, AmqpError> {
         match self.look_at(names).await? {
             Ok(queues) => Ok(Some(queues.iter().map(lapin::Queue::message_count).collect())),
             Err(Refused { code: 404 | 405, .. }) => Ok(None),
@@ -71,7 +68,7 @@ impl Channel {
 
     /// Whether all of these queues exist, by passive declares sent together. A publish
     /// would find the record queues full, or add a message to them.
-    pub async fn all_exist(&mut self, names: &[String]) -> Result<bool, BrokerError> {
+    pub async fn all_exist(&mut self, names: &[String]) -> Result<bool, AmqpError> {
         Ok(self.consumers_of(names).await?.is_some())
     }
 }
