@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use syn::visit::{self, Visit};
-use syn::{Item, ItemMod, ItemUse, UseTree, Visibility};
+use syn::{Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
 /// The layers inside a module, the lowest first. A file imports only files of its own
 /// layer and of lower ones. Files that are in no layer are not restricted.
-const LAYERS: [(&str, &[&[&str]]); 2] = [
+const LAYERS: [(&str, &[&[&str]]); 3] = [
     (
         "semaphore",
         &[
@@ -40,14 +40,30 @@ const LAYERS: [(&str, &[&[&str]]); 2] = [
             &["work", "unwatched"],
         ],
     ),
+    (
+        "prove",
+        &[
+            &["history"],
+            &["wire", "driver"],
+            &["check"],
+            &["run", "straw"],
+            &["steps", "cost", "watch"],
+            &["controls"],
+            &["report"],
+            &["cli"],
+        ],
+    ),
 ];
+
+/// The modules in which two files may import each other, but not more.
+const PAIRS: [&str; 5] = ["amqp", "pressure", "plan", "operator", "cli"];
 
 /// The path of a module: `["semaphore", "amqp"]` for that of a crate, `["operator", "work"]` for
 /// that of the program.
 type Module = Vec<String>;
 
 #[test]
-fn no_more_than_two_files_import_each_other() {
+fn no_files_import_each_other_except_known_pairs() {
     let imports = imports();
     let mut cycles = Vec::new();
     let mut seen = BTreeSet::new();
@@ -55,7 +71,9 @@ fn no_more_than_two_files_import_each_other() {
         let ahead = reach(&imports, file);
         let cycle: Vec<&Module> =
             ahead.iter().filter(|other| reach(&imports, other).contains(file)).collect();
-        if cycle.len() > 2 && seen.insert(cycle.clone().into_iter().cloned().collect::<Vec<_>>()) {
+        let most = if PAIRS.contains(&file[0].as_str()) { 2 } else { 1 };
+        if cycle.len() > most && seen.insert(cycle.clone().into_iter().cloned().collect::<Vec<_>>())
+        {
             cycles.push(cycle.iter().map(|file| file.join("::")).collect::<Vec<_>>().join(", "));
         }
     }
@@ -107,10 +125,6 @@ fn imports() -> BTreeMap<Module, BTreeSet<Module>> {
     for entry in std::fs::read_dir(root.join("crates")).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
-        // The prover is a program of its own, with layers of its own.
-        if name == "prove" {
-            continue;
-        }
         read(&entry.path().join("src"), Some(&name), &mut vec![name.clone()], &mut files);
     }
     assert!(files.len() > 100, "{} files", files.len());
@@ -148,12 +162,15 @@ fn read(
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if name == "tests" {
+            continue;
+        }
         if path.is_dir() {
             module.push(name);
             read(&path, krate, module, files);
             module.pop();
         } else if path.extension().is_some_and(|extension| extension == "rs")
-            && !["main", "tests"].contains(&name.as_str())
+            && name != "main"
             && (krate.is_some() || name != "lib")
         {
             let mut module = module.clone();
@@ -167,6 +184,25 @@ fn read(
             files.insert(module, paths);
         }
     }
+}
+
+/// Returns the paths of several names in the text of a macro call, which has spaces between its
+/// tokens.
+fn paths_in(tokens: &str) -> Vec<Module> {
+    let mut paths: Vec<Module> = vec![Vec::new()];
+    let mut joined = false;
+    for token in tokens.split(|c: char| c.is_whitespace() || "()[]{}<>,;&.!".contains(c)) {
+        let is_name = token.starts_with(|c: char| c.is_alphabetic() || c == '_');
+        match paths.last_mut() {
+            _ if token.is_empty() => {}
+            Some(_) if token == "::" => joined = true,
+            Some(path) if is_name && joined => path.push(token.to_owned()),
+            _ => paths.push(vec![token.to_owned()]),
+        }
+        joined = token == "::" || (joined && token.is_empty());
+    }
+    paths.retain(|path| path.len() > 1);
+    paths
 }
 
 /// The absolute paths in a file.
@@ -260,6 +296,13 @@ impl<'a> Visit<'a> for Paths {
     }
 
     fn visit_visibility(&mut self, _: &'a Visibility) {}
+
+    fn visit_macro(&mut self, code: &'a Macro) {
+        for path in paths_in(&code.tokens.to_string()) {
+            self.add(&path, false);
+        }
+        visit::visit_macro(self, code);
+    }
 
     fn visit_path(&mut self, path: &'a syn::Path) {
         if path.segments.len() > 1 {

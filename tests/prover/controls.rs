@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lockkeeper_prove::controls::{bugs, control};
-use lockkeeper_prove::driver::witness::Variables;
-use lockkeeper_prove::history::Rules;
-use lockkeeper_prove::run::{Faults, RunOptions, Way};
+use lockkeeper_prove::history::{Faults, Rules, Variables};
+use lockkeeper_prove::run::{RunOptions, Way};
 
 use super::program;
 use crate::support::rabbitmq::Vhost;

@@ -5,6 +5,7 @@
 
 mod costing;
 mod driven;
+mod exit;
 mod judging;
 mod minimizing;
 mod replaying;
@@ -19,15 +20,11 @@ use clap::{Parser, Subcommand};
 
 use crate::driver::message::schema;
 use crate::driver::speak::speak;
-use crate::driver::witness::{self, Variables};
-use crate::history::Rules;
+use crate::driver::witness;
+use crate::history::{Rules, Variables};
 use crate::straw::Bug;
 use crate::straw::serve::{StrawOptions, serve};
-
-/// Exit code after a violation, or if the driver is not understood.
-const FAILED: u8 = 1;
-/// Exit code if nothing could be judged, for example because the broker is unreachable.
-const NOT_DONE: u8 = 2;
+use exit::{FAILED, NOT_DONE};
 
 /// Tests any implementation of a distributed lock, and names the cause of each violation.
 #[derive(Debug, Parser)]

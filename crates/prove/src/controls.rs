@@ -8,8 +8,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::check::verdict::{Cause, Verdict, Violation};
-use crate::history::Rules;
-use crate::run::{Faults, RunError, RunOptions, Way, run_until};
+use crate::history::{Faults, Rules};
+use crate::run::{RunError, RunOptions, Way, run_until};
 use crate::steps::{InjectedFaults, Resizes, StepsError, StepsOptions, steps};
 use crate::straw::{Bug, Trigger};
 

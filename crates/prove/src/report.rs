@@ -16,24 +16,28 @@ pub mod shares;
 pub mod situations;
 pub mod sometimes;
 mod svg;
+mod tested;
 pub mod text;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::verdict::{Cause, Property, Verdict};
+use crate::check::verdict::{Property, Verdict};
 use crate::check::{JudgeError, examine};
 use crate::controls::Control;
 use crate::history::{Header, History};
-use crate::straw::Bug;
 use grade::{Given, Grade, grades};
 use shares::{Share, shares};
 use situations::Situations;
 use sometimes::Sometimes;
+pub use tested::Tested;
 
 /// Maximum number of violations of one property that are printed and drawn.
 pub const SHOWN: usize = 3;
+
+/// Prefix and suffix of the names of pictures.
+pub const PICTURE: (&str, &str) = ("violation-", ".svg");
 
 /// Version of `report.json`.
 pub const VERSION: u32 = 1;
@@ -60,25 +64,6 @@ pub struct Report {
     pub troubles: Vec<String>,
     /// The pictures of violations.
     pub pictures: Vec<Drawn>,
-}
-
-/// The result of one control: a client with a seeded bug, or a correct client, that was judged
-/// in the same run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tested {
-    /// The seeded bug. `None` for the correct client.
-    pub bug: Option<String>,
-    /// The property that the bug violates.
-    pub property: Option<Property>,
-    /// The cause that the verdict must name.
-    pub cause: Option<Cause>,
-    /// Number of violations of the property by the cause. For the correct client: the number of
-    /// all violations.
-    pub found: usize,
-    /// Number of other violations in the last round.
-    pub others: usize,
-    /// Whether it was judged correctly.
-    pub right: bool,
 }
 
 /// A picture of a violation.
@@ -120,12 +105,7 @@ impl Report {
             let count = drawn.entry(one.property).or_default();
             *count += 1;
             if *count <= SHOWN {
-                let file = format!(
-                    "{}{:?}-{count}{}",
-                    directory::PICTURE.0,
-                    one.property,
-                    directory::PICTURE.1
-                );
+                let file = format!("{}{:?}-{count}{}", PICTURE.0, one.property, PICTURE.1);
                 let svg = svg::render(&picture::picture(history, &examined, one));
                 pictures.push(Drawn { file, violation, svg });
             }
@@ -153,17 +133,4 @@ pub fn is_enough(history: &History) -> bool {
     grades(history, &examined.verdict, &situations, None)
         .iter()
         .all(|grade| grade.given == Given::No || grade.sometimes.iter().all(met))
-}
-
-impl Tested {
-    fn new(control: &Control) -> Self {
-        Self {
-            bug: control.bug.map(|bug| bug.name().to_owned()),
-            property: control.bug.map(Bug::property),
-            cause: control.bug.map(Bug::cause),
-            found: control.found.len(),
-            others: control.others.len(),
-            right: control.is_right(),
-        }
-    }
 }

@@ -4,9 +4,11 @@
 
 mod answered;
 mod cuts;
+mod error;
 pub mod explore;
 pub mod faults;
 mod lab;
+mod options;
 pub mod pct;
 mod player;
 pub mod request;
@@ -14,74 +16,19 @@ pub mod request;
 mod sim;
 mod stage;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use url::Url;
-
-use crate::history::Rules;
-use crate::run::{Faults, RunError, RunOptions, Way};
+use crate::history::Faults;
+use crate::run::{RunOptions, Way};
+pub use error::StepsError;
 use explore::{End, Explored, Search, explore};
 use faults::{Faulted, faults};
 use lab::Lab;
 pub use lab::{LONGEST, Totals, Violated};
+pub use options::{InjectedFaults, Resizes, StepsOptions};
 use pct::Pct;
 use request::Request;
 use stage::Stage;
-
-/// The change of the number of slots while the clients acquire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Resizes {
-    /// No change.
-    No,
-    /// The administrator removes the last slot.
-    Shrink,
-    /// The administrator removes the last slot and creates it again.
-    ShrinkAndRegrow,
-}
-
-/// The faults of an exploration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum InjectedFaults {
-    /// No faults.
-    None,
-    /// Each execution is repeated with one fault at each point: a connection is cut before or
-    /// after a request, or while its process holds.
-    One,
-}
-
-/// The options of an exploration.
-#[derive(Clone, Debug)]
-pub struct StepsOptions {
-    /// Command that starts the driver.
-    pub driver: String,
-    /// Driver that resizes the lock if the implementation does not support resize.
-    pub administrator: String,
-    /// URL of the broker.
-    pub url: Url,
-    /// The protocol of the implementation.
-    pub rules: Rules,
-    /// Number of clients.
-    pub actors: u32,
-    /// Number of slots.
-    pub slots: u32,
-    /// Whether each client releases the slot that it was granted.
-    pub release: bool,
-    /// The change of the number of slots while the clients acquire.
-    pub resizes: Resizes,
-    /// Maximum number of executions.
-    pub limit: u64,
-    /// Whether equivalent executions are skipped.
-    pub sleep_sets: bool,
-    /// The faults.
-    pub faults: InjectedFaults,
-    /// Maximum number of executions with a fault. More are drawn at random.
-    pub sample: Option<u64>,
-    /// Seed of random schedules, and of the faults that are drawn.
-    pub seed: u64,
-    /// Path of this program.
-    pub program: PathBuf,
-}
 
 /// The result of an exploration.
 #[derive(Clone, Debug)]
@@ -107,22 +54,6 @@ impl StepsOutcome {
         let all = self.explored.fault.iter().chain(drawn).chain(faulted);
         all.min_by_key(|(schedule, _)| schedule.len())
     }
-}
-
-/// Error that prevents an exploration from being judged.
-#[derive(Debug, thiserror::Error)]
-pub enum StepsError {
-    /// The implementation or the broker cannot be used.
-    #[error(transparent)]
-    Run(#[from] RunError),
-    /// A process neither sends a request nor answers.
-    #[error(
-        "process {0} neither sent a request nor answered. It may wait for a request that the prover holds back"
-    )]
-    Stuck(u32),
-    /// The prover is shutting down.
-    #[error("the prover is shutting down")]
-    Ended,
 }
 
 /// Number of random schedules for an implementation that does not repeat its requests, unless

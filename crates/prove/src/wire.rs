@@ -1,6 +1,7 @@
 //! The AMQP proxy between an implementation and the broker. It observes every method, and
 //! decides which methods pass and when. It never answers or changes a method, except for
-//! [`Proxy::replace_at`]. See `connection` for how data passes, and `reader` for how it is parsed.
+//! [`Proxy::replace_at`]. See `connection` for how data passes, `reader` for how it is
+//! parsed, and `observer` for the interface of observers.
 
 mod connection;
 mod cut;
@@ -9,93 +10,35 @@ pub(crate) mod frames;
 pub mod gate;
 mod method;
 mod names;
+mod observer;
 mod reader;
 pub mod recorder;
+mod shared;
+mod trap;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::sync::watch;
 
 use crate::history::{ConnectionState, Sender};
-use connection::{Action, End, State};
+use connection::End;
 pub use gate::{Gate, Waiting};
 pub use method::{CONTENT, Fields, Method};
+pub use observer::{Observer, Passed};
 pub use recorder::{Recorder, Size};
+use shared::{Late, Shared, State, lock};
+pub use trap::When;
+use trap::{Action, Predicate, Trap};
 
 /// The proxy. Dropping it closes every connection through it.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,
     task: tokio::task::JoinHandle<()>,
-}
-
-/// Observes the data of a proxy before it is forwarded. The calls must return soon, because the
-/// data waits for them.
-pub trait Observer: Send + Sync + 'static {
-    /// Called when a method, or the complete body of a message ([`CONTENT`]), was read.
-    fn method(&self, method: &Method);
-
-    /// Called when the connection with this number, from 1, began or ended. A connection ends
-    /// once. Methods that the other side had sent before may still follow.
-    fn connection(&self, number: usize, state: ConnectionState);
-
-    /// Called when a complete frame of any kind was read, including heartbeats and parts of
-    /// messages. Called before [`Observer::method`] for the same data.
-    fn frame(&self, frame: Passed);
-}
-
-/// The size of a frame in transit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passed {
-    /// The connection, numbered from 1 in the order of acceptance.
-    pub connection: usize,
-    /// The side that sends it.
-    pub sender: Sender,
-    /// Its size, including the frame header and the end mark. The protocol header counts as a
-    /// frame.
-    pub bytes: usize,
-    /// Whether it is a heartbeat.
-    pub heartbeat: bool,
-}
-
-/// An observer that ignores everything.
-impl Observer for () {
-    fn method(&self, _: &Method) {}
-
-    fn connection(&self, _: usize, _: ConnectionState) {}
-
-    fn frame(&self, _: Passed) {}
-}
-
-/// An observer that passes everything to both observers, in order.
-impl<A: Observer, B: Observer> Observer for (A, B) {
-    fn method(&self, method: &Method) {
-        self.0.method(method);
-        self.1.method(method);
-    }
-
-    fn connection(&self, number: usize, state: ConnectionState) {
-        self.0.connection(number, state);
-        self.1.connection(number, state);
-    }
-
-    fn frame(&self, frame: Passed) {
-        self.0.frame(frame);
-        self.1.frame(frame);
-    }
-}
-
-/// The side of the awaited method on which a connection is cut or held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum When {
-    /// The method does not pass, but all earlier data does.
-    Before,
-    /// The method passes, but its answer does not.
-    After,
 }
 
 /// A trap that was set. It springs when the awaited method has arrived and the connection was
@@ -106,47 +49,6 @@ pub struct Sprung(watch::Receiver<bool>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreadable(String);
-
-type Predicate = Box<dyn FnMut(&Method) -> bool + Send>;
-
-struct Trap {
-    predicate: Predicate,
-    when: When,
-    action: Action,
-    sprung: watch::Sender<bool>,
-}
-
-struct Shared {
-    observer: Box<dyn Observer>,
-    gate: Gate,
-    frozen: watch::Sender<bool>,
-    /// Additional delays of the client's data and of the broker's data.
-    delays: Mutex<(Duration, Duration)>,
-    late: Mutex<Late>,
-    traps: Mutex<Vec<Trap>>,
-    connections: Mutex<Vec<(usize, watch::Sender<State>)>>,
-    log: Mutex<Log>,
-}
-
-/// The time by which forwarded data was later than due.
-#[derive(Default)]
-struct Late {
-    times: u32,
-    total: Duration,
-}
-
-#[derive(Default)]
-struct Log {
-    methods: Vec<Method>,
-    opened: usize,
-    unreadable: Option<String>,
-}
-
-/// Locks a mutex and ignores poisoning, because every change under these locks is complete in
-/// itself.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Proxy {
     /// Starts a proxy in front of the broker at this address, for example `"127.0.0.1:5672"` or

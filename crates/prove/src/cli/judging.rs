@@ -12,13 +12,12 @@ use url::Url;
 use crate::check::rules;
 use crate::check::verdict::{Property, Verdict};
 use crate::controls::{self, Control};
-use crate::driver::witness::Variables;
-use crate::history::{History, Rules};
+use crate::history::{Faults, History, Rules, Variables};
 use crate::report::text::Text;
 use crate::report::{self, Report, directory};
-use crate::run::{Faults, RunOptions, Way, run_on};
+use crate::run::{RunOptions, Way, run_on};
 
-use super::{FAILED, NOT_DONE};
+use super::exit::{NOT_DONE, exit};
 
 /// Maximum time between two resizes.
 const RESIZE_WITHIN: Duration = Duration::from_millis(600);
@@ -245,11 +244,6 @@ pub fn granted(verdict: &Verdict) -> Result<(), String> {
         return Err("no acquire was granted, so nothing can be judged. See the warnings above, or check the driver with `lockkeeper-prove speak`".to_owned());
     }
     Ok(())
-}
-
-/// Returns exit code 0, or 1 if there is a violation.
-pub fn exit(verdict: &Verdict) -> ExitCode {
-    if verdict.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
 /// Writes to stdout.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::judging::{exit, print, put};
+use super::exit::exit;
+use super::judging::{print, put};
 use crate::check::verdict::{Verdict, Violation};
 use crate::report::Report;
 use crate::report::directory::RUN;
@@ -137,7 +138,7 @@ fn counted(count: u32, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Faults;
+    use crate::history::Faults;
 
     #[test]
     fn describes_what_was_kept_and_what_was_left_out() {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::judging::{exit, granted, print, put, read};
+use super::exit::exit;
+use super::judging::{granted, print, put, read};
 use super::minimizing::minimized;
 use crate::check::judge;
 use crate::report::Report;

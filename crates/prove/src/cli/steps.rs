@@ -11,8 +11,8 @@ use crate::steps::faults::Faulted;
 use crate::steps::request::Request;
 use crate::steps::{InjectedFaults, LONGEST, Resizes, StepsOptions, StepsOutcome, Violated, steps};
 
-use super::FAILED;
 use super::driven::Driven;
+use super::exit::FAILED;
 use super::judging::{print, put};
 
 #[derive(Debug, clap::Args)]

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::judging::{exit, print, put};
+use super::exit::exit;
+use super::judging::{print, put};
 use crate::history::Rules;
 use crate::report::Report;
 use crate::report::text::Text;

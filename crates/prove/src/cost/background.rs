@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::SETTLING;
 use super::bench::{Bench, text};
 use super::minute::PerMinute;
+use super::options::SETTLING;
 use crate::history::Verb;
 use crate::run::RunError;
 

@@ -9,12 +9,13 @@ use std::time::Duration;
 use lockkeeper_plan::naming::LockName;
 use tokio::time::sleep;
 
+use super::operation::Operation;
+use super::options::CostOptions;
 use super::sample::{Recorded, Sample, Span, is_on_wire};
-use super::{CostOptions, Operation};
 use crate::driver::message::{FULL, Line, UNSUPPORTED};
-use crate::history::{Event, Rules, Verb};
+use crate::history::{Event, Faults, Rules, Verb};
 use crate::run::actor::Actor;
-use crate::run::{Faults, RunError, RunOptions, Way};
+use crate::run::{RunError, RunOptions, Way};
 use crate::wire::Recorder;
 
 /// The wire counts as quiet if nothing passes for this time plus the one-way delay.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Operation;
+use super::operation::Operation;
 use crate::history::Rules;
 
 /// The minimum cost of an operation, on open connections and channels.

@@ -10,9 +10,10 @@ use super::background::Minutes;
 use super::count::Counts;
 use super::least::{Least, least, least_held, least_waiting};
 use super::minute::PerMinute;
+use super::operation::Operation;
+use super::options::{CostOptions, DELAYS};
 use super::sample::Sample;
 use super::slope::{Slope, median, slope};
-use super::{CostOptions, DELAYS, Operation};
 use crate::history::Rules;
 
 /// The cost of an implementation.

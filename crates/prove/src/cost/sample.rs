@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::Operation;
 use super::chain::round_trips;
 use super::count::Counts;
+use super::operation::Operation;
 use crate::history::{ConnectionState, Event, Phase, Verb, What};
 use crate::wire::Size;
 

@@ -5,8 +5,9 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use super::bench::{Ask, Bench, text};
+use super::operation::Operation;
+use super::options::DELAYS;
 use super::sample::{Sample, Span};
-use super::{DELAYS, Operation};
 use crate::driver::message::Line;
 use crate::history::Verb;
 use crate::run::RunError;

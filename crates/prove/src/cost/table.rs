@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write};
 
-use super::Operation;
 use super::count::Counts;
+use super::operation::Operation;
 use super::report::{CostReport, MinuteCost, OperationCost, Role, RoundTrips};
 
 /// Formats a cost as text.

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use super::group::{Control, Environment, Group};
 use super::message::{Done, FULL, Line, Request, UNSUPPORTED};
 use super::process::{DriverError, Listener, describe, tail};
-use super::witness::{Found, Variables};
-use crate::history::Verb;
+use super::witness::Found;
+use crate::history::{Variables, Verb};
 
 /// Time within which a command must start, in addition to the time limit for acquiring.
 const TO_START: Duration = Duration::from_secs(2);
@@ -161,7 +161,7 @@ impl Exec {
             |why: String| DriverError::NotAnAnswer { line: line.trim_end().to_owned(), why };
         let found = serde_json::from_str(&line).map_err(|error| refused(error.to_string()));
         let done = match (read, found) {
-            (Ok(1..), Ok(found)) => self.options.variables.done(&found).map_err(refused)?,
+            (Ok(1..), Ok(found)) => details(&self.options.variables, &found).map_err(refused)?,
             (Ok(1..), Err(error)) => return Err(error),
             (Ok(0) | Err(_), _) => {
                 let status = group.ended().await;
@@ -262,21 +262,19 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-impl Variables {
-    /// Converts the values to the details of a grant.
-    fn done(&self, found: &Found) -> Result<Done, String> {
-        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-        let wrong = |name: &Option<String>, value: &str| {
-            format!("{} is {value:?}, not a number", name.as_deref().unwrap_or_default())
-        };
-        let slot = given(&found.slot)
-            .map(|value| value.parse().map_err(|_| wrong(&self.slot_env, &value)))
-            .transpose()?;
-        let fence = given(&found.fence)
-            .map(|value| value.parse().map_err(|_| wrong(&self.fence_env, &value)))
-            .transpose()?;
-        Ok(Done { slot, fence, token: given(&found.token), ..Done::default() })
-    }
+/// Converts the values of the variables to the details of a grant.
+fn details(variables: &Variables, found: &Found) -> Result<Done, String> {
+    let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    let wrong = |name: &Option<String>, value: &str| {
+        format!("{} is {value:?}, not a number", name.as_deref().unwrap_or_default())
+    };
+    let slot = given(&found.slot)
+        .map(|value| value.parse().map_err(|_| wrong(&variables.slot_env, &value)))
+        .transpose()?;
+    let fence = given(&found.fence)
+        .map(|value| value.parse().map_err(|_| wrong(&variables.fence_env, &value)))
+        .transpose()?;
+    Ok(Done { slot, fence, token: given(&found.token), ..Done::default() })
 }
 
 #[cfg(test)]

@@ -7,24 +7,7 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use serde::{Deserialize, Serialize};
 
-/// Names of the environment variables in which the implementation describes a grant to the
-/// command that it runs. All are optional.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
-#[allow(clippy::doc_markdown, reason = "the text of --help is not Markdown")]
-pub struct Variables {
-    /// With --exec: environment variable that contains the slot number, for example LOCK_SLOT
-    #[arg(long, value_name = "NAME")]
-    pub slot_env: Option<String>,
-
-    /// With --exec: environment variable that contains the fencing token, for example LOCK_TOKEN
-    #[arg(long, value_name = "NAME")]
-    pub fence_env: Option<String>,
-
-    /// With --exec: environment variable that contains the id of the token in protocol Token,
-    /// for example LOCK_TOKEN_ID
-    #[arg(long, value_name = "NAME")]
-    pub token_env: Option<String>,
-}
+use crate::history::Variables;
 
 /// The values that a witness found in its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,25 +20,14 @@ pub struct Found {
     pub token: Option<String>,
 }
 
-impl Variables {
-    /// Returns the options as command line arguments.
-    pub fn options(&self) -> Vec<String> {
-        let named = [
-            ("--slot-env", &self.slot_env),
-            ("--fence-env", &self.fence_env),
-            ("--token-env", &self.token_env),
-        ];
-        let given = named.into_iter().filter_map(|(option, name)| Some((option, name.clone()?)));
-        given.flat_map(|(option, name)| [option.to_owned(), name]).collect()
-    }
-
+impl Found {
     /// Reads the variables from the environment.
-    pub fn find(&self, variable: impl Fn(&str) -> Option<String>) -> Found {
-        let value = |name: &Option<String>| name.as_deref().and_then(&variable);
-        Found {
-            slot: value(&self.slot_env),
-            fence: value(&self.fence_env),
-            token: value(&self.token_env),
+    pub fn read(variables: &Variables, environment: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |name: &Option<String>| name.as_deref().and_then(&environment);
+        Self {
+            slot: value(&variables.slot_env),
+            fence: value(&variables.fence_env),
+            token: value(&variables.token_env),
         }
     }
 }
@@ -68,7 +40,7 @@ impl Variables {
 /// Fails if the prover could not be reached.
 pub fn run(port: u16, variables: &Variables) -> io::Result<()> {
     let mut prover = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    let found = variables.find(|name| std::env::var(name).ok());
+    let found = Found::read(variables, |name| std::env::var(name).ok());
     let line = serde_json::to_string(&found)?;
     writeln!(prover, "{line}")?;
     let mut rest = Vec::new();
@@ -103,11 +75,5 @@ mod tests {
         assert!(!witness.is_finished());
         drop(connection);
         witness.join().unwrap().unwrap();
-    }
-
-    #[test]
-    fn options_name_only_the_given_variables() {
-        let variables = Variables { fence_env: Some("T".to_owned()), ..Variables::default() };
-        assert_eq!(variables.options(), ["--fence-env", "T"]);
     }
 }

@@ -5,15 +5,13 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::Report;
+use super::{PICTURE, Report};
 use crate::history::{History, HistoryError};
 
 /// The recorded run, which the subcommand `check` reads.
 pub const RUN: &str = "run.jsonl";
 /// The report, as JSON.
 pub const REPORT: &str = "report.json";
-/// Prefix and suffix of the names of pictures.
-pub const PICTURE: (&str, &str) = ("violation-", ".svg");
 
 /// Error of writing a file.
 #[derive(Debug, thiserror::Error)]

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Tested;
 use super::situations::Situations;
 use super::sometimes::{Sometimes, excludes, survives};
+use super::tested::Tested;
 use crate::check::verdict::{Property, Verdict, Violation};
 use crate::history::{Header, History, Phase, Rules, Verb, What};
 

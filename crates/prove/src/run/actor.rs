@@ -13,7 +13,8 @@ use url::Url;
 
 use super::aims::Target;
 use super::cutter::Cutter;
-use super::{RunError, RunOptions, Way};
+use super::error::RunError;
+use super::options::{RunOptions, Way};
 use crate::driver::exec::{Exec, ExecOptions};
 use crate::driver::implementation::Implementation;
 use crate::driver::message::{Line, Request, UNSUPPORTED};

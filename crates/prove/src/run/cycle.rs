@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::actor::Actor;
-use super::aims::Target;
-use super::workload::Run;
+use super::aims::{Aims, Target};
+use super::ending::End;
 use crate::driver::message::{Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
-use crate::history::Verb;
+use crate::history::{Faults, Verb};
 
 /// Time limit of an acquire that waits, unless the run ends before.
 const WAIT: Duration = Duration::from_secs(2);
@@ -54,11 +55,34 @@ impl Strike {
 
 /// One cycle of a client.
 pub struct Cycle<'a> {
-    pub run: &'a Run,
+    /// Probabilities of faults.
+    pub faults: Faults,
+    /// The methods that were sent and hit.
+    pub aims: &'a Aims,
+    /// The end of the run.
+    pub end: &'a End,
+    /// The number of clients that hold.
+    pub holders: &'a watch::Sender<u32>,
     pub actor: &'a mut Actor,
     pub random: &'a mut StdRng,
     /// The fault. A cut that is aimed at a method stays armed until it takes effect.
     pub strike: &'a mut Strike,
+}
+
+/// Counts a client as a holder until it is dropped.
+struct Holding(watch::Sender<u32>);
+
+impl Holding {
+    fn new(holders: &watch::Sender<u32>) -> Self {
+        holders.send_modify(|holders| *holders += 1);
+        Self(holders.clone())
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.0.send_modify(|holders| *holders -= 1);
+    }
 }
 
 /// An answer to an acquire, or the end of the cycle.
@@ -77,7 +101,7 @@ impl Cycle<'_> {
     ///
     /// Returns a description of the error if the implementation did not give a valid answer.
     pub async fn play(&mut self) -> Result<bool, String> {
-        let slow = self.random.random_range(0..100) < self.run.options.faults.slow;
+        let slow = self.random.random_range(0..100) < self.faults.slow;
         let delay =
             if slow { SLOW.mul_f64(self.random.random_range(0.0..1.0)) } else { Duration::ZERO };
         self.actor.slow(delay);
@@ -89,8 +113,8 @@ impl Cycle<'_> {
             }
             Acquired::Unusable => return Ok(false),
         }
-        let holding = self.run.holding();
-        if self.random.random_range(0..100) < self.run.options.faults.again {
+        let holding = Holding::new(self.holders);
+        if self.random.random_range(0..100) < self.faults.again {
             self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
         }
         let verifies = match &self.strike {
@@ -124,7 +148,7 @@ impl Cycle<'_> {
 
     async fn acquire(&mut self) -> Result<Acquired, String> {
         let waits = self.random.random_bool(WAITS);
-        let wait = Some(if waits { WAIT.min(self.run.left()) } else { Duration::ZERO });
+        let wait = Some(if waits { WAIT.min(self.end.left()) } else { Duration::ZERO });
         let answer = if *self.strike == Strike::KillAcquiring {
             // Most acquires take much less than the maximum time.
             let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));
@@ -156,10 +180,10 @@ impl Cycle<'_> {
         let sprung = aimed.as_ref().and_then(|target| self.actor.cut_at(target, nth));
         let answer = self.actor.ask(verb, wait, None).await;
         self.actor.disarm();
-        self.run.aims.note(verb, self.actor.sent());
+        self.aims.note(verb, self.actor.sent());
         if let Some(target) = aimed {
             let hit = sprung.is_some_and(|sprung| sprung.is_sprung());
-            self.run.aims.struck(&target, hit);
+            self.aims.struck(&target, hit);
             if hit {
                 *self.strike = Strike::Nothing;
             }

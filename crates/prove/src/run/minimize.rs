@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Faults, Outcome, RunError, RunOptions, run_until};
+use super::{Outcome, RunError, RunOptions, run_until};
 use crate::check::verdict::{Cause, Property, Verdict, Violation};
 use search::{Size, least};
 
@@ -27,9 +27,6 @@ const SLACK: u32 = 3;
 /// Minimum duration of a run before the duration itself is reduced. Random faults need some
 /// cycles until they occur.
 const SHORT: Duration = Duration::from_secs(2);
-
-/// Minimum duration to which a run is reduced: the processes must start and connect.
-pub const SHORTEST: Duration = Duration::from_secs(1);
 
 /// The violation that a smaller run must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,29 +156,6 @@ impl Trial<'_> {
                 Some(None)
             }
         }
-    }
-}
-
-impl Size {
-    /// Returns the size of a run with these options.
-    pub fn of(options: &RunOptions) -> Self {
-        let RunOptions { duration, clients, slots, faults, resize_within, .. } = *options;
-        Self { faults, clients, slots, resize_within, duration }
-    }
-
-    /// Returns the options of a run of this size, on a new lock.
-    pub fn apply(self, options: &RunOptions) -> RunOptions {
-        let Self { faults, clients, slots, resize_within, duration } = self;
-        let lock = format!("prove.run-{:016x}", rand::random::<u64>());
-        RunOptions { lock, duration, clients, slots, faults, resize_within, ..options.clone() }
-    }
-}
-
-impl Faults {
-    /// Returns the probability of each kind of fault, with its name.
-    pub fn kinds(&mut self) -> [(&'static str, &mut u32); 4] {
-        let Self { kill, cut, slow, again } = self;
-        [("kill", kill), ("cut", cut), ("slow", slow), ("again", again)]
     }
 }
 

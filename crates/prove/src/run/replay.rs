@@ -6,37 +6,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::{Faults, RunOptions, Way};
+use super::options::{RunOptions, Way};
 use crate::check::verdict::{Property, Verdict};
-use crate::driver::witness::Variables;
 use crate::history::{Header, Rules};
-
-/// The options of a run, except the broker's URL and the options in other fields of the header.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Played {
-    /// The variables in which the command describes the grant. `None` if the implementation is a
-    /// driver.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exec: Option<Variables>,
-    /// Driver of a second implementation, which every other client process runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub second_driver: Option<String>,
-    /// Driver that resizes the lock if the implementation does not support resize.
-    pub administrator: String,
-    /// Duration of the workload, in milliseconds.
-    pub duration_ms: u64,
-    /// Number of client processes.
-    pub clients: u32,
-    /// Maximum number of slots.
-    pub slots: u32,
-    /// Probabilities of faults.
-    pub faults: Faults,
-    /// Maximum time between two resizes, in milliseconds.
-    pub resize_within_ms: u64,
-}
 
 /// Error that prevents a recorded run from being repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,26 +23,6 @@ pub enum ReplayError {
     /// The run was recorded with a broker, but no URL is given.
     #[error("the history was recorded with a broker, but no URL is given. Set --url or AMQP_URL")]
     NoUrl,
-}
-
-impl Played {
-    /// Creates the record of these options.
-    pub fn new(options: &RunOptions) -> Self {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Self {
-            exec: match &options.way {
-                Way::Driver(_) => None,
-                Way::Exec(_, variables) => Some(variables.clone()),
-            },
-            second_driver: options.second_driver.clone(),
-            administrator: options.administrator.clone(),
-            duration_ms: millis(options.duration),
-            clients: options.clients,
-            slots: options.slots,
-            faults: options.faults,
-            resize_within_ms: millis(options.resize_within),
-        }
-    }
 }
 
 impl RunOptions {

@@ -2,7 +2,6 @@
 //! administrator changes the number of slots. See `cycle` for one cycle of a client.
 
 use std::collections::BTreeSet;
-use std::future::pending;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,15 +10,17 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::actor::Actor;
 use super::aims::{Aim, Aims};
 use super::cycle::{Cycle, Strike};
-use super::{Ending, Faults, RunError, RunOptions, Way};
+use super::ending::{End, Ending};
+use super::error::RunError;
+use super::options::{RunOptions, Way};
 use crate::driver::message::{Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
-use crate::history::{Rules, Verb};
+use crate::history::{Faults, Rules, Verb};
 use crate::wire::Recorder;
 
 /// Probability of a cut in a cycle while there are targets that were not hit yet.
@@ -33,62 +34,15 @@ const RECOVERY: Duration = Duration::from_secs(10);
 
 /// The state that all processes of a run share.
 #[derive(Clone)]
-pub(super) struct Run {
-    pub(super) options: Arc<RunOptions>,
-    pub(super) aims: Aims,
+struct Run {
+    options: Arc<RunOptions>,
+    aims: Aims,
     recorder: Recorder,
     processes: Arc<AtomicU32>,
     /// The number of clients that hold.
     holders: watch::Sender<u32>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
     end: End,
-}
-
-/// Counts a client as a holder until it is dropped.
-pub(super) struct Holding(watch::Sender<u32>);
-
-impl Drop for Holding {
-    fn drop(&mut self) {
-        self.0.send_modify(|holders| *holders -= 1);
-    }
-}
-
-/// The end of a run: a time, or earlier if the run is stopped.
-#[derive(Clone)]
-struct End {
-    at: Instant,
-    told: watch::Receiver<Option<Ending>>,
-}
-
-impl End {
-    fn is_reached(&self) -> bool {
-        self.told.borrow().is_some() || Instant::now() >= self.at
-    }
-
-    /// Resolves at the end. Cancel safe.
-    async fn reached(&self) {
-        tokio::select! {
-            () = sleep_until(self.at) => {}
-            () = self.told(Option::is_some) => {}
-        }
-    }
-
-    /// Returns whether the run ended at once.
-    fn is_at_once(&self) -> bool {
-        *self.told.borrow() == Some(Ending::AtOnce)
-    }
-
-    /// Resolves if the run ends at once. Cancel safe.
-    async fn reached_at_once(&self) {
-        self.told(|&ending| ending == Some(Ending::AtOnce)).await;
-    }
-
-    /// Resolves if the run is stopped in this way. Cancel safe.
-    async fn told(&self, how: impl FnMut(&Option<Ending>) -> bool) {
-        if self.told.clone().wait_for(how).await.is_err() {
-            pending::<()>().await;
-        }
-    }
 }
 
 /// Runs and records the workload until it is stopped, but not longer than its duration.
@@ -109,7 +63,7 @@ pub async fn play(
         processes: Arc::default(),
         holders: watch::Sender::default(),
         troubles: Arc::default(),
-        end: End { at: Instant::now(), told },
+        end: End::new(told),
     };
     let mut random = StdRng::seed_from_u64(options.seed);
     let administrator = run.administrator().await?;
@@ -150,17 +104,6 @@ impl Run {
     async fn start(&self, way: &Way) -> Result<Actor, RunError> {
         let process = self.processes.fetch_add(1, Ordering::Relaxed) + 1;
         Actor::start(way, &self.options, &self.recorder, process).await
-    }
-
-    /// Returns the time until the end of the run.
-    pub(super) fn left(&self) -> Duration {
-        self.end.at.saturating_duration_since(Instant::now())
-    }
-
-    /// Counts a client as a holder.
-    pub(super) fn holding(&self) -> Holding {
-        self.holders.send_modify(|holders| *holders += 1);
-        Holding(self.holders.clone())
     }
 
     fn trouble(&self, text: String) {
@@ -271,8 +214,15 @@ impl Run {
                 (strike, tries) = (drawn, 0);
             }
             tries += 1;
-            let mut cycle =
-                Cycle { run: self, actor: &mut actor, random: &mut random, strike: &mut strike };
+            let mut cycle = Cycle {
+                faults: self.options.faults,
+                aims: &self.aims,
+                end: &self.end,
+                holders: &self.holders,
+                actor: &mut actor,
+                random: &mut random,
+                strike: &mut strike,
+            };
             let played = tokio::select! {
                 played = cycle.play() => played,
                 () = self.end.reached_at_once() => break,

@@ -2,10 +2,11 @@
 //! execution.
 
 use super::cuts::{self, Fault, Order};
+use super::error::StepsError;
 use super::explore::World;
 use super::lab::{Lab, Violated};
+use super::options::StepsOptions;
 use super::request::Request;
-use super::{StepsError, StepsOptions};
 
 /// The result of the executions with a fault.
 #[derive(Clone, Debug, Default)]

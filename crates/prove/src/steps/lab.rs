@@ -9,11 +9,12 @@ use lockkeeper_plan::naming::LockName;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::cuts::{self, Side};
+use super::error::StepsError;
 use super::explore::World;
+use super::options::{InjectedFaults, Resizes, StepsOptions};
 use super::player::{self, KnownRequests, Phase, Player, Task};
 use super::request::{Asked, Cut, On, Request};
 use super::stage::{Prepared, Stage, leave};
-use super::{InjectedFaults, Resizes, StepsError, StepsOptions};
 use crate::check::judge;
 use crate::check::verdict::Verdict;
 use crate::history::{Header, History, VERSION, Verb};

@@ -1,7 +1,7 @@
 //! Prepares the processes and the lock of an execution while another execution is running, and
 //! removes them afterwards. See `lab` for the execution itself.
 
-use super::StepsError;
+use super::error::StepsError;
 use super::player::{Played, Watch};
 use crate::driver::message::{Line, UNSUPPORTED};
 use crate::history::Verb;

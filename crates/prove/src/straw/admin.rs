@@ -12,7 +12,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::{LockName, Protocol};
 
-use super::Bug;
+use super::bug::Bug;
 use super::session::{Answer, On, Session};
 use crate::driver::message::{Done, Line, UNSUPPORTED};
 

@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
 use lockkeeper_plan::naming::LockName;
 
-use super::Bug;
+use super::bug::Bug;
 use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, Session, new_id, polled};
 use crate::driver::message::Done;

@@ -8,7 +8,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeleteOptio
 use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::LockName;
 
-use super::Bug;
+use super::bug::Bug;
 use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, polled};
 use crate::driver::message::Done;

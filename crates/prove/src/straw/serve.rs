@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper_plan::naming::LockName;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use super::Bug;
 use super::admin::Admin;
+use super::bug::Bug;
 use super::client::{Client, Protocol};
 use super::consumer::OnlyConsumer;
 use super::queue::Queue;

@@ -13,7 +13,7 @@ use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Consumer};
 use lockkeeper_plan::naming::LockName;
 
-use super::Bug;
+use super::bug::Bug;
 use super::client::{Held, LazySession, Protocol};
 use super::session::{Answer, On, Session, new_id};
 use crate::driver::message::Done;

@@ -16,29 +16,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::gate::Place;
 use super::method::Method;
 use super::names::Names;
+use super::observer::Observer;
 use super::reader::{Found, Reader};
-use super::{Late, Observer, Shared, Trap, When, lock};
+use super::shared::{Late, Shared, State, lock};
+use super::trap::{Action, Trap, When};
 use crate::history::{ConnectionState, Sender};
-
-/// The state of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Everything passes.
-    Open,
-    /// Nothing passes.
-    Held,
-    /// The connection ends immediately, on both sides.
-    Cut,
-}
-
-/// The action of a trap on the connection of the awaited method.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Action {
-    Hold,
-    Cut,
-    /// The connection continues with these bytes instead of the method.
-    Replace(Vec<u8>),
-}
 
 /// The next step of one direction.
 enum Step {

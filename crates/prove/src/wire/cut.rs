@@ -3,8 +3,8 @@
 
 use futures::future::join_all;
 
-use super::connection::State;
-use super::{Proxy, lock};
+use super::Proxy;
+use super::shared::{State, lock};
 
 impl Proxy {
     /// Closes every connection immediately, on both sides.

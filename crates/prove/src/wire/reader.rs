@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use amq_protocol::frame::{AMQPFrame, parse_frame};
 
-use super::Passed;
 use super::method::{CONTENT, Fields, Method};
+use super::observer::Passed;
 use crate::history::Sender;
 
 /// Number of bytes of a body that are kept.

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::method::Method;
-use super::{Observer, Passed, lock};
+use super::observer::{Observer, Passed};
+use super::shared::lock;
 use crate::history::{ConnectionState, Event, Frame, Sender, What};
 
 /// The recorder of a run. Clones record into the same run.

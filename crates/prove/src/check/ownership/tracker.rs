@@ -1,12 +1,12 @@
-//! Tracks ownership at the broker, one outcome at a time. See the parent module for the result,
-//! and `answers` for the outcomes.
+//! Tracks ownership at the broker, one outcome at a time. See `owned` for the result, and
+//! `answers` for the outcomes.
 
 use std::collections::BTreeMap;
 
 use lockkeeper_plan::naming::LockName;
 
 use super::answers::{Connection, Delivery, End, Fact, Request};
-use super::{Change, Destroyed, Ended, Owned, Ownerships, SlotChange, Takeover, Thing};
+use super::owned::{Change, Destroyed, Ended, Owned, Ownerships, SlotChange, Takeover, Thing};
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position, Write};
 use crate::history::{Frame, Rules};

@@ -1,8 +1,9 @@
 //! The lanes of a picture: the holds of each process, and the ownership of each slot at the
 //! broker. See `scene` for the choice of processes and slots.
 
+use super::drawing::{Bar, Swimlane, Tick};
 use super::scene::{Scene, Subject};
-use super::{Bar, Swimlane, Tick, length, second};
+use super::time::{length, second};
 use crate::check::holds::Key;
 use crate::check::ownership::{Change, Ended, Owned, SlotChange};
 use crate::check::register::{NEVER, Position};

@@ -3,13 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{EVENTS, Place};
+use super::drawing::Place;
 use crate::check::Examined;
 use crate::check::holds::{Grant, Key};
 use crate::check::ownership::{Owned, SlotChange, Thing};
 use crate::check::register::{NEVER, Position};
 use crate::check::verdict::{Property, Violation};
 use crate::history::{ConnectionState, History, Rules, What};
+
+/// Maximum number of events in a picture.
+pub(crate) const EVENTS: usize = 30;
 
 /// Maximum number of lanes of processes, and of slots.
 const LANES: usize = 6;

@@ -1,6 +1,6 @@
 //! Tests the pictures of violations in small histories.
 
-use super::scene::nearest;
+use super::scene::{EVENTS, nearest};
 use super::*;
 use crate::check::examine;
 use crate::check::tests::Story;

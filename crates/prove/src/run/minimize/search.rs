@@ -3,8 +3,11 @@
 
 use std::time::Duration;
 
-use super::SHORTEST;
-use crate::run::Faults;
+use crate::history::Faults;
+use crate::run::RunOptions;
+
+/// Minimum duration to which a run is reduced: the processes must start and connect.
+const SHORTEST: Duration = Duration::from_secs(1);
 
 /// The options of a run that can be reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,21 @@ pub struct Size {
     pub resize_within: Duration,
     /// Duration of the workload.
     pub duration: Duration,
+}
+
+impl Size {
+    /// Returns the size of a run with these options.
+    pub fn of(options: &RunOptions) -> Self {
+        let RunOptions { duration, clients, slots, faults, resize_within, .. } = *options;
+        Self { faults, clients, slots, resize_within, duration }
+    }
+
+    /// Returns the options of a run of this size, on a new lock.
+    pub fn apply(self, options: &RunOptions) -> RunOptions {
+        let Self { faults, clients, slots, resize_within, duration } = self;
+        let lock = format!("prove.run-{:016x}", rand::random::<u64>());
+        RunOptions { lock, duration, clients, slots, faults, resize_within, ..options.clone() }
+    }
 }
 
 /// The result of a search.

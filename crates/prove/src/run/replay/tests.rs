@@ -3,7 +3,7 @@
 use super::*;
 use crate::check::tests::Story;
 use crate::check::verdict::{Cause, Violation};
-use crate::history::History;
+use crate::history::{Faults, History, Variables};
 
 fn options(way: Way, rules: Rules) -> RunOptions {
     RunOptions {

@@ -1,0 +1,223 @@
+//! The ownerships at the broker, and the changes of slots. See the parent module for how they are
+//! read.
+
+use std::collections::BTreeMap;
+
+use crate::check::holds::Key;
+use crate::check::register::{NEVER, Position, Write};
+
+/// A resource that a connection owns at the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Thing {
+    /// A slot, or a token with a unique id.
+    Held(Key),
+    /// A token without a unique id.
+    Token,
+    /// The admin mutex.
+    Mutex,
+}
+
+/// The end of an ownership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It has not ended.
+    Open,
+    /// The owner requested the end: it deleted the queue, cancelled the consumer or returned the
+    /// token.
+    Released,
+    /// The client closed the channel.
+    ChannelClosed,
+    /// The client closed the connection.
+    Disconnected,
+    /// The prover cut the connection.
+    Cut,
+    /// The broker ended the channel or the connection, or answered that the queue does not
+    /// exist.
+    Broker,
+    /// The broker cancelled the consumer, because its queue was deleted.
+    Cancelled,
+}
+
+impl Ended {
+    /// Returns whether the owner itself ended it.
+    pub fn by_owner(self) -> bool {
+        matches!(self, Self::Released | Self::ChannelClosed | Self::Disconnected)
+    }
+}
+
+/// A connection's ownership of one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owned {
+    /// The process.
+    pub process: u32,
+    /// The connection.
+    pub connection: u32,
+    /// The owned resource.
+    pub thing: Thing,
+    /// The request. The ownership began here at the earliest.
+    pub requested: Position,
+    /// The answer. The ownership is certain from here.
+    pub began: Position,
+    /// The end of the certain ownership: the request that ended it, or the last proof.
+    pub certain_end: Position,
+    /// The known end: the answer, or the end of the channel or connection.
+    pub known_end: Position,
+    /// How it ended.
+    pub ended: Ended,
+    /// The frame that ended it. If the owner sent it, the owner had released the resource by
+    /// then. Unlike `certain_end`, it is not limited by faults.
+    pub end: Position,
+    /// The channel, or 0 if the whole connection owns it.
+    pub channel: u16,
+    /// The tag of its consumer.
+    pub(super) consumer: Option<String>,
+    /// The delivery tag of its token.
+    pub(super) delivery: Option<u64>,
+    /// The request of the last answer that proves it.
+    pub(super) proof: Position,
+    /// The earliest deletion of the queue by another client.
+    pub(super) limit: Position,
+    /// Whether the broker answered the request that ended it. The answer proves that the broker
+    /// had not ended it before.
+    pub(super) answered: bool,
+}
+
+impl Owned {
+    /// Returns the slot or token that is held, if it is known.
+    pub fn key(&self) -> Option<&Key> {
+        if let Thing::Held(key) = &self.thing { Some(key) } else { None }
+    }
+
+    /// Returns whether this ownership was certainly in force when `later`, of another
+    /// connection, began.
+    pub fn overlaps(&self, later: &Self) -> bool {
+        let other = (self.process, self.connection) != (later.process, later.connection);
+        let both = later.certain_end > later.began || self.began < later.requested;
+        other && self.began < later.began && self.certain_end > later.began && both
+    }
+
+    /// Limits the certain part of the ownership. During a fault, the broker may have ended it
+    /// without a frame.
+    pub(super) fn settle(&mut self, faults: &[(Position, Option<u32>)]) {
+        let proven = self.proof.max(self.began);
+        if matches!(self.ended, Ended::Broker | Ended::Cancelled) {
+            self.certain_end = proven;
+        } else if !self.answered {
+            let from = faults.partition_point(|&(at, _)| at <= proven);
+            let mine = |process: Option<u32>| process.is_none_or(|one| one == self.process);
+            let first = faults[from..].iter().find(|&&(_, process)| mine(process));
+            self.certain_end = self.certain_end.min(first.map_or(NEVER, |&(at, _)| at));
+        }
+    }
+}
+
+/// The kind of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A slot's queue was declared.
+    Declared,
+    /// A slot's queue, or the token queue, was deleted.
+    Deleted,
+    /// A message was published to the token queue.
+    Published,
+}
+
+/// A change of the slots by a client of the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotChange {
+    /// The process.
+    pub process: u32,
+    /// The request.
+    pub at: Position,
+    /// The answer, or [`NEVER`].
+    pub done: Position,
+    /// The slot. 0 in protocol Token.
+    pub slot: u32,
+    /// The kind of the change.
+    pub change: Change,
+}
+
+/// The deletion, by another client, of the queue with which a connection certainly held a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Takeover {
+    /// The process that deleted it.
+    pub process: u32,
+    /// The request.
+    pub at: Position,
+    /// The answer.
+    pub done: Position,
+    /// The slot.
+    pub slot: u32,
+    /// The holder's ownership, as an index.
+    pub victim: usize,
+}
+
+/// The destruction of a token by a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destroyed {
+    /// The process.
+    pub process: u32,
+    /// The time.
+    pub at: Position,
+    /// The method that destroyed it, as the end of a sentence.
+    pub how: &'static str,
+}
+
+/// The index of an ownership, and the latest end of all ownerships up to it.
+pub(super) type Indexed = (usize, Position);
+
+/// The ownerships and changes that the frames show.
+#[derive(Clone, Debug, Default)]
+pub struct Ownerships {
+    /// The ownerships, in the order in which they began.
+    pub owned: Vec<Owned>,
+    /// The ownerships of each process, as indices, each with the latest end up to it.
+    pub(super) by_process: BTreeMap<u32, Vec<Indexed>>,
+    /// Evidence of the existence of each slot's queue: 1 if it existed, 0 if not.
+    pub existence: BTreeMap<u32, Vec<Write>>,
+    /// Changes that were or may have been applied.
+    pub changes: Vec<SlotChange>,
+    /// Deletions of queues that other connections held.
+    pub takeovers: Vec<Takeover>,
+    /// Tokens that were destroyed.
+    pub destroyed: Vec<Destroyed>,
+}
+
+impl Ownerships {
+    /// Returns the ownerships of a process that may have been in force at an instant of this
+    /// interval, the newest first.
+    pub fn of(&self, process: u32, from: Position, to: Position) -> impl Iterator<Item = &Owned> {
+        let (begun, _) = self.split(process, to);
+        let recent = begun.iter().rev().take_while(move |&&(_, latest)| latest >= from);
+        recent.map(|&(index, _)| &self.owned[index]).filter(move |owned| owned.known_end >= from)
+    }
+
+    /// Returns whether a connection of the process may have owned the admin mutex at this
+    /// position.
+    pub fn may_administer(&self, process: u32, at: Position) -> bool {
+        let mutex = |owned: &Owned| owned.thing == Thing::Mutex && owned.requested < at;
+        // The answer to the declare of the mutex may arrive after the request of the change.
+        let (before, after) = self.split(process, at);
+        let pending = after.iter().map(|&(index, _)| &self.owned[index]);
+        let mut pending = pending.take_while(|owned| owned.requested < at);
+        let recent = before.iter().rev().take_while(|&&(_, latest)| latest >= at);
+        let mut recent = recent.map(|&(index, _)| &self.owned[index]);
+        recent.any(|owned| mutex(owned) && owned.known_end >= at) || pending.any(mutex)
+    }
+
+    /// Returns whether the broker or a fault had ended the process's last ownership of the admin
+    /// mutex before this position.
+    pub fn lost_mutex(&self, process: u32, at: Position) -> bool {
+        let (before, _) = self.split(process, at);
+        let mut before = before.iter().rev().map(|&(index, _)| &self.owned[index]);
+        let last = before.find(|owned| owned.thing == Thing::Mutex);
+        last.is_some_and(|owned| !owned.ended.by_owner() && owned.known_end < at)
+    }
+
+    /// Splits the ownerships of a process into those that began up to a position, and later
+    /// ones.
+    fn split(&self, process: u32, at: Position) -> (&[Indexed], &[Indexed]) {
+        let all = self.by_process.get(&process).map_or(&[][..], Vec::as_slice);
+        all.split_at(all.partition_point(|&(index, _)| self.owned[index].began <= at))
+    }
+}

@@ -1,0 +1,205 @@
+//! The seeded bugs: the protocol, the trigger and the property of each. See `controls` for how they
+//! are triggered.
+
+use crate::check::verdict::{Cause, Property};
+use crate::history::Rules;
+
+/// A seeded bug: one deviation from a correct client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
+pub enum Bug {
+    /// Does not probe A after the declare of B.
+    NoLook,
+    /// Verifies by probing only A, on any connection.
+    VerifyAOnly,
+    /// Verifies by publishing to B, which shows that B exists but not which connection owns it.
+    VerifyPublishes,
+    /// Releases by closing the channel, which does not delete B.
+    ReleaseClosesChannel,
+    /// Reconnects and declares B again without notifying its caller.
+    Reconnects,
+    /// Grants the slot twice on the connection that holds it.
+    TwoPermitsOneConnection,
+    /// Treats 405 as success.
+    AlreadyMine,
+    /// Deletes surplus slots in ascending order, and sweeps only up to the first missing slot.
+    DeleteAscending,
+    /// Declares only the highest new slot.
+    GrowOnlyLast,
+    /// Changes slots without the admin mutex.
+    NoAdminMutex,
+    /// Does not probe A after the consume of C.
+    NoLookConsumer,
+    /// Consumes without exclusivity.
+    SharedConsumer,
+    /// Deletes C of a removed slot even if the slot is held.
+    ShrinkDeletesHeld,
+    /// Acknowledges its token to release it.
+    AckInsteadOfReject,
+    /// Returns its token before it cancels its consumer, and therefore receives the token again.
+    NoCancelBeforeReject,
+    /// Waits with prefetch 10, and therefore keeps further tokens in its buffer.
+    #[value(name = "prefetch-10")]
+    Prefetch10,
+    /// Publishes a token whenever it finds none ready.
+    PublishesAtStart,
+}
+
+/// The event in a workload that triggers a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Trigger {
+    /// One process acquires and releases.
+    Use,
+    /// Several processes acquire at the same time.
+    Contention,
+    /// The connection of a holder is cut, and it verifies while another process may hold.
+    Cut,
+    /// A process that already holds acquires again.
+    SecondAcquire,
+    /// A resize to more or fewer slots.
+    Resize,
+    /// A resize to fewer slots between two requests of an acquire, or during a hold.
+    Interleaving,
+    /// Several acquires wait.
+    Waiting,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 17] = [
+        Self::NoLook,
+        Self::VerifyAOnly,
+        Self::VerifyPublishes,
+        Self::ReleaseClosesChannel,
+        Self::Reconnects,
+        Self::TwoPermitsOneConnection,
+        Self::AlreadyMine,
+        Self::DeleteAscending,
+        Self::GrowOnlyLast,
+        Self::NoAdminMutex,
+        Self::NoLookConsumer,
+        Self::SharedConsumer,
+        Self::ShrinkDeletesHeld,
+        Self::AckInsteadOfReject,
+        Self::NoCancelBeforeReject,
+        Self::Prefetch10,
+        Self::PublishesAtStart,
+    ];
+
+    /// Returns the value of the option `--bug`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoLook => "no-look",
+            Self::VerifyAOnly => "verify-a-only",
+            Self::VerifyPublishes => "verify-publishes",
+            Self::ReleaseClosesChannel => "release-closes-channel",
+            Self::Reconnects => "reconnects",
+            Self::TwoPermitsOneConnection => "two-permits-one-connection",
+            Self::AlreadyMine => "already-mine",
+            Self::DeleteAscending => "delete-ascending",
+            Self::GrowOnlyLast => "grow-only-last",
+            Self::NoAdminMutex => "no-admin-mutex",
+            Self::NoLookConsumer => "no-look-consumer",
+            Self::SharedConsumer => "shared-consumer",
+            Self::ShrinkDeletesHeld => "shrink-deletes-held",
+            Self::AckInsteadOfReject => "ack-instead-of-reject",
+            Self::NoCancelBeforeReject => "no-cancel-before-reject",
+            Self::Prefetch10 => "prefetch-10",
+            Self::PublishesAtStart => "publishes-at-start",
+        }
+    }
+
+    /// Returns the protocol of the client with this bug.
+    pub fn protocol(self) -> Rules {
+        match self {
+            Self::NoLook
+            | Self::VerifyAOnly
+            | Self::VerifyPublishes
+            | Self::ReleaseClosesChannel
+            | Self::Reconnects
+            | Self::TwoPermitsOneConnection
+            | Self::AlreadyMine
+            | Self::DeleteAscending
+            | Self::GrowOnlyLast
+            | Self::NoAdminMutex => Rules::ExclusiveQueue,
+            Self::NoLookConsumer | Self::SharedConsumer | Self::ShrinkDeletesHeld => {
+                Rules::ExclusiveConsumer
+            }
+            Self::AckInsteadOfReject
+            | Self::NoCancelBeforeReject
+            | Self::Prefetch10
+            | Self::PublishesAtStart => Rules::Token,
+        }
+    }
+
+    /// Returns the property that must detect the bug. Other properties may detect it too.
+    pub fn property(self) -> Property {
+        match self {
+            Self::Reconnects | Self::TwoPermitsOneConnection | Self::SharedConsumer => Property::S2,
+            Self::NoLook | Self::NoLookConsumer | Self::AlreadyMine => Property::S4,
+            Self::VerifyAOnly | Self::VerifyPublishes => Property::S5,
+            Self::ReleaseClosesChannel | Self::NoCancelBeforeReject | Self::Prefetch10 => {
+                Property::S6
+            }
+            Self::AckInsteadOfReject => Property::TokensConserved,
+            Self::DeleteAscending
+            | Self::GrowOnlyLast
+            | Self::NoAdminMutex
+            | Self::ShrinkDeletesHeld
+            | Self::PublishesAtStart => Property::S9,
+        }
+    }
+
+    /// Returns the cause that the verdict must name.
+    pub fn cause(self) -> Cause {
+        match self {
+            Self::DeleteAscending
+            | Self::GrowOnlyLast
+            | Self::NoAdminMutex
+            | Self::ShrinkDeletesHeld => Cause::Administrator,
+            _ => Cause::Client,
+        }
+    }
+
+    /// Returns the event that triggers the bug.
+    pub fn trigger(self) -> Trigger {
+        match self {
+            Self::ReleaseClosesChannel | Self::AckInsteadOfReject => Trigger::Use,
+            Self::AlreadyMine | Self::SharedConsumer | Self::PublishesAtStart => {
+                Trigger::Contention
+            }
+            Self::VerifyAOnly | Self::VerifyPublishes | Self::Reconnects => Trigger::Cut,
+            Self::TwoPermitsOneConnection => Trigger::SecondAcquire,
+            Self::NoLook | Self::NoLookConsumer | Self::ShrinkDeletesHeld => Trigger::Interleaving,
+            Self::DeleteAscending | Self::GrowOnlyLast | Self::NoAdminMutex => Trigger::Resize,
+            Self::NoCancelBeforeReject | Self::Prefetch10 => Trigger::Waiting,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn every_bug_is_listed_once_with_the_name_of_its_option() {
+        assert_eq!(Bug::value_variants(), Bug::ALL);
+        for bug in Bug::ALL {
+            assert_eq!(bug.to_possible_value().unwrap().get_name(), bug.name());
+        }
+        assert_eq!(Bug::ALL.iter().collect::<BTreeSet<_>>().len(), Bug::ALL.len());
+    }
+
+    #[test]
+    fn only_administrators_are_blamed_for_resizes() {
+        for bug in Bug::ALL {
+            if bug.cause() == Cause::Administrator {
+                let resize = [Trigger::Resize, Trigger::Interleaving].contains(&bug.trigger());
+                assert!(resize && bug.property() == Property::S9, "{bug:?}");
+            }
+        }
+    }
+}
