@@ -68,7 +68,7 @@ impl Connection {
         let _place = endpoint.gate.enter().await.map_err(delayed)?;
         tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
             let why = format!("no answer within {limit:?}");
-            Err(AmqpError::Unreachable { endpoint: endpoint.address(), why })
+            Err(AmqpError::Unreachable { endpoint: endpoint.address.clone(), why })
         })
     }
 
@@ -84,7 +84,7 @@ impl Connection {
                 return error;
             }
             let why = "the broker ended the connection right after the handshake".to_owned();
-            AmqpError::CertificateRefused { endpoint: endpoint.address(), why }
+            AmqpError::CertificateRefused { endpoint: endpoint.address.clone(), why }
         })
     }
 
@@ -104,10 +104,10 @@ impl Connection {
 
         let failed = |error: lapin::Error| {
             let (user, vhost) = (&endpoint.username, &endpoint.vhost);
-            AmqpError::connecting(&error, &endpoint.address(), user, vhost)
+            AmqpError::connecting(&error, &endpoint.address, user, vhost)
         };
         process_limit::check_connection()
-            .map_err(|error| AmqpError::reaching(&error, &endpoint.address()))?;
+            .map_err(|error| AmqpError::reaching(&error, &endpoint.address))?;
         let attempt = Attempt { socket: Arc::default(), kept: false };
         let shared = Arc::clone(&attempt.socket);
         let patience = endpoint.connect_timeout;

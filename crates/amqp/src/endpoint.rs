@@ -26,6 +26,8 @@ pub struct Endpoint {
     pub host: String,
     /// Port of the listener.
     pub port: u16,
+    /// Host and port in messages.
+    pub address: String,
     /// User name.
     pub username: String,
     /// Password.
@@ -59,11 +61,6 @@ pub struct Found {
 }
 
 impl Endpoint {
-    /// Returns `host:port`, for messages.
-    pub fn address(&self) -> String {
-        format!("{}:{}", self.host, self.port)
-    }
-
     /// Whether a connection to it has ever succeeded.
     pub fn was_connected(&self) -> bool {
         self.found.connected.load(Ordering::Acquire)
@@ -103,6 +100,6 @@ impl Endpoint {
         let config = self.found.tls.get_or_init(make).clone();
         config
             .map(Some)
-            .map_err(|why| AmqpError::CertificateRefused { endpoint: self.address(), why })
+            .map_err(|why| AmqpError::CertificateRefused { endpoint: self.address.clone(), why })
     }
 }

@@ -38,10 +38,10 @@ pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, AmqpError> {
     })
     .await
     .map_err(|_| AmqpError::Unreachable {
-        endpoint: endpoint.address(),
+        endpoint: endpoint.address.clone(),
         why: format!("no answer within {limit:?}"),
     })?
-    .map_err(|error| AmqpError::reaching(&error, &endpoint.address()))?;
+    .map_err(|error| AmqpError::reaching(&error, &endpoint.address))?;
     let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
     else {
         return Err(AmqpError::Protocol { why: "its first frame isn't connection.start".into() });

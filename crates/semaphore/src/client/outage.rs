@@ -185,7 +185,7 @@ impl Lock {
     fn no_answer(&self, began: Moment, last: Option<BrokerError>) -> AcquireError {
         let after = Duration::from_secs(began.elapsed().as_secs().max(1));
         if last.is_none() && !self.was_connected() {
-            let endpoint = self.shared().endpoint.address();
+            let endpoint = self.shared().endpoint.address.clone();
             let why = format!("no answer within {after:?}");
             return AcquireError::Broker(BrokerError::Unreachable { endpoint, why });
         }

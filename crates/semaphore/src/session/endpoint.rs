@@ -30,6 +30,7 @@ pub fn endpoint(settings: &RabbitmqSettings, client_name: String, limits: Limits
     Endpoint {
         host: settings.host.clone(),
         port: settings.port,
+        address: settings.address(),
         username: settings.username.clone(),
         password: settings.password.clone(),
         vhost: settings.vhost.clone(),
@@ -49,5 +50,24 @@ fn probe(chosen: connection::Probe) -> Probe {
         connection::Probe::Confirm => Probe::Confirm,
         connection::Probe::Tx => Probe::Tx,
         connection::Probe::Declare => Probe::Declare,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_address_is_shown_in_brackets() {
+        let settings = RabbitmqSettings::from_urls("amqp://u:p@[::1]:5673/jobs", None).unwrap();
+        let limits = Limits {
+            connect_timeout: Duration::from_secs(1),
+            operation_timeout: Duration::from_secs(1),
+            heartbeat: None,
+            gate: Gate::default(),
+        };
+        let endpoint = endpoint(&settings, "test".to_owned(), limits);
+        assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 5673));
+        assert_eq!(endpoint.address, "[::1]:5673");
     }
 }
