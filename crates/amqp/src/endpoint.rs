@@ -48,11 +48,11 @@ pub struct Endpoint {
     pub heartbeat: Option<u16>,
     /// Limits of the connections that are being opened.
     pub gate: Gate,
-    /// What is determined with the first connection.
+    /// Findings of the first connection.
     pub found: Found,
 }
 
-/// What is determined with the first connection to an [`Endpoint`].
+/// The findings of the first connection to an [`Endpoint`].
 #[derive(Default)]
 pub struct Found {
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,

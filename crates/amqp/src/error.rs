@@ -1,5 +1,5 @@
-//! Why an operation on a connection failed, as values that state facts: whoever knows the
-//! purpose of a queue adds the consequences and the next step. This is the only module that
+//! Why an operation on a connection failed, as values that state facts. The crates that know
+//! the purpose of a queue add the consequences and the next step. This is the only module that
 //! classifies lapin's errors.
 
 mod origins;

@@ -1,5 +1,5 @@
 //! The address of a broker as its connections take it, from the settings of a client or an
-//! administrator. See `lockkeeper_amqp::endpoint` for what is done with it.
+//! administrator. See `lockkeeper_amqp::endpoint` for its use.
 
 use std::time::Duration;
 
