@@ -18,7 +18,7 @@ impl AmqpError {
         let ErrorKind::ProtocolError(refusal) = error.kind() else {
             return match error.kind() {
                 ErrorKind::IOError(error) => Self::reaching(error, endpoint),
-                _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: words(error) },
+                _ => Self::Unreachable { endpoint: endpoint.to_owned(), why: error.to_string() },
             };
         };
         let text = refusal.get_message().as_str();
@@ -68,15 +68,15 @@ impl AmqpError {
         let ErrorKind::ProtocolError(refusal) = error.kind() else {
             return match error.kind() {
                 ErrorKind::SerialisationError(_) | ErrorKind::ParsingError(_) => {
-                    Self::Protocol { why: words(error) }
+                    Self::Protocol { why: error.to_string() }
                 }
                 // lapin marks the channels of a closed connection before the connection itself.
                 ErrorKind::InvalidConnectionState(_) | ErrorKind::InvalidChannelState(..) => {
                     Self::ConnectionLost { why: CLOSED_BEFORE.to_owned() }
                 }
                 ErrorKind::IOError(cause) => Self::of_violation(cause)
-                    .unwrap_or_else(|| Self::ConnectionLost { why: words(error) }),
-                _ => Self::ConnectionLost { why: words(error) },
+                    .unwrap_or_else(|| Self::ConnectionLost { why: error.to_string() }),
+                _ => Self::ConnectionLost { why: error.to_string() },
             };
         };
         let text = refusal.get_message().as_str();
@@ -99,8 +99,4 @@ impl AmqpError {
 
 fn broker_text(refusal: &AMQPError) -> String {
     refusal.get_message().to_string()
-}
-
-fn words(error: &LapinError) -> String {
-    error.to_string()
 }
