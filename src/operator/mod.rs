@@ -35,6 +35,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -182,7 +183,7 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let both = async {
         tokio::join!(semaphores, queues);
     };
-    let end = until_end(both, candidate.as_mut(), &stop).await;
+    let end = until_end(pin!(both), candidate.as_mut(), &stop).await;
     stop.cancel();
     match end {
         End::Quiet => {
