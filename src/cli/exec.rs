@@ -4,6 +4,7 @@
 //! for the one that becomes the command.
 
 mod asking;
+mod environment;
 mod guardian;
 mod on_lost;
 mod outcome;

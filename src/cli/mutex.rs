@@ -15,7 +15,7 @@ use super::output::{self, or_dash};
 use super::semaphore::holders::{self, live_of};
 use super::semaphore::target::{Form, LockOnBroker, failed};
 use super::semaphore::{count, revoke, wait};
-use super::target::BrokerLocation;
+use super::target::{BrokerLocation, FoundLock};
 
 /// Arguments of `lockkeeper mutex`.
 #[derive(Debug, clap::Args)]
@@ -122,7 +122,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 
 impl Target {
     fn find(&self) -> Result<LockOnBroker, Failure> {
-        Ok(LockOnBroker::new(self.broker.lock(&self.name, Protocol::TrueMutex)?))
+        Ok(LockOnBroker::new(FoundLock::on(&self.broker, &self.name, Protocol::TrueMutex)?))
     }
 }
 

@@ -11,7 +11,7 @@ pub mod requests;
 
 use std::collections::HashSet;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kube::{Resource, ResourceExt};
@@ -21,11 +21,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use tracing::{Instrument, debug_span};
 
 use self::controller::Controllers;
-use self::damage::Damage;
+use self::damage::{Damage, locked};
 use self::objects::{Objects, Watched};
 use self::process::Process;
 use self::requests::Requests;
@@ -105,69 +105,60 @@ impl Metrics {
         let requests = Requests::new(&mut registry);
         registry.register_collector(Box::new(Process::starting()));
         let objects = Objects::new(per_object);
-        let leader = Family::default();
-        registry.register(
+        let leader = registered(
+            &mut registry,
             "leader_election_master_status",
             "1 while this process has the lease, 0 while another may have it",
-            Family::clone(&leader),
         );
         let ours = registry.sub_registry_with_prefix("lockkeeper");
         ours.register_collector(Box::new(objects.clone()));
-        let build = Family::<OfBuild, Gauge>::default();
+        let build: Family<OfBuild, Gauge> =
+            registered(ours, "build_info", "1; the labels say what runs here");
         build.get_or_create(&BUILD).set(1);
-        ours.register("build_info", "1; the labels say what runs here", build);
-        let damage = Damage::new(ours, per_object);
-        let (corrections, left_behind) = (Family::default(), Family::default());
-        ours.register(
-            "drift_corrections",
-            "How often out-of-band changes on the server were repaired",
-            Family::clone(&corrections),
-        );
-        ours.register(
-            "left_behind",
-            "Objects that were let go although something of them may have stayed on its server",
-            Family::clone(&left_behind),
-        );
-        let (unreadable, watch_failures) = (Family::default(), Family::default());
-        ours.register(
-            "unreadable_objects",
-            "Objects that this version of the operator cannot read, and leaves alone",
-            Family::clone(&unreadable),
-        );
-        ours.register(
-            "watch_failures",
-            "How often a kind could not be listed or watched; the namespace is empty where one watch covers all",
-            Family::clone(&watch_failures),
-        );
         let asked = Family::<Asked, Histogram>::new_with_constructor(|| Histogram::new(BUCKETS));
+        let mutex_wait = Histogram::new(BUCKETS);
+        let metrics = Self {
+            controllers,
+            requests,
+            damage: Damage::new(ours, per_object),
+            corrections: registered(
+                ours,
+                "drift_corrections",
+                "How often out-of-band changes on the server were repaired",
+            ),
+            left_behind: registered(
+                ours,
+                "left_behind",
+                "Objects that were let go although something of them may have stayed on its server",
+            ),
+            unreadable: registered(
+                ours,
+                "unreadable_objects",
+                "Objects that this version of the operator cannot read, and leaves alone",
+            ),
+            watch_failures: registered(
+                ours,
+                "watch_failures",
+                "How often a kind could not be listed or watched; the namespace is empty where one watch covers all",
+            ),
+            registry: Arc::default(),
+            objects,
+            asked: asked.clone(),
+            mutex_wait: mutex_wait.clone(),
+            leader,
+            corrected: Arc::default(),
+        };
         ours.register(
             "backend_request_duration_seconds",
             "How long a look at a server or a change on it took, failed ones included, in seconds",
-            Family::clone(&asked),
+            asked,
         );
-        let mutex_wait = Histogram::new(BUCKETS);
         ours.register(
             "admin_mutex_wait_seconds",
             "How long a change to a semaphore waited for its turn and its admin mutex, in seconds",
-            mutex_wait.clone(),
-        );
-        let corrected = Arc::default();
-        let registry = Arc::new(registry);
-        Self {
-            controllers,
-            requests,
-            damage,
-            registry,
-            objects,
-            corrections,
-            left_behind,
-            unreadable,
-            watch_failures,
-            asked,
             mutex_wait,
-            leader,
-            corrected,
-        }
+        );
+        Self { registry: Arc::new(registry), ..metrics }
     }
 
     /// Adds the metrics of the objects of a kind.
@@ -266,8 +257,11 @@ const BUILD: OfBuild = [
     ("rustc", env!("LOCKKEEPER_RUSTC")),
 ];
 
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+/// Registers metrics, and returns them.
+fn registered<T: Default + Clone + Metric>(registry: &mut Registry, name: &str, help: &str) -> T {
+    let metrics = T::default();
+    registry.register(name, help, metrics.clone());
+    metrics
 }
 
 #[cfg(test)]

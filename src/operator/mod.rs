@@ -35,6 +35,7 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -145,15 +146,7 @@ enum End {
 /// was lost.
 pub async fn run(options: Options, stop: CancellationToken) -> Result<(), OperatorError> {
     let metrics = Metrics::new(options.metrics_per_object);
-    let mut candidate = match options.leader_election.clone() {
-        Some(election) => {
-            let client =
-                connect(&metrics, MayAct::default()).await.map_err(OperatorError::NoCluster)?;
-            let home = client.default_namespace().to_owned();
-            Some(Candidate::new(client, election, &home))
-        }
-        None => None,
-    };
+    let mut candidate = candidate(&options, &metrics).await?;
     let may_act = candidate.as_ref().map(|c| c.term().may_act()).unwrap_or_default();
     let client = connect(&metrics, may_act.clone()).await.map_err(OperatorError::NoCluster)?;
     let not_listening = |source| OperatorError::Listen { address: options.http_address, source };
@@ -187,27 +180,13 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
 
     let semaphores = control::<Semaphore>(Arc::clone(&ctx), &options, &readiness);
     let queues = control::<PressureQueue>(Arc::clone(&ctx), &options, &readiness);
-    let both = async { tokio::join!(semaphores, queues) };
-    let too_late = async {
-        stop.cancelled().await;
-        tokio::time::sleep(SHUTDOWN_PATIENCE).await;
+    let both = async {
+        tokio::join!(semaphores, queues);
     };
-    // Renews the Lease until the last reconcile has ended, so that a running resize can
-    // end.
-    let deposed = async {
-        match &mut candidate {
-            Some(candidate) => candidate.renew().await,
-            None => std::future::pending().await,
-        }
-    };
-    let end = tokio::select! {
-        _ = both => End::Quiet,
-        () = too_late => End::Late,
-        () = deposed => End::Lost,
-    };
+    let end = until_end(pin!(both), candidate.as_mut(), &stop).await;
     stop.cancel();
-    match (end, candidate, options.leader_election) {
-        (End::Quiet, candidate, _) => {
+    match end {
+        End::Quiet => {
             info!("every reconcile has ended");
             if let Some(mut candidate) = candidate {
                 candidate.release().await;
@@ -215,9 +194,9 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         }
         // The Lease is left to expire, because unfinished work may still have effects for
         // a moment.
-        (End::Late, ..) => warn!("a reconcile did not end in time"),
-        (End::Lost, _, election) => {
-            let lease = election.map(|election| election.name).unwrap_or_default();
+        End::Late => warn!("a reconcile did not end in time"),
+        End::Lost => {
+            let lease = options.leader_election.map(|election| election.name).unwrap_or_default();
             return Err(OperatorError::LeaseLost { lease });
         }
     }
@@ -226,6 +205,41 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         warn!(%error, "the HTTP server failed");
     }
     Ok(())
+}
+
+/// Returns this process as a candidate, with a client of its own. `None` without leader election.
+async fn candidate(
+    options: &Options,
+    metrics: &Metrics,
+) -> Result<Option<Candidate>, OperatorError> {
+    let Some(election) = options.leader_election.clone() else { return Ok(None) };
+    let client = connect(metrics, MayAct::default()).await.map_err(OperatorError::NoCluster)?;
+    let home = client.default_namespace().to_owned();
+    Ok(Some(Candidate::new(client, election, &home)))
+}
+
+/// Waits until the controllers have ended, and renews the Lease until then, so that a running
+/// resize can end.
+async fn until_end(
+    controllers: impl Future<Output = ()>,
+    candidate: Option<&mut Candidate>,
+    stop: &CancellationToken,
+) -> End {
+    let too_late = async {
+        stop.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_PATIENCE).await;
+    };
+    let lost = async {
+        match candidate {
+            Some(candidate) => candidate.renew().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = controllers => End::Quiet,
+        () = too_late => End::Late,
+        () = lost => End::Lost,
+    }
 }
 
 /// Creates the context of all reconciles.

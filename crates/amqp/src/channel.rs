@@ -6,7 +6,7 @@ mod inspecting;
 mod leaving;
 mod looking;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -17,9 +17,6 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::Connection;
 use crate::error::{AmqpError, refusal_code};
-
-/// Maximum number of idle channels. Further ones are closed.
-const MAX_IDLE: usize = 64;
 
 /// Number of declares after which a channel is retired. lapin keeps the name and
 /// arguments of every declared queue as long as the channel exists (for its recovery,
@@ -35,10 +32,6 @@ pub enum Declared {
     /// the queue isn't.
     Locked,
 }
-
-/// Idle channels of one connection.
-#[derive(Default)]
-pub struct IdleChannels(Mutex<Vec<(lapin::Channel, u32)>>);
 
 /// A channel in use. On drop, it returns to the idle channels if it is healthy and no
 /// operation on it was abandoned.
@@ -335,19 +328,6 @@ fn close_when_answered(abandoned: &TaskTracker, raw: lapin::Channel, limit: Dura
         let _ = tokio::time::timeout(limit, after).await;
     };
     abandoned.spawn_on(closing, &runtime);
-}
-
-impl IdleChannels {
-    fn pop(&self) -> Option<(lapin::Channel, u32)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-
-    fn push(&self, raw: lapin::Channel, declares: u32) {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MAX_IDLE {
-            idle.push((raw, declares));
-        }
-    }
 }
 
 /// Prepares one operation for each of these queues, to be sent together on one channel.

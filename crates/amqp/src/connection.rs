@@ -15,10 +15,10 @@ use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
-use super::channel::IdleChannels;
 use super::endpoint::Endpoint;
 use super::features::Features;
 use super::identity::greet;
+use super::idle::IdleChannels;
 use super::new_id;
 use super::stream::{Dialer, Kit, for_lapin};
 use super::unanswered::Unanswered;

@@ -9,6 +9,7 @@ pub mod endpoint;
 pub mod error;
 pub mod features;
 pub mod identity;
+mod idle;
 mod incoming;
 pub mod lazy;
 pub mod probe;

@@ -3,6 +3,7 @@
 
 mod address;
 mod cluster;
+mod error;
 mod probe;
 mod rabbitmq_broker;
 mod redis_server;
@@ -13,46 +14,11 @@ use std::collections::BTreeMap;
 use secrecy::{ExposeSecret, SecretString};
 
 pub use cluster::{ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, is_allowed};
+pub use error::SettingsError;
 pub use probe::Probe;
 pub use rabbitmq_broker::{ManagementSettings, RabbitmqSettings};
 pub use redis_server::{RedisSettings, SentinelSettings};
 pub use tls::{ClientCertificate, TlsSettings};
-
-/// Why a connection's settings are invalid. Contains only keys of the Secret, never a
-/// value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
-    /// A key is missing.
-    #[error("the connection has no {key}: add the key {key} ({instead})")]
-    MissingKey {
-        /// The missing key.
-        key: &'static str,
-        /// Alternatives to the key.
-        instead: &'static str,
-    },
-    /// A key has an invalid value.
-    #[error("the connection's {key} is not valid: {why}")]
-    BadValue {
-        /// The key of the value.
-        key: &'static str,
-        /// The expected format.
-        why: &'static str,
-    },
-}
-
-impl SettingsError {
-    /// Names a value as its user does, for example by an option instead of a key.
-    #[must_use]
-    pub fn named(self, key: &str, name: &'static str) -> Self {
-        match self {
-            Self::MissingKey { key: old, instead } if old == key => {
-                Self::MissingKey { key: name, instead }
-            }
-            Self::BadValue { key: old, why } if old == key => Self::BadValue { key: name, why },
-            other => other,
-        }
-    }
-}
 
 /// The supported keys of a Secret as text. See [`secret_data`].
 pub type SecretData = BTreeMap<String, SecretString>;
@@ -159,14 +125,6 @@ fn credential(data: &SecretData, key: &str) -> Option<String> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     let text = text.strip_suffix('\r').unwrap_or(text);
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-const NO_PORT: &str = "a port is a number from 1 to 65535";
-
-/// Parses a port, from 1 to 65535.
-fn port(text: &str, key: &'static str) -> Result<u16, SettingsError> {
-    let port = text.parse().ok().filter(|port| *port > 0);
-    port.ok_or(SettingsError::BadValue { key, why: NO_PORT })
 }
 
 const NO_LOGIN: &str = "expected only a host name or an address: set the port by the key port, and the login by the keys username and password";

@@ -13,12 +13,11 @@ mod answers;
 mod flow;
 mod nodes;
 mod opening;
+mod options;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use derive_setters::Setters;
-use lockkeeper_net::opening::Gate;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -28,6 +27,7 @@ use super::StoreError;
 pub(super) use flow::Connection;
 use nodes::{Node, Nodes};
 use opening::{Opener, Purpose};
+pub use options::StoreOptions;
 
 /// Maximum number of redirections of one operation within a cluster that are followed
 /// without a pause.
@@ -35,50 +35,6 @@ const MOST_HOPS: u32 = 4;
 /// First and longest pause before an operation is sent again while its slot moves to
 /// another node.
 const MOVING_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
-
-/// Options of a store.
-#[derive(Clone, Debug, Setters)]
-#[setters(prefix = "with_", strip_option)]
-#[non_exhaustive]
-pub struct StoreOptions {
-    /// The id of this client, written into `:producer` when a queue is closed. `CLIENT
-    /// LIST` shows it as the connection's name, after `lockkeeper/`. It should stay the
-    /// same for the life of the process and differ from every other client's.
-    #[setters(into)]
-    pub client_id: String,
-    /// Maximum time for opening a connection, login included. Default 3 s.
-    pub connect_timeout: Duration,
-    /// Maximum silence of the server while an answer is awaited. An answer may take
-    /// longer while bytes flow. Default 5 s (the redis crate's own limit, on the whole
-    /// answer, is half a second).
-    pub response_timeout: Duration,
-    /// Maximum size of an answer in memory, in bytes. The connection ends at a larger one: a
-    /// hostile server could otherwise fill this process's memory. Default 1 GiB: an answer
-    /// may have several elements, of up to 512 MiB each. A program that reads no elements
-    /// needs 8 MiB, for the list of 10,000 clients.
-    pub longest_answer: usize,
-    /// During a deletion, how long a role must have been neither free nor ever taken
-    /// before it counts as gone. Default 1 s. See
-    /// [`Store::delete`](super::Store::delete).
-    pub nameless_role_grace: Duration,
-    /// Limits of the connections that are being opened.
-    pub gate: Gate,
-}
-
-impl StoreOptions {
-    /// Returns the defaults with this client id.
-    #[must_use]
-    pub fn new(client_id: impl Into<String>) -> Self {
-        Self {
-            client_id: client_id.into(),
-            connect_timeout: Duration::from_secs(3),
-            response_timeout: Duration::from_secs(5),
-            longest_answer: 1024 * 1024 * 1024,
-            nameless_role_grace: Duration::from_secs(1),
-            gate: Gate::default(),
-        }
-    }
-}
 
 /// A connection in use. It contains its attempt's number, so that an error retires only
 /// this connection and never its successor.

@@ -3,6 +3,7 @@
 //! [`lockkeeper_plan::pressure_queue::doctor`] for the diagnosis and the decision to repair.
 
 mod guard;
+mod keys;
 mod listing;
 
 use std::fmt;
@@ -16,11 +17,9 @@ use lockkeeper_plan::pressure_queue::doctor::{
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueRole};
 
 use self::guard::Guard;
+use self::keys::{CONSUMER, CONSUMER_FREE, KEYS, NOT_FULL, PRODUCER, PRODUCER_FREE};
 use super::reply::{Observation, Verdict, queue_seen};
 use super::{Store, StoreError, scripts};
-
-/// Time after which a guard is tried again, if the ACL refused one.
-const REFUSAL_LASTS: Duration = Duration::from_mins(1);
 
 /// The result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,14 +187,6 @@ fn what(repair: &Repair) -> &'static str {
         Repair::SettleTokens => "tokens",
     }
 }
-
-/// Key numbers in Lua's counting, and the number of keys.
-const PRODUCER: usize = 3;
-const CONSUMER: usize = 4;
-const PRODUCER_FREE: usize = 5;
-const CONSUMER_FREE: usize = 6;
-const NOT_FULL: usize = 11;
-const KEYS: usize = 14;
 
 /// Converts an observation to the arguments of `repair.lua`: the content of each key, or
 /// `*` if the subject does not depend on it.

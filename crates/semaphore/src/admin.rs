@@ -4,5 +4,4 @@
 pub mod broker;
 mod converge;
 mod identity;
-mod presence;
 pub mod resize;

@@ -4,8 +4,7 @@
 //! becomes the command, and `processes` for how it is ended.
 
 use std::ffi::OsString;
-use std::io::{self, PipeWriter, Write};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -14,15 +13,16 @@ use futures::FutureExt;
 use lockkeeper_net::clock::Moment;
 use nix::sys::signal::Signal;
 use nix::unistd::getpgrp;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::task::JoinHandle;
 
 use super::on_lost::{OnLost, survivors};
 use super::outcome::say;
-use super::pipes::{Incoming, Launch, Order, Outgoing, Report, inherited};
+use super::pipes::{Incoming, Launch, Order, Outgoing, Report};
+use super::starter::{launch_command, start};
 use super::terminal;
 use crate::cli::failure::Failure;
-use crate::cli::processes::{Awaited, Descendants, Ending, LOOK, Progress};
+use crate::cli::processes::{Descendants, Ending, LOOK, Progress};
 use crate::cli::signals::{ENDING, STOPPING, Signals};
 
 /// The last process is killed this long before another client may acquire the lock.
@@ -135,29 +135,6 @@ async fn first_proof(orders: &mut Incoming<Order>) -> Option<(Launch, Moment)> {
             (Order::Valid(_), _) => {}
             (Order::Ending, _) => return None,
         }
-    }
-}
-
-/// Starts the process that becomes the command. Returns it with the pipe that orders it to.
-fn start(awaited: &Awaited, command: &[OsString]) -> io::Result<(Child, PipeWriter)> {
-    let (from_us, starter) = io::pipe()?;
-    inherited(&from_us)?;
-    let mut process = Command::new("/proc/self/exe");
-    process
-        .arg0("lockkeeper")
-        .arg("starter")
-        .arg(format!("--orders={}", from_us.as_raw_fd()))
-        .arg("--")
-        .args(command);
-    let child = awaited.start(|| process.spawn(), Child::id)?;
-    Ok((child, starter))
-}
-
-/// Orders the starter to become the command.
-fn launch_command(mut starter: PipeWriter, launch: &Launch) {
-    if let Ok(environment) = serde_json::to_string(&launch.environment) {
-        // Fails if the starter has ended, which the main loop notices.
-        let _ = starter.write_all(format!("{environment}\n").as_bytes());
     }
 }
 
@@ -385,7 +362,7 @@ mod tests {
     use std::os::fd::IntoRawFd;
 
     use super::*;
-    use crate::cli::exec::starter::Environment;
+    use crate::cli::exec::environment::Environment;
 
     #[tokio::test]
     async fn a_proof_that_is_past_starts_no_command() {

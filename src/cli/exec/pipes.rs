@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::unix::pipe::{self, Receiver};
 
-use super::starter::Environment;
+use super::environment::Environment;
 
 /// Message from `exec` to the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]

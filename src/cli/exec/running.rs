@@ -15,11 +15,11 @@ use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
 use super::asking::{Questions, SOCKET};
+use super::environment::Environment;
 use super::guardian::{MARGIN, code, unguarded, until};
 use super::on_lost::{OnLost, survivors};
 use super::outcome::{OnDrain, Outcome, say};
 use super::pipes::{Incoming, Launch, Order, Outgoing, Report};
-use super::starter::Environment;
 use super::terminal::{Foreground, Terminal};
 use crate::cli::failure::Failure;
 use crate::cli::hold::held;

@@ -4,16 +4,18 @@
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use serde::{Deserialize, Serialize};
 
-use super::pipes;
+use super::environment::Environment;
+use super::pipes::{self, Launch, inherited};
 use crate::cli::failure::Failure;
+use crate::cli::processes::Awaited;
 
 /// Arguments of `lockkeeper starter`.
 #[derive(Debug, clap::Args)]
@@ -27,24 +29,29 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// The variables that the command's environment has in addition, and those that it must not
-/// have.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Environment(Vec<(String, Option<String>)>);
+/// Starts the process that becomes the command. Returns it with the pipe that orders it to.
+pub(super) fn start(
+    awaited: &Awaited,
+    command: &[OsString],
+) -> io::Result<(tokio::process::Child, PipeWriter)> {
+    let (from_us, starter) = io::pipe()?;
+    inherited(&from_us)?;
+    let mut process = tokio::process::Command::new("/proc/self/exe");
+    process
+        .arg0("lockkeeper")
+        .arg("starter")
+        .arg(format!("--orders={}", from_us.as_raw_fd()))
+        .arg("--")
+        .args(command);
+    let child = awaited.start(|| process.spawn(), tokio::process::Child::id)?;
+    Ok((child, starter))
+}
 
-impl Environment {
-    /// Sets a variable, or removes it.
-    pub fn set(&mut self, name: &str, value: Option<String>) {
-        self.0.push((name.to_owned(), value));
-    }
-
-    fn apply(&self, command: &mut Command) {
-        for (name, value) in &self.0 {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+/// Orders the starter to become the command.
+pub(super) fn launch_command(mut starter: PipeWriter, launch: &Launch) {
+    if let Ok(environment) = serde_json::to_string(&launch.environment) {
+        // Fails if the starter has ended, which the main loop notices.
+        let _ = starter.write_all(format!("{environment}\n").as_bytes());
     }
 }
 

@@ -2,9 +2,7 @@
 //! the lock on it.
 
 use lockkeeper_plan::connection::{Probe, RabbitmqSettings};
-use lockkeeper_plan::naming::{LockName, Protocol};
 
-use super::lock::FoundLock;
 use super::usage;
 use crate::cli::failure::Failure;
 
@@ -67,16 +65,15 @@ impl BrokerLocation {
         self.vhost.is_some()
     }
 
-    /// Returns the lock with this name and protocol on the broker.
-    pub fn lock(&self, name: &str, protocol: Protocol) -> Result<FoundLock, Failure> {
+    /// Returns the broker for a lock, in the virtual host that was given.
+    pub fn of_lock(&self) -> Result<RabbitmqSettings, Failure> {
         let mut settings = self.settings()?.ok_or_else(|| {
             usage("name the broker: set AMQP_URL, or give --url (or use sem/NAME)")
         })?;
         if let Some(vhost) = &self.vhost {
             settings.vhost.clone_from(vhost);
         }
-        let name = LockName::new(name).map_err(|error| usage(&error))?.with_protocol(protocol);
-        Ok(FoundLock { settings, name, lock_delay: None, slots: None })
+        Ok(settings)
     }
 
     /// Returns the broker of the arguments and the environment.

@@ -117,6 +117,13 @@ pub(in crate::cli) struct FoundLock {
 }
 
 impl FoundLock {
+    /// Returns the lock with this name and protocol on the broker.
+    pub fn on(broker: &BrokerLocation, name: &str, protocol: Protocol) -> Result<Self, Failure> {
+        let settings = broker.of_lock()?;
+        let name = LockName::new(name).map_err(|error| usage(&error))?.with_protocol(protocol);
+        Ok(Self { settings, name, lock_delay: None, slots: None })
+    }
+
     /// Returns the lock for this client.
     pub fn lock(&self, client: &LockClient) -> Lock {
         client.semaphore(self.name.clone())
@@ -186,13 +193,13 @@ impl LockLocation {
             ));
         }
         self.kubernetes.must_be_absent("sem/NAME")?;
-        self.broker.lock(name, Protocol::TrueMutex)
+        FoundLock::on(&self.broker, name, Protocol::TrueMutex)
     }
 
     /// Returns the semaphore with this name on the broker of the arguments.
     pub fn named(&self, name: &str) -> Result<FoundLock, Failure> {
         self.kubernetes.must_be_absent("sem/NAME")?;
-        self.broker.lock(name, self.protocol()?)
+        FoundLock::on(&self.broker, name, self.protocol()?)
     }
 
     /// Returns the protocol that the arguments specify.

@@ -7,7 +7,9 @@ use lockkeeper_api::conditions::reason;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::{ALLOWED_NAMESPACES, SettingsError};
 
-use super::reading::FRESH;
+/// Time for which a read object is cached. Objects with the same Secret share its reads.
+/// A rotated password or certificate is used after at most this time.
+pub(super) const FRESH: Duration = Duration::from_secs(10);
 
 /// Pause before a cluster without nodes is checked again. A user who scales it up can
 /// wait that long for a lock.

@@ -15,12 +15,9 @@ use lockkeeper_plan::connection::{
     ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, RabbitmqSettings,
     SecretData, admin_secret, is_allowed, secret_data, with_admin_secret,
 };
+use secrecy::SecretString;
 
-use super::FetchError;
-
-/// Time for which a read object is cached. Objects with the same Secret share its reads.
-/// A rotated password or certificate is used after at most this time.
-pub(super) const FRESH: Duration = Duration::from_secs(10);
+use super::error::{FRESH, FetchError};
 
 /// Time for which a failed read is cached. A thousand objects may need the same missing
 /// Secret, and must find it soon after it is created.
@@ -197,17 +194,25 @@ impl Reader {
             return Err(FetchError::ClusterNotReady { name: name.to_owned() });
         };
         let user = self.read_secret(owner, binding).await?;
-        // The authority of the cluster's certificate, if the Secret contains it, as
-        // Secrets of cert-manager do. Otherwise the system's authorities apply.
-        let mut authorities = None;
-        for name in &cluster.certificates {
-            if authorities.is_none() {
-                let secret = self.read_secret(owner, name).await?;
-                authorities = secret.get("ca.crt").cloned();
-            }
-        }
+        let authorities = self.authorities(owner, &cluster.certificates).await?;
         RabbitmqSettings::from_cluster(&cluster, &user, authorities, vhost)
             .map_err(|source| FetchError::Settings { name: binding.clone(), source })
+    }
+
+    /// Returns the authority of a cluster's certificate, if one of its Secrets contains it, as
+    /// Secrets of cert-manager do. Otherwise the system's authorities apply.
+    async fn authorities(
+        &self,
+        owner: &str,
+        secrets: &[String],
+    ) -> Result<Option<SecretString>, FetchError> {
+        for name in secrets {
+            let secret = self.read_secret(owner, name).await?;
+            if let Some(authorities) = secret.get("ca.crt") {
+                return Ok(Some(authorities.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// Adds the address of the broker's administrator to the data of a connection's Secret,

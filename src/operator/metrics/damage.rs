@@ -2,7 +2,7 @@
 //! removed together with the object.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::{Resource, ResourceExt};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -10,8 +10,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-
-use super::locked;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfQueue {
@@ -124,4 +122,9 @@ fn kind<K: Resource<DynamicType = ()>>() -> String {
 
 fn of<K: Resource>(queue: &K) -> OfQueue {
     OfQueue { namespace: queue.namespace().unwrap_or_default(), name: queue.name_any() }
+}
+
+/// Locks a mutex, also one whose last holder panicked.
+pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

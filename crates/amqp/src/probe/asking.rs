@@ -3,18 +3,16 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use crate::features::Probe;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 
 use crate::connection::Connection;
 use crate::error::AmqpError;
-use crate::features::Features;
+use crate::features::{Features, Probe};
 
 /// The answers about the queues of a batch so far.
 pub struct Heard {

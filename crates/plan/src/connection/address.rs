@@ -4,7 +4,7 @@
 
 use std::net::Ipv6Addr;
 
-use super::{SettingsError, port};
+use super::error::SettingsError;
 
 /// What to do about a character that has a meaning in URLs.
 const ENCODE: &str = r"percent-encode the user, the password and the path: @ is %40, / is %2F, ? is %3F, # is %23, \ is %5C, a blank is %20";
@@ -12,6 +12,14 @@ const FRAGMENT: &str =
     "it has a fragment: if the # belongs to the password, percent-encode the password, # is %23";
 const QUERY: &str = "it has an unknown query parameter: remove it, or if the ? belongs to the password, percent-encode the password, ? is %3F";
 const HOST: &str = "expected a host name or an address between the login and the port: percent-encode the user and the password";
+
+const NO_PORT: &str = "a port is a number from 1 to 65535";
+
+/// Parses a port, from 1 to 65535.
+pub(super) fn port(text: &str, key: &'static str) -> Result<u16, SettingsError> {
+    let port = text.parse().ok().filter(|port| *port > 0);
+    port.ok_or(SettingsError::BadValue { key, why: NO_PORT })
+}
 
 /// A URL without its scheme, of one or more hosts.
 pub(super) struct Address<'a> {

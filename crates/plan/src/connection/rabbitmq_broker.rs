@@ -6,11 +6,11 @@ use std::fmt;
 use secrecy::SecretString;
 use url::Url;
 
-use super::address::{Address, host, scheme};
+use super::address::{Address, host, port, scheme};
 use super::tls::Names;
 use super::{
     ADMIN, AMQP, MANAGEMENT, NO_LOGIN, Probe, SecretData, SettingsError, TlsSettings, admin_secret,
-    credential, decode, first, host_and_port, login, port, value,
+    credential, decode, first, host_and_port, login, value,
 };
 
 const PLAIN_PORT: u16 = 5672;
@@ -131,37 +131,7 @@ impl RabbitmqSettings {
             }
             from_uri
         } else {
-            let missing = |key| SettingsError::MissingKey {
-                key,
-                instead: "or give the whole address as amqpUri, amqp://user:password@host:5672/vhost",
-            };
-            // Without `tls`, the connection string written by the cluster operator
-            // decides.
-            let is_tls = match get("tls").as_deref() {
-                Some("true") => true,
-                Some("false") => false,
-                None => get("connection_string").is_some_and(|uri| uri.starts_with("amqps://")),
-                Some(_) => {
-                    let why = "expected true or false";
-                    return Err(SettingsError::BadValue { key: "tls", why });
-                }
-            };
-            let port = match get("port") {
-                Some(text) => port(&text, "port")?,
-                None if is_tls => TLS_PORT,
-                None => PLAIN_PORT,
-            };
-            Self {
-                host: host(&get("host").ok_or_else(|| missing("host"))?, "host", NO_LOGIN)?,
-                port,
-                username: credential("username").ok_or_else(|| missing("username"))?,
-                password: credential("password").ok_or_else(|| missing("password"))?.into(),
-                vhost: "/".to_owned(),
-                tls: is_tls.then(TlsSettings::default),
-                management: None,
-                administrator: None,
-                probe: None,
-            }
+            Self::from_parts(data)?
         };
         settings.probe = Probe::from_key(get("probe").as_deref())?;
         if let Some(vhost) = vhost {
@@ -185,6 +155,43 @@ impl RabbitmqSettings {
             }
             encrypted => encrypted.map(|()| settings),
         }
+    }
+
+    /// Reads the keys `host port username password tls`.
+    fn from_parts(data: &SecretData) -> Result<Self, SettingsError> {
+        let get = |key: &str| value(data, key);
+        let credential = |key: &str| credential(data, key);
+        let missing = |key| SettingsError::MissingKey {
+            key,
+            instead: "or give the whole address as amqpUri, amqp://user:password@host:5672/vhost",
+        };
+        // Without `tls`, the connection string written by the cluster operator
+        // decides.
+        let is_tls = match get("tls").as_deref() {
+            Some("true") => true,
+            Some("false") => false,
+            None => get("connection_string").is_some_and(|uri| uri.starts_with("amqps://")),
+            Some(_) => {
+                let why = "expected true or false";
+                return Err(SettingsError::BadValue { key: "tls", why });
+            }
+        };
+        let port = match get("port") {
+            Some(text) => port(&text, "port")?,
+            None if is_tls => TLS_PORT,
+            None => PLAIN_PORT,
+        };
+        Ok(Self {
+            host: host(&get("host").ok_or_else(|| missing("host"))?, "host", NO_LOGIN)?,
+            port,
+            username: credential("username").ok_or_else(|| missing("username"))?,
+            password: credential("password").ok_or_else(|| missing("password"))?.into(),
+            vhost: "/".to_owned(),
+            tls: is_tls.then(TlsSettings::default),
+            management: None,
+            administrator: None,
+            probe: None,
+        })
     }
 
     /// Adds the management API with administrator credentials,

@@ -5,11 +5,11 @@ use std::fmt;
 
 use secrecy::SecretString;
 
-use super::address::{Address, host, scheme};
+use super::address::{Address, host, port, scheme};
 use super::tls::Names;
 use super::{
     NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
-    host_and_port, login, port, value,
+    host_and_port, login, value,
 };
 
 const PLAIN_PORT: u16 = 6379;

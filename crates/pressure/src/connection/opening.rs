@@ -18,9 +18,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::StoreOptions;
 use super::flow::Connection;
 use super::nodes::Address;
+use super::options::StoreOptions;
 use crate::StoreError;
 
 /// Time without traffic after which the kernel probes the server's machine, and the

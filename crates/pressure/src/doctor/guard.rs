@@ -4,6 +4,7 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueRole;
@@ -17,7 +18,10 @@ use super::super::reply::Verdict;
 use super::super::scripts::Call;
 use super::super::store::first_refusal;
 use super::super::{Store, StoreError, scripts};
-use super::{CONSUMER, CONSUMER_FREE, PRODUCER, PRODUCER_FREE, REFUSAL_LASTS};
+use super::keys::{CONSUMER, CONSUMER_FREE, PRODUCER, PRODUCER_FREE};
+
+/// Time after which a guard is tried again, if the ACL refused one.
+const REFUSAL_LASTS: Duration = Duration::from_mins(1);
 
 /// The number of the last guard.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);

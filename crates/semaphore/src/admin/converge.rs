@@ -10,6 +10,7 @@ use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to, wake_ups};
 use tokio_util::sync::CancellationToken;
 
 use super::broker::{Broker, Handle};
+use super::resize::{ResizeError, ResizeTo, Resized, resize};
 use crate::error::BrokerError;
 use crate::protocol::fault::{Expected, Fault};
 use crate::protocol::mismatch::Presence;
@@ -210,6 +211,71 @@ impl Broker {
             // Waiters also poll from time to time.
             tracing::debug!(%error, "Waiters could not be notified of new slots");
         }
+    }
+
+    /// Sets the number of slots of `lock` according to `to`. The current number is read
+    /// under the admin mutex. If two administrators each add one slot, two are added.
+    ///
+    /// All fields of `desired` except its number of slots apply. If it has no records,
+    /// existing records stay. Waiters are woken, and cancel safety applies, as with
+    /// [`Broker::converge`].
+    ///
+    /// # Errors
+    ///
+    /// [`ResizeError`]: the new number is out of range, or an error of
+    /// [`Broker::converge`].
+    pub async fn resize(
+        &self,
+        lock: &LockName,
+        to: ResizeTo,
+        desired: DesiredSlots,
+        cancel: &CancellationToken,
+    ) -> Result<Resized, ResizeError> {
+        let (mut to, mut before, mut deleted) = (to, None, 0);
+        let mut resized = loop {
+            let change = self.change(lock, desired, cancel)?;
+            let handle = Arc::clone(self.handle());
+            let work = change.run(move |change, channel| {
+                async move { resize(&handle, change, channel, to).await }.boxed()
+            });
+            match work.await {
+                Err(error) if error.is_limit_of_queues() => {
+                    let change = self.change(lock, desired, cancel)?;
+                    let smaller = self.make_room_below(change, to).await?;
+                    let (slots, after, gone) = smaller.ok_or(error)?;
+                    before.get_or_insert(slots);
+                    deleted += gone;
+                    to = ResizeTo::Exactly(after);
+                }
+                done => break done??,
+            }
+        };
+        resized.before = before.unwrap_or(resized.before);
+        resized.done.deleted += deleted;
+        self.tell_waiters(lock, &resized.done).await;
+        Ok(resized)
+    }
+
+    /// Deletes one slot above the new number, if that is smaller. Returns the number of slots
+    /// before, the new one, and how many slots were deleted. `None` if nothing was.
+    async fn make_room_below(
+        &self,
+        mut change: Change,
+        to: ResizeTo,
+    ) -> Result<Option<(u32, u32, u32)>, BrokerError> {
+        let mut channel = change.channel().await?;
+        let (mark, seen) =
+            self.handle().administered(&change.lock)?.survey(&change, &mut channel).await?;
+        let slots = seen.size();
+        let after = match to {
+            ResizeTo::Exactly(after) => Some(after),
+            ResizeTo::Shrink(fewer) => slots.checked_sub(fewer),
+            ResizeTo::Create(_) | ResizeTo::Grow(_) => None,
+        };
+        let Some(after) = after.filter(|after| *after < slots) else { return Ok(None) };
+        change.desired.slots = after;
+        let to = sweep_to(change.desired, mark.unwrap_or(slots));
+        Ok(self.make_room(&change, to).await?.map(|deleted| (slots, after, deleted)))
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lapin::types::AMQPValue;
+use lockkeeper_amqp::channel::{Channel, Declared};
 use lockkeeper_plan::naming::LockName;
 
 use super::broker::Broker;
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
-use lockkeeper_amqp::channel::{Channel, Declared};
 
 /// Time after which the broker deletes a probe queue that was not deleted before.
 const PROBE_EXPIRES_MILLIS: i32 = 60_000;

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use lockkeeper_amqp::new_id;
 use lockkeeper_net::clock::Moment;
+use lockkeeper_plan::naming::LockName;
 use tokio::task::JoinHandle;
 
+use super::acquisition::Acquisition;
 use super::attempt::{Place, SKEW};
 use super::error::AcquireError;
 use super::fairness::{Approach, called_to};
-use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::permit::Permit;
+use super::shared::Shared;
 use super::waiter::{Waiter, Woken};
 use crate::protocol::claim::ClientProtocol;
 use crate::protocol::interface::Wait;
-use lockkeeper_amqp::new_id;
 
 /// First and longest pause between attempts without a wait queue, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -27,12 +29,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 const PATIENCE: u32 = 3;
 
 /// A client that acquires a slot, between two attempts.
-struct Acquisition<'a> {
-    lock: &'a Lock,
-    how: &'a dyn ClientProtocol,
-    options: &'a AcquireOptions,
-    id: String,
-    until: Option<Moment>,
+struct Waiting<'a> {
+    acquisition: Acquisition<'a>,
     /// Set once the lock was found to exist.
     existed: &'a mut bool,
     turn: Turn,
@@ -51,78 +49,59 @@ enum Turn {
     Polling(Duration),
 }
 
-impl Lock {
-    /// Acquires a slot with the given protocol. Sets `existed` once the lock was found to
-    /// exist.
-    pub(super) async fn acquire_slot(
-        &self,
-        how: &dyn ClientProtocol,
-        options: &AcquireOptions,
-        wait: Wait,
-        existed: &mut bool,
-    ) -> Result<Permit, AcquireError> {
-        let id = new_id();
-        if wait == Wait::No {
-            return Ok(self.attempt(how, options, &id, Place::Any, None).await?.0);
-        }
-        let (until, turn, place) = (wait.until(), Turn::Outside, Place::OrWait { lost: 0 });
-        let patience = PATIENCE;
-        Acquisition { lock: self, how, options, id, until, existed, turn, place, patience }
-            .run()
-            .await
+/// Acquires a slot with the given protocol. Sets `existed` once the lock was found to exist.
+/// Cancel safe.
+pub async fn acquire_slot(
+    client: &Shared,
+    lock: &LockName,
+    protocol: &dyn ClientProtocol,
+    options: &AcquireOptions,
+    wait: Wait,
+    existed: &mut bool,
+) -> Result<Permit, AcquireError> {
+    let (id, until) = (new_id(), wait.until());
+    let acquisition = Acquisition { client, lock, protocol, options, id, until };
+    if wait == Wait::No {
+        return Ok(acquisition.attempt(Place::Any).await?.0);
     }
+    let (turn, place) = (Turn::Outside, Place::OrWait { lost: 0 });
+    Waiting { acquisition, existed, turn, place, patience: PATIENCE }.run().await
+}
 
-    async fn join(
-        &self,
-        how: &dyn ClientProtocol,
-        id: &str,
-        options: &AcquireOptions,
-    ) -> Result<Option<Waiter>, AcquireError> {
-        let Some(queue) = self.name().wait_queue() else { return Ok(None) };
-        let (side, declare) = (&self.shared().side, how.wait_queue_arguments());
-        let waiter = Waiter::join(side, declare, &queue, id, options).await?;
-        if let Some(waiter) = &waiter {
-            self.shared().publisher.waiters.joined(&queue, waiter.others);
+/// Leaves the wait queue: sends the requests now, and waits for the answer in the background. If
+/// more slots are free, wakes the next waiter then. `None` if there is nothing to wait for.
+async fn pass_on(
+    acquisition: &Acquisition<'_>,
+    waiter: Waiter,
+    slot: Option<u32>,
+    more: bool,
+) -> Option<JoinHandle<()>> {
+    let wait_queue = acquisition.lock.wait_queue().filter(|_| more);
+    let publisher = Arc::clone(&acquisition.client.publisher);
+    let mut leaving = Box::pin(async move {
+        waiter.leave(slot).await;
+        if let Some(wait_queue) = wait_queue {
+            publisher.wake(&wait_queue, None).await;
         }
-        Ok(waiter)
-    }
-
-    /// Leaves the wait queue: sends the requests now, and waits for the answer in the
-    /// background. If more slots are free, wakes the next waiter then. `None` if there is
-    /// nothing to wait for.
-    async fn pass_on(
-        &self,
-        waiter: Waiter,
-        slot: Option<u32>,
-        more: bool,
-    ) -> Option<JoinHandle<()>> {
-        let wait_queue = self.name().wait_queue().filter(|_| more);
-        let publisher = Arc::clone(&self.shared().publisher);
-        let mut leaving = Box::pin(async move {
-            waiter.leave(slot).await;
-            if let Some(wait_queue) = wait_queue {
-                publisher.wake(&wait_queue, None).await;
-            }
-        });
-        match futures::poll!(leaving.as_mut()) {
-            Poll::Ready(()) => None,
-            Poll::Pending => Some(tokio::spawn(leaving)),
-        }
+    });
+    match futures::poll!(leaving.as_mut()) {
+        Poll::Ready(()) => None,
+        Poll::Pending => Some(tokio::spawn(leaving)),
     }
 }
 
-impl Acquisition<'_> {
+impl Waiting<'_> {
     async fn run(mut self) -> Result<Permit, AcquireError> {
-        let Self { lock, how, options, until, .. } = self;
-        match lock.approach(options).await? {
+        match self.acquisition.approach().await? {
             Approach::Join => self.join_behind().await?,
             Approach::Try(place) => self.place = place,
         }
         loop {
-            let error = match lock.attempt(how, options, &self.id, self.place, until).await {
+            let error = match self.acquisition.attempt(self.place).await {
                 Ok((mut permit, more)) => {
                     if let Turn::Joined(waiter) = self.turn {
-                        let leaving = lock.pass_on(*waiter, permit.slot_to_wake(), more);
+                        let slot = permit.slot_to_wake();
+                        let leaving = pass_on(&self.acquisition, *waiter, slot, more);
                         permit.leaving(leaving.await);
                     }
                     return Ok(permit);
@@ -141,7 +120,7 @@ impl Acquisition<'_> {
                 AcquireError::NoSlots { .. } => !matches!(self.turn, Turn::Polling(_)),
                 _ => false,
             };
-            if !can_wait || until.is_some_and(|until| until.left().is_zero()) {
+            if !can_wait || self.acquisition.is_late() {
                 return Err(error);
             }
             self.wait(&error).await?;
@@ -151,12 +130,21 @@ impl Acquisition<'_> {
     /// Joins the wait queue, if there is one. Slots released before that woke no waiter, so
     /// the next attempt does not wait for a wake-up.
     async fn join(&mut self) -> Result<(), AcquireError> {
-        let Some(waiter) = self.lock.join(self.how, &self.id, self.options).await? else {
+        let Acquisition { client, lock, protocol, options, ref id, .. } = self.acquisition;
+        let joined = match lock.wait_queue() {
+            Some(queue) => {
+                let declare = protocol.wait_queue_arguments();
+                let waiter = Waiter::join(&client.side, declare, &queue, id, options).await?;
+                waiter.inspect(|waiter| client.publisher.waiters.joined(&queue, waiter.others))
+            }
+            None => None,
+        };
+        let Some(waiter) = joined else {
             self.turn = Turn::Polling(PAUSES.0);
             return Ok(());
         };
         *self.existed = true;
-        self.place = first_place(&waiter, self.options);
+        self.place = first_place(&waiter, options);
         self.turn = Turn::Joined(Box::new(waiter));
         Ok(())
     }
@@ -173,13 +161,13 @@ impl Acquisition<'_> {
 
     /// Waits for this client's turn after an attempt that failed.
     async fn wait(&mut self, error: &AcquireError) -> Result<(), AcquireError> {
-        let Self { options, until, .. } = *self;
+        let Acquisition { options, until, .. } = self.acquisition;
         let is_lost = matches!(error, AcquireError::Lost { .. });
         let is_contended = matches!(error, AcquireError::Contended { .. });
         match &mut self.turn {
             // There are enough free slots. A new waiter would make all other clients search.
             Turn::Outside
-                if is_contended && self.patience > 0 && !self.lock.recall().is_crowded() =>
+                if is_contended && self.patience > 0 && !self.acquisition.recall().is_crowded() =>
             {
                 self.patience -= 1;
                 let lost = (PATIENCE - self.patience).saturating_mul(options.max_races);
@@ -213,9 +201,8 @@ impl Acquisition<'_> {
 
     /// Waits until this client is woken, or should try again without that.
     async fn wait_for_turn(&mut self) -> Result<(), AcquireError> {
-        let Self { lock, how, options, until, .. } = *self;
         let Turn::Joined(waiter) = &mut self.turn else { return Ok(()) };
-        match lock.wait_for_turn(how, options, waiter, until).await? {
+        match self.acquisition.wait_for_turn(waiter).await? {
             Some(next) => self.place = next,
             // The next attempt shows whether the lock was destroyed or the connection
             // lost.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_amqp::error::AmqpError;
+
 use super::heartbeat::LostReason;
 use crate::error::BrokerError;
-use lockkeeper_amqp::error::AmqpError;
 
 /// Why no slot was acquired. Nothing is held in this case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

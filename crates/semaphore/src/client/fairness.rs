@@ -1,19 +1,18 @@
 //! Fairness between clients: when a client joins the wait queue instead of taking a slot,
 //! and when a waiter that was not woken takes one. See `waiter` for the wait queue itself
-//! and `lock` for the steps of an acquisition.
+//! and `acquire` for the steps of an acquisition.
 
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 
+use super::acquisition::Acquisition;
 use super::attempt::Place;
+use super::choice::choose;
 use super::error::AcquireError;
-use super::lock::Lock;
-use super::options::AcquireOptions;
 use super::waiter::{Waiter, Woken};
 use crate::error::BrokerError;
-use crate::protocol::claim::ClientProtocol;
 use crate::queues::wait::Waiters;
-use lockkeeper_amqp::channel::Channel;
 
 /// How an acquisition begins.
 pub enum Approach {
@@ -23,22 +22,22 @@ pub enum Approach {
     Try(Place),
 }
 
-impl Lock {
+impl Acquisition<'_> {
     /// Returns how an acquisition that may wait begins.
     ///
     /// If other clients wait, it takes a slot only if more slots are free than clients
     /// wait. To find that out, it need not join them: if each client that looks joined,
     /// the next ones would find waiters and look as well, and many clients on many slots
     /// would keep each other busy.
-    pub(super) async fn approach(&self, options: &AcquireOptions) -> Result<Approach, BrokerError> {
+    pub(super) async fn approach(&self) -> Result<Approach, BrokerError> {
         let any = Approach::Try(Place::OrWait { lost: 0 });
         let crowded = self.recall().is_crowded();
-        if options.barge {
+        if self.options.barge {
             // It would have to join after the first search anyway.
             return Ok(if crowded { Approach::Join } else { any });
         }
-        let Some(wait_queue) = self.name().wait_queue() else { return Ok(any) };
-        let cached = self.shared().publisher.waiters.count(&wait_queue);
+        let Some(wait_queue) = self.lock.wait_queue() else { return Ok(any) };
+        let cached = self.client.publisher.waiters.count(&wait_queue);
         let waiters = match cached {
             Some(0) => 0,
             Some(_) if crowded => return Ok(Approach::Join),
@@ -52,7 +51,7 @@ impl Lock {
 
     /// Asks the broker for the number of waiters.
     async fn count_waiters(&self, wait_queue: &str) -> Result<u32, BrokerError> {
-        let connection = self.shared().side.get().await?;
+        let connection = self.client.side.get().await?;
         if connection.is_blocked() {
             // During an alarm the broker would not answer, and no slot can be probed
             // either.
@@ -65,7 +64,7 @@ impl Lock {
             Err(AmqpError::AccessRefused { .. } | AmqpError::NodeDown { .. }) => Waiters::NoQueue,
             Err(error) => return Err(error.into()),
         };
-        self.shared().publisher.waiters.note(wait_queue, waiters);
+        self.client.publisher.waiters.note(wait_queue, waiters);
         Ok(if let Waiters::Count(waiters) = waiters { waiters } else { 0 })
     }
 
@@ -80,14 +79,11 @@ impl Lock {
     /// Cancel safe.
     pub(super) async fn wait_for_turn(
         &self,
-        how: &dyn ClientProtocol,
-        options: &AcquireOptions,
         waiter: &mut Waiter,
-        until: Option<Moment>,
     ) -> Result<Option<Place>, AcquireError> {
-        let mut seen_free = options.barge;
+        let mut seen_free = self.options.barge;
         loop {
-            let woken = waiter.wait(self.recall().slots, until).await;
+            let woken = waiter.wait(self.recall().slots, self.until).await;
             if woken != Woken::Ended {
                 // A search then probes all slots together.
                 self.remember(|memory| memory.crowded = Some(Moment::now()));
@@ -95,13 +91,13 @@ impl Lock {
             match woken {
                 Woken::Called(slot) => return Ok(Some(called_to(slot))),
                 Woken::Ended => return Ok(None),
-                Woken::Uncalled if until.is_some_and(|until| until.left().is_zero()) => {
+                Woken::Uncalled if self.is_late() => {
                     let others = if seen_free { 0 } else { waiter.others };
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
-                Woken::Uncalled if self.all_held(how).await? => {}
-                Woken::Uncalled => match self.choose(how, options, Place::Any, 0).await {
+                Woken::Uncalled if self.all_held().await? => {}
+                Woken::Uncalled => match choose(self, Place::Any, 0).await {
                     Ok(_) => {
                         seen_free = true;
                         waiter.look_soon();
@@ -115,9 +111,9 @@ impl Lock {
 
     /// Whether all slots are held, if the protocol can find that out without a search. After a
     /// minute it cannot, because only a search confirms the end of the slots.
-    async fn all_held(&self, how: &dyn ClientProtocol) -> Result<bool, BrokerError> {
+    async fn all_held(&self) -> Result<bool, BrokerError> {
         let Some(end) = self.recall().known_end() else { return Ok(false) };
-        how.all_held(self.shared().probe_context(), self.name(), end - 1).await
+        self.protocol.all_held(self.client.probe_context(), self.lock, end - 1).await
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use lapin::{ErrorKind, Event};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::clean_text;
@@ -16,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::ownership::Ownership;
-use lockkeeper_amqp::connection::Connection;
 
 /// Prefix of the reason by which an administrator revokes a slot with a forced close. It
 /// distinguishes a revocation from other closes.

@@ -3,7 +3,9 @@
 //! administration.
 
 mod acquire;
+mod acquisition;
 mod attempt;
+mod choice;
 mod error;
 mod facts;
 mod fairness;

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use lockkeeper_net::clock::Moment;
 
+use super::acquire::acquire_slot;
 use super::error::AcquireError;
 use super::lock::Lock;
 use super::options::AcquireOptions;
 use super::permit::Permit;
+use super::same_protocol::why_no_slots;
+use super::token::acquire_token;
 use crate::error::BrokerError;
 use crate::management::{Management, nodes};
 use crate::protocol::interface::Wait;
@@ -97,13 +100,17 @@ impl Lock {
         loop {
             let began = Moment::now();
             let acquired = match protocol::claiming(self.name()) {
-                Claiming::Slot(how) => self.acquire_slot(how, options, wait, &mut existed).await,
-                Claiming::Token => self.acquire_token(options, wait, &mut existed).await,
+                Claiming::Slot(how) => {
+                    acquire_slot(self.shared(), self.name(), how, options, wait, &mut existed).await
+                }
+                Claiming::Token => {
+                    acquire_token(self.shared(), self.name(), options, wait, &mut existed).await
+                }
             };
             let mut is_made = false;
             let acquired = match acquired {
                 Err(AcquireError::NoSlots { .. }) => {
-                    let (error, changes) = self.why_no_slots(existed).await;
+                    let (error, changes) = why_no_slots(self.shared(), self.name(), existed).await;
                     is_made = changes && first.elapsed() < BEING_MADE;
                     Err(error)
                 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::record::SlotRecord;
 use tokio::sync::watch;
@@ -19,7 +20,6 @@ use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
-use lockkeeper_amqp::channel::Channel;
 
 /// How long to wait for the close reason of a connection that ended.
 const REASON: Duration = Duration::from_secs(1);

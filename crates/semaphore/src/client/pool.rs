@@ -5,10 +5,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::BrokerError;
 use lockkeeper_amqp::channel::Channel;
 use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::endpoint::Endpoint;
+
+use crate::error::BrokerError;
 
 /// Maximum number of idle connections beyond the configured ones. Further ones are
 /// closed.

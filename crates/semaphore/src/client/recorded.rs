@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper_net::clock::Moment;
+use lockkeeper_plan::naming::LockName;
 
-use super::lock::Lock;
+use super::shared::Shared;
 use crate::error::BrokerError;
 
 /// How long the presence of records is cached. A probe costs more than all other requests
@@ -12,20 +13,18 @@ use crate::error::BrokerError;
 /// still acquire without them.
 const RECORDS_BELIEVED: Duration = Duration::from_secs(1);
 
-impl Lock {
-    /// Whether the slot has a record, unless that was found out recently. Cancel safe.
-    pub(super) async fn has_record(&self, slot: u32) -> Result<bool, BrokerError> {
-        let Some(queue) = self.name().record_queue(slot) else { return Ok(false) };
-        match self.recall().records {
-            Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
-            _ => {
-                let asked = Moment::now();
-                // Not by a probe, for which a queue whose node is down may look missing: a
-                // slot would be acquired without its fencing token and its lock delay.
-                let found = self.shared().side.publisher().await?.look(&queue).await?.is_some();
-                self.remember(|memory| memory.records = Some((found, asked)));
-                Ok(found)
-            }
+/// Whether the slot has a record, unless that was found out recently. Cancel safe.
+pub async fn has_record(client: &Shared, lock: &LockName, slot: u32) -> Result<bool, BrokerError> {
+    let Some(queue) = lock.record_queue(slot) else { return Ok(false) };
+    match client.recall(lock).records {
+        Some((known, since)) if since.elapsed() < RECORDS_BELIEVED => Ok(known),
+        _ => {
+            let asked = Moment::now();
+            // Not by a probe, for which a queue whose node is down may look missing: a
+            // slot would be acquired without its fencing token and its lock delay.
+            let found = client.side.publisher().await?.look(&queue).await?.is_some();
+            client.remember(lock, |memory| memory.records = Some((found, asked)));
+            Ok(found)
         }
     }
 }

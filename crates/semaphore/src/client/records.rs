@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation};
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_plan::record::SlotRecord;
 
 use super::waiters_seen::WaitersSeen;
 use crate::error::BrokerError;
 use crate::queues::wait;
-use lockkeeper_amqp::channel::{Channel, Refused, short};
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::lazy::LazyConnection;
 
 /// Number of attempts to replace a record. A foreign publish between the read and the
 /// publish (an administrator's seed) costs one attempt.

@@ -2,12 +2,12 @@
 //! anything. The protocol probes one slot, and `attempt` takes one.
 
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
+use lockkeeper_amqp::unanswered::no_answer_of;
 use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 
 use crate::error::BrokerError;
 use crate::protocol::claim::{ClientProtocol, HolderState};
-use lockkeeper_amqp::probe::{ProbeContext, Seen};
-use lockkeeper_amqp::unanswered::no_answer_of;
 
 /// Maximum number of slots probed together. Each window is four times larger than the one
 /// before it.

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lockkeeper_amqp::endpoint::Endpoint;
+use lockkeeper_amqp::lazy::LazyConnection;
+use lockkeeper_amqp::probe::{ProbeContext, Prober};
 use lockkeeper_net::opening::Gate;
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::LockName;
@@ -14,9 +17,6 @@ use super::pool::Pool;
 use super::records::Publisher;
 use crate::protocol::claim::Checked;
 use crate::session::endpoint::{Limits, endpoint};
-use lockkeeper_amqp::endpoint::Endpoint;
-use lockkeeper_amqp::lazy::LazyConnection;
-use lockkeeper_amqp::probe::{ProbeContext, Prober};
 
 /// Maximum number of cached locks. Beyond it, the cache is cleared.
 const MAX_REMEMBERED: usize = 4096;
@@ -68,11 +68,21 @@ impl Shared {
     }
 
     /// Reads or changes what is remembered of a lock.
-    pub fn memory<T>(&self, lock: &LockName, with: impl FnOnce(&mut Memory) -> T) -> T {
+    fn memory<T>(&self, lock: &LockName, with: impl FnOnce(&mut Memory) -> T) -> T {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MAX_REMEMBERED && !remembered.contains_key(lock) {
             remembered.clear();
         }
         with(remembered.entry(lock.clone()).or_default())
+    }
+
+    /// Returns what the client remembers of the lock.
+    pub fn recall(&self, lock: &LockName) -> Memory {
+        self.memory(lock, |memory| *memory)
+    }
+
+    /// Changes what the client remembers of the lock.
+    pub fn remember(&self, lock: &LockName, change: impl FnOnce(&mut Memory)) {
+        self.memory(lock, change);
     }
 }

@@ -12,15 +12,15 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_net::clock::Moment;
 
 use super::facts::fact;
 use super::options::AcquireOptions;
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, short};
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::lazy::LazyConnection;
 
 /// Shortest and longest time for which a waiter relies on being woken, before jitter. A holder
 /// that died wakes no waiter, and a waiter that was woken may be suspended.

@@ -1,13 +1,13 @@
 //! The nodes of a broker's cluster, as the management API lists them: which of them run, and
 //! which have lost each other.
 
+use lockkeeper_amqp::refusal::names_node;
 use lockkeeper_plan::clean_text;
 use serde::Deserialize;
 
 use super::answer::List;
 use super::{Management, ManagementError};
 use crate::error::BrokerError;
-use lockkeeper_amqp::refusal::names_node;
 
 /// Maximum number of nodes of a cluster.
 const MAX_NODES: usize = 1_000;
@@ -35,21 +35,18 @@ pub struct Node {
     pub lost: Vec<String>,
 }
 
-impl Management {
-    /// Returns the nodes. Requires the tag `monitoring`.
-    pub async fn nodes(&self) -> Result<Vec<Node>, ManagementError> {
-        let nodes: List<ListedNode, MAX_NODES> =
-            self.list("nodes?columns=name,running,partitions").await?;
-        let name = |name: String| clean_text(&name, MAX_NAME);
-        let node = |node: ListedNode| Node {
-            name: name(node.name),
-            runs: node.running,
-            lost: node.partitions.0.into_iter().take(MAX_LOST).map(name).collect(),
-        };
-        Ok(nodes.0.into_iter().map(node).collect())
-    }
+/// Returns the nodes. Requires the tag `monitoring`.
+pub async fn nodes(management: &Management) -> Result<Vec<Node>, ManagementError> {
+    let nodes: List<ListedNode, MAX_NODES> =
+        management.list("nodes?columns=name,running,partitions").await?;
+    let name = |name: String| clean_text(&name, MAX_NAME);
+    let node = |node: ListedNode| Node {
+        name: name(node.name),
+        runs: node.running,
+        lost: node.partitions.0.into_iter().take(MAX_LOST).map(name).collect(),
+    };
+    Ok(nodes.0.into_iter().map(node).collect())
 }
-
 /// Adds the names of the nodes that are down to an error that does not name the node, if
 /// the management API shows them. Mnesia's refusals name it, and Khepri's do not.
 pub async fn name_in(error: BrokerError, management: Option<&Management>) -> BrokerError {
@@ -59,7 +56,7 @@ pub async fn name_in(error: BrokerError, management: Option<&Management>) -> Bro
     if names_node(why) {
         return error;
     }
-    let nodes = management.nodes().await.unwrap_or_default().into_iter();
+    let nodes = nodes(management).await.unwrap_or_default().into_iter();
     let down: Vec<String> = nodes.filter(|node| !node.runs).map(|node| node.name).collect();
     if down.is_empty() {
         return error;

@@ -13,7 +13,7 @@ use serde::de::IgnoredAny;
 use tokio::sync::Mutex;
 
 use super::answer::List;
-use super::nodes::Node;
+use super::nodes::{self, Node};
 use super::{Management, ManagementError};
 
 /// Maximum number of policies of a virtual host.
@@ -115,7 +115,7 @@ impl RiskCache {
             _ => {
                 let at = Instant::now();
                 let (nodes, may_harm) =
-                    tokio::join!(management.nodes(), management.policies_may_harm());
+                    tokio::join!(nodes::nodes(management), management.policies_may_harm());
                 let shared =
                     Arc::new(Shared { nodes: nodes.ok(), policies_may_harm: may_harm.ok() });
                 *last = Some((at, Arc::clone(&shared)));

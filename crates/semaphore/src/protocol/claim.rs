@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use lapin::types::FieldTable;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 use lockkeeper_plan::naming::LockName;
 
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::probe::{ProbeContext, Seen};
 
 /// The one slot of a true mutex.
 pub const MUTEX_SLOT: u32 = 1;

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use async_trait::async_trait;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed};
@@ -16,7 +17,6 @@ use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
-use lockkeeper_amqp::channel::Channel;
 
 /// How long to wait for a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

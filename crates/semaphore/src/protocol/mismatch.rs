@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 
+use lockkeeper_amqp::probe::{ProbeContext, Prober};
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 use lockkeeper_plan::semaphore::DEFAULT_OVERSHOOT;
 
 use crate::error::BrokerError;
 use crate::session::access::Access;
-use lockkeeper_amqp::probe::{ProbeContext, Prober};
 
 const QUEUE: Protocol = Protocol::ExclusiveQueue(Profile::Guideline);
 const PYTHON: Protocol = Protocol::ExclusiveQueue(Profile::AmqpLocksPython);

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::{Channel, Declared};
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{HolderFacts, Observed, ObservedTokens, describe_holders};
 
@@ -20,8 +22,6 @@ use crate::error::BrokerError;
 use crate::queues::arguments::exclusive;
 use crate::queues::wait::mutex_wait_arguments;
 use crate::session::access::Access;
-use lockkeeper_amqp::channel::{Channel, Declared};
-use lockkeeper_amqp::probe::{ProbeContext, Seen};
 
 /// Implementation of the true mutex.
 pub struct TrueMutex;

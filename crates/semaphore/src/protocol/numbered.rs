@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed, ObservedSlots};
 
@@ -30,7 +31,6 @@ use super::revoke::{Revoke, RevokeError};
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
-use lockkeeper_amqp::channel::Channel;
 
 /// The protocol with numbered slots that are held as `H` defines.
 pub struct Numbered<H> {
@@ -186,6 +186,6 @@ impl<H: SlotProtocol> AdminProtocol for Numbered<H> {
         channel: &mut Channel,
         expected: Expected,
     ) -> Result<Vec<Fault>, BrokerError> {
-        change.check_slots(&self.how, channel, expected).await
+        check::check_slots(change, &self.how, channel, expected).await
     }
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lapin::BasicProperties;
 use lapin::types::AMQPValue;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::Observed;
 
@@ -36,7 +37,6 @@ use crate::error::BrokerError;
 use crate::management::{Management, ManagementError};
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
-use lockkeeper_amqp::channel::Channel;
 
 /// Protocol Token, and the state of its locks.
 #[derive(Default)]

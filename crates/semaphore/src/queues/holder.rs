@@ -2,10 +2,10 @@
 //! The caller decides when.
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lockkeeper_amqp::channel::{Channel, Refused, together};
 
 use super::arguments::bare_arguments;
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, Refused, together};
 
 /// Inspects the holder queue `C[i]` of that name. `None` if it is missing.
 ///

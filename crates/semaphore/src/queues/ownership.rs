@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-
-use crate::error::BrokerError;
 use lockkeeper_amqp::channel::{Channel, Refused, short};
 use lockkeeper_amqp::error::AmqpError;
+
+use crate::error::BrokerError;
 
 /// The result of verifying a connection's `B[i]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
+use lockkeeper_amqp::channel::{Channel, short, together};
 
 use super::arguments::classic_arguments;
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, short, together};
 
 /// Delivery mode of records, which are as durable as their queue.
 const PERSISTENT: u8 = 2;

@@ -3,12 +3,12 @@
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::{Channel, together};
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::Profile;
 
 use super::arguments::{bare_arguments, exclusive_arguments};
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, together};
 
 /// Declares the slot queue `name` with the properties of `profile`. In profile Guideline,
 /// an existing durable queue without arguments is adopted, because the source document

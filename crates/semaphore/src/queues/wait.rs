@@ -9,11 +9,11 @@ use futures::future::{Either, select};
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::error::{AmqpError, refusal_code};
 
 use super::arguments::classic_arguments;
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, short};
-use lockkeeper_amqp::error::{AmqpError, refusal_code};
 
 /// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
 /// probes first.

@@ -6,6 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use derive_setters::Setters;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::endpoint::Endpoint;
+use lockkeeper_amqp::identity::greet;
+use lockkeeper_amqp::lazy::LazyConnection;
+use lockkeeper_amqp::probe::{ProbeContext, Prober};
 use lockkeeper_net::opening::Gate;
 use lockkeeper_plan::MayAct;
 use lockkeeper_plan::connection::RabbitmqSettings;
@@ -20,12 +26,6 @@ use crate::management::listing::{ListedQueues, Listing};
 use crate::management::nodes;
 use crate::management::risks::{RiskCache, Risks};
 use crate::queues::wait;
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::endpoint::Endpoint;
-use lockkeeper_amqp::identity::greet;
-use lockkeeper_amqp::lazy::LazyConnection;
-use lockkeeper_amqp::probe::{ProbeContext, Prober};
 
 /// Maximum number of semaphores changed concurrently. Each change takes channels of the
 /// admin connection. A broker allows 2,047 of them, and every new one costs it four

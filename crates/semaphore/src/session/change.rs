@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::new_id;
 use lockkeeper_plan::clean_text;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed};
@@ -14,8 +16,6 @@ use tokio_util::sync::CancellationToken;
 use super::access::Access;
 use super::mutex::AdminMutex;
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::new_id;
 
 /// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]

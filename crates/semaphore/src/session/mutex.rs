@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lapin::types::AMQPValue;
+use lockkeeper_amqp::channel::{Channel, Declared};
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_plan::naming::LockName;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -13,8 +15,6 @@ use tokio_util::sync::CancellationToken;
 use crate::error::BrokerError;
 use crate::queues::arguments::exclusive_arguments;
 use crate::session::offered;
-use lockkeeper_amqp::channel::{Channel, Declared};
-use lockkeeper_amqp::lazy::LazyConnection;
 
 /// First and longest pause between two attempts, before jitter.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -84,22 +84,9 @@ impl AdminMutex {
                 Some(first) => first,
                 None => wait_for_turn(turns, cancel).await?,
             };
-            let mut connection = lazy.get().await?;
-            offered::check(connection.features, lock)?;
-            if connection.features.refusal_ends_connection() {
-                // With the shared connection, the other changes would end too.
-                connection = lazy.separate().await?;
-            }
-            let mut channel = Channel::take(&connection).await?;
-            let mut arguments = exclusive_arguments();
-            arguments.insert(ID.into(), AMQPValue::LongString(id.into()));
-            match channel.declare_exclusive(&queue, arguments).await.map_err(BrokerError::from) {
-                Ok(Declared::Ok) => {
-                    return Ok(Self { channel, queue, released: false, _turn: now, _local: local });
-                }
-                Ok(Declared::Locked) => {}
-                Err(error) if error.is_collision() => {}
-                Err(error) => return Err(error),
+            let (channel, is_taken) = try_to_take(lazy, lock, id).await?;
+            if is_taken {
+                return Ok(Self { channel, queue, released: false, _turn: now, _local: local });
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -134,6 +121,31 @@ impl AdminMutex {
             // Dropping it closes the connection.
             Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),
         }
+    }
+}
+
+/// Declares the mutex's queue. Returns the channel, and whether the queue now belongs to its
+/// connection.
+async fn try_to_take(
+    lazy: &LazyConnection,
+    lock: &LockName,
+    id: &str,
+) -> Result<(Channel, bool), BrokerError> {
+    let mut connection = lazy.get().await?;
+    offered::check(connection.features, lock)?;
+    if connection.features.refusal_ends_connection() {
+        // With the shared connection, the other changes would end too.
+        connection = lazy.separate().await?;
+    }
+    let mut channel = Channel::take(&connection).await?;
+    let mut arguments = exclusive_arguments();
+    arguments.insert(ID.into(), AMQPValue::LongString(id.into()));
+    let declared = channel.declare_exclusive(lock.admin_mutex(), arguments).await;
+    match declared.map_err(BrokerError::from) {
+        Ok(Declared::Ok) => Ok((channel, true)),
+        Ok(Declared::Locked) => Ok((channel, false)),
+        Err(error) if error.is_collision() => Ok((channel, false)),
+        Err(error) => Err(error),
     }
 }
 

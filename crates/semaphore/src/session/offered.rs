@@ -1,10 +1,10 @@
 //! Which protocols the software of a broker can carry. See `amqp/features` for the
 //! features, and docs/brokers.md for the table.
 
+use lockkeeper_amqp::features::Features;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 
 use crate::error::BrokerError;
-use lockkeeper_amqp::features::Features;
 
 /// Checks that the broker offers what clients and administrators of `lock` need.
 ///

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use jiff::Timestamp;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_plan::naming::MAX_SLOTS;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 
@@ -18,8 +20,6 @@ use crate::error::BrokerError;
 use crate::queues::{record, wait};
 use crate::session::change::Change;
 use crate::session::offered;
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::connection::Connection;
 
 /// Number of record queues declared together on one channel. A new one takes the broker
 /// milliseconds, and all of them share one operation's time limit.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::semaphore::{ObservedSlots, sweep_to};
 
 use super::observe::{find_highest_slot, observe};
@@ -12,115 +13,116 @@ use crate::protocol::fault::{Expected, Fault};
 use crate::protocol::mismatch;
 use crate::queues::{record, slot, wait};
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::Channel;
 
-impl Change {
-    pub async fn check_slots(
-        &self,
-        how: &dyn SlotProtocol,
-        channel: &mut Channel,
-        expected: Expected,
-    ) -> Result<Vec<Fault>, BrokerError> {
-        let mark = find_highest_slot(&self.access, how, &self.lock, self.desired.overshoot).await?;
-        let sweep = sweep_to(self.desired, mark);
-        let seen = observe(&self.access, how, &self.lock, sweep, sweep).await?;
-        let highest = seen.highest();
-        let mismatch = mismatch::check(&self.access, &self.lock, &seen.slots, highest).await;
-        if let Some(fault) = Fault::of_protocol(mismatch)? {
-            return Ok(vec![fault]);
-        }
-        let mut faults: Vec<Fault> = self.check_wait_queue(channel).await?.into_iter().collect();
-        if seen.slots.is_empty() && self.is_absent(channel, &faults, expected).await? {
-            return Ok(vec![Fault::Absent]);
-        }
-        let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
-        let records = expected.records || self.has_any_record(slots.max(seen.highest())).await?;
-        let mut recorded = BTreeSet::new();
-        for slot in 1..=slots.max(seen.highest()) {
-            faults.extend(self.check_slot(channel, slot, slots, &seen).await?);
-            faults.extend(how.check_holder(channel, &self.lock, slot, &seen).await?);
-            if records && slot <= slots && seen.slots.contains(&slot) {
-                if self.has_record_queue(channel, slot).await? {
-                    recorded.insert(slot);
-                } else {
-                    faults.push(Fault::WithoutRecord { slot });
-                }
+pub async fn check_slots(
+    change: &Change,
+    how: &dyn SlotProtocol,
+    channel: &mut Channel,
+    expected: Expected,
+) -> Result<Vec<Fault>, BrokerError> {
+    let mark =
+        find_highest_slot(&change.access, how, &change.lock, change.desired.overshoot).await?;
+    let sweep = sweep_to(change.desired, mark);
+    let seen = observe(&change.access, how, &change.lock, sweep, sweep).await?;
+    let highest = seen.highest();
+    let mismatch = mismatch::check(&change.access, &change.lock, &seen.slots, highest).await;
+    if let Some(fault) = Fault::of_protocol(mismatch)? {
+        return Ok(vec![fault]);
+    }
+    let mut faults: Vec<Fault> = check_wait_queue(change, channel).await?.into_iter().collect();
+    if seen.slots.is_empty() && is_absent(change, channel, &faults, expected).await? {
+        return Ok(vec![Fault::Absent]);
+    }
+    let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
+    let records = expected.records || has_any_record(change, slots.max(seen.highest())).await?;
+    let mut recorded = BTreeSet::new();
+    for slot in 1..=slots.max(seen.highest()) {
+        faults.extend(check_slot(change, channel, slot, slots, &seen).await?);
+        faults.extend(how.check_holder(channel, &change.lock, slot, &seen).await?);
+        if records && slot <= slots && seen.slots.contains(&slot) {
+            if has_record_queue(change, channel, slot).await? {
+                recorded.insert(slot);
+            } else {
+                faults.push(Fault::WithoutRecord { slot });
             }
         }
-        if let RecordsSeen::Emptied(slots) =
-            records::look(&self.access, &self.lock, recorded).await?
-        {
-            faults.extend(slots.into_iter().map(|slot| Fault::EmptiedRecord { slot }));
-        }
-        Ok(faults)
     }
-
-    async fn check_wait_queue(&self, channel: &mut Channel) -> Result<Option<Fault>, BrokerError> {
-        let Some(queue) = self.lock.wait_queue() else { return Ok(None) };
-        match wait::inspect(channel, &queue).await {
-            Ok(found) => Ok(found.is_none().then_some(Fault::WithoutWaitQueue)),
-            Err(BrokerError::IncompatibleQueue { why, .. }) => {
-                Ok(Some(Fault::ForeignWaitQueue { why }))
-            }
-            Err(error) => Err(error),
-        }
+    if let RecordsSeen::Emptied(slots) =
+        records::look(&change.access, &change.lock, recorded).await?
+    {
+        faults.extend(slots.into_iter().map(|slot| Fault::EmptiedRecord { slot }));
     }
+    Ok(faults)
+}
 
-    /// Whether a semaphore without slots does not exist at all, as opposed to one with 0
-    /// slots.
-    async fn is_absent(
-        &self,
-        channel: &mut Channel,
-        faults: &[Fault],
-        expected: Expected,
-    ) -> Result<bool, BrokerError> {
-        // Distinguishes a missing slot from one whose node is down.
-        slot::inspect(channel, &self.lock.slot_queue(1), self.lock.profile()).await?;
-        Ok(match self.lock.wait_queue() {
-            Some(_) => faults.contains(&Fault::WithoutWaitQueue),
-            None => expected.slots != Some(0),
-        })
-    }
-
-    async fn check_slot(
-        &self,
-        channel: &mut Channel,
-        slot: u32,
-        slots: u32,
-        seen: &ObservedSlots,
-    ) -> Result<Vec<Fault>, BrokerError> {
-        let mut faults = Vec::new();
-        if slot > slots && seen.slots.contains(&slot) {
-            faults.push(Fault::Stray { slot });
+async fn check_wait_queue(
+    change: &Change,
+    channel: &mut Channel,
+) -> Result<Option<Fault>, BrokerError> {
+    let Some(queue) = change.lock.wait_queue() else { return Ok(None) };
+    match wait::inspect(channel, &queue).await {
+        Ok(found) => Ok(found.is_none().then_some(Fault::WithoutWaitQueue)),
+        Err(BrokerError::IncompatibleQueue { why, .. }) => {
+            Ok(Some(Fault::ForeignWaitQueue { why }))
         }
-        match slot::inspect(channel, &self.lock.slot_queue(slot), self.lock.profile()).await {
-            Ok(None) => faults.extend((slot <= slots).then_some(Fault::Missing { slot })),
-            Ok(Some(_)) => {}
-            Err(BrokerError::IncompatibleQueue { why, .. }) => {
-                faults.push(Fault::Foreign { slot, why });
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(faults)
+        Err(error) => Err(error),
     }
+}
 
-    async fn has_any_record(&self, slots: u32) -> Result<bool, BrokerError> {
-        let names: Vec<String> =
-            (1..=slots).filter_map(|slot| self.lock.record_queue(slot)).collect();
-        self.access.any_exists(&names).await
+/// Whether a semaphore without slots does not exist at all, as opposed to one with 0
+/// slots.
+async fn is_absent(
+    change: &Change,
+    channel: &mut Channel,
+    faults: &[Fault],
+    expected: Expected,
+) -> Result<bool, BrokerError> {
+    // Distinguishes a missing slot from one whose node is down.
+    slot::inspect(channel, &change.lock.slot_queue(1), change.lock.profile()).await?;
+    Ok(match change.lock.wait_queue() {
+        Some(_) => faults.contains(&Fault::WithoutWaitQueue),
+        None => expected.slots != Some(0),
+    })
+}
+
+async fn check_slot(
+    change: &Change,
+    channel: &mut Channel,
+    slot: u32,
+    slots: u32,
+    seen: &ObservedSlots,
+) -> Result<Vec<Fault>, BrokerError> {
+    let mut faults = Vec::new();
+    if slot > slots && seen.slots.contains(&slot) {
+        faults.push(Fault::Stray { slot });
     }
-
-    async fn has_record_queue(
-        &self,
-        channel: &mut Channel,
-        slot: u32,
-    ) -> Result<bool, BrokerError> {
-        let Some(record) = self.lock.record_queue(slot) else { return Ok(false) };
-        match record::inspect(channel, &record).await {
-            Ok(queue) => Ok(queue.is_some()),
-            // Not a record queue, whatever it is.
-            Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
-            Err(error) => Err(error),
+    match slot::inspect(channel, &change.lock.slot_queue(slot), change.lock.profile()).await {
+        Ok(None) => faults.extend((slot <= slots).then_some(Fault::Missing { slot })),
+        Ok(Some(_)) => {}
+        Err(BrokerError::IncompatibleQueue { why, .. }) => {
+            faults.push(Fault::Foreign { slot, why });
         }
+        Err(error) => return Err(error),
+    }
+    Ok(faults)
+}
+
+async fn has_any_record(change: &Change, slots: u32) -> Result<bool, BrokerError> {
+    let names: Vec<String> =
+        (1..=slots).filter_map(|slot| change.lock.record_queue(slot)).collect();
+    change.access.any_exists(&names).await
+}
+
+async fn has_record_queue(
+    change: &Change,
+    channel: &mut Channel,
+    slot: u32,
+) -> Result<bool, BrokerError> {
+    let Some(record) = change.lock.record_queue(slot) else { return Ok(false) };
+    match record::inspect(channel, &record).await {
+        Ok(queue) => Ok(queue.is_some()),
+        // Not a record queue, whatever it is.
+        Err(BrokerError::IncompatibleQueue { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }

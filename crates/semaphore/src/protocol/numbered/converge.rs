@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use futures::future::join_all;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::semaphore::{Observed, ObservedSlots, SlotPlan, plan_slots};
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,6 @@ use crate::protocol::mismatch;
 use crate::queues::slot;
 use crate::session::change::{Change, Converged};
 use crate::session::offered;
-use lockkeeper_amqp::channel::Channel;
 
 /// Maximum number of slot declares in flight, each on its own channel. After a lost
 /// connection, that many may still take effect.
@@ -180,12 +180,20 @@ impl Change {
             declared += 1;
             slots.retain(|slot| slot != first);
         }
+        Ok(declared + self.declare_together(how, channel, &slots, &missing, in_the_way).await?)
+    }
+
+    /// Declares these slots, several concurrently. Returns how many of them were missing.
+    async fn declare_together(
+        &self,
+        how: &dyn SlotProtocol,
+        channel: &mut Channel,
+        slots: &[u32],
+        missing: &BTreeSet<u32>,
+        in_the_way: &mut Option<BrokerError>,
+    ) -> Result<u32, BrokerError> {
         let width = slots.len().min(IN_FLIGHT as usize);
-        if width == 0 {
-            return Ok(declared);
-        }
-        let next = AtomicUsize::new(0);
-        let done = AtomicU32::new(declared);
+        let (next, done) = (AtomicUsize::new(0), AtomicU32::new(0));
         let failed = CancellationToken::new();
         let connection = Arc::clone(channel.connection());
         let workers = (0..width).map(|_| async {

@@ -14,7 +14,10 @@ use async_trait::async_trait;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::{Channel, Refused, short};
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
+use lockkeeper_amqp::refusal::is_in_use;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
@@ -28,9 +31,6 @@ use crate::queues::arguments::bare_arguments;
 use crate::queues::{holder, slot};
 use crate::session::access::Access;
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::{Channel, Refused, short};
-use lockkeeper_amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
-use lockkeeper_amqp::refusal::is_in_use;
 
 /// Number of attempts to observe holder queues. Each repetition means that a queue was
 /// deleted in the meantime.
@@ -269,8 +269,6 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             Ok(answers) => answers,
             Err(refused) => return Err(refused.error.into()),
         };
-    // A refusal closes the channel, which ends the consumer. The broker ignores
-    // everything sent after it, so the first error counts.
     let claimed = match (consumer, check, exists) {
         (Ok(consumer), Ok(()), Ok(_)) => {
             if !is_checked {
@@ -279,27 +277,41 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             let held = HeldConsumer::new(channel, consumer, tag, holder_queue, slot_queue);
             return Ok(Claimed::Yes(Box::new(held)));
         }
-        (Err(error), _, _) => {
-            match channel.refused(&error, &holder_queue)? {
-                Refused { code: 404, .. } => Claimed::NoSlot,
-                Refused { code: 403, error } if is_in_use(&error) => Claimed::Locked,
-                // The answer to the check may arrive first.
-                refused => return Err(explain(refused.error.into())),
-            }
+        (consumer, check, exists) => {
+            let errors = (consumer.err(), check.err(), exists.err());
+            not_claimed(&mut channel, errors, &holder_queue, &slot_queue)?
         }
-        (_, Err(error), _) => {
-            return Err(explain(channel.refused(&error, &holder_queue)?.error.into()));
-        }
-        (_, _, Err(error)) => match channel.refused(&error, &slot_queue)? {
-            Refused { code: 404, .. } => Claimed::NoSlot,
-            refused => return Err(refused.error.into()),
-        },
     };
     // In any case, it may be another queue next time.
     checked.remove(&holder_queue);
     // Opens a new channel, so that the next acquisition need not wait for it.
     channel.raw().await?;
     Ok(claimed)
+}
+
+/// Returns why a slot was not taken, from the errors of the three requests. A refusal closes the
+/// channel, which ends the consumer. The broker ignores everything sent after it, so the first
+/// error counts.
+fn not_claimed(
+    channel: &mut Channel,
+    errors: (Option<lapin::Error>, Option<lapin::Error>, Option<lapin::Error>),
+    holder_queue: &str,
+    slot_queue: &str,
+) -> Result<Claimed, BrokerError> {
+    match errors {
+        (Some(error), ..) => match channel.refused(&error, holder_queue)? {
+            Refused { code: 404, .. } => Ok(Claimed::NoSlot),
+            Refused { code: 403, error } if is_in_use(&error) => Ok(Claimed::Locked),
+            // The answer to the check may arrive first.
+            refused => Err(explain(refused.error.into())),
+        },
+        (None, Some(error), _) => Err(explain(channel.refused(&error, holder_queue)?.error.into())),
+        (None, None, Some(error)) => match channel.refused(&error, slot_queue)? {
+            Refused { code: 404, .. } => Ok(Claimed::NoSlot),
+            refused => Err(refused.error.into()),
+        },
+        (None, None, None) => Ok(Claimed::Locked),
+    }
 }
 
 /// Adds why another kind of queue is not usable, before the difference.

@@ -10,7 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::{Channel, Declared, short};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::probe::ProbeContext;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
@@ -26,9 +29,6 @@ use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
 use crate::session::access::Access;
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::{Channel, Declared, short};
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::probe::ProbeContext;
 
 /// Implementation of protocol `ExclusiveQueue`.
 pub struct ExclusiveQueue;

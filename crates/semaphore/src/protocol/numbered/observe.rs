@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
+use lockkeeper_amqp::probe::Seen;
+use lockkeeper_amqp::unanswered::no_answer_of;
 use lockkeeper_plan::naming::{LockName, MAX_SLOTS};
 use lockkeeper_plan::semaphore::ObservedSlots;
 
@@ -12,8 +14,6 @@ use super::slot_protocol::SlotProtocol;
 use crate::error::BrokerError;
 use crate::protocol::claim::{HolderState, SlotObservation};
 use crate::session::access::Access;
-use lockkeeper_amqp::probe::Seen;
-use lockkeeper_amqp::unanswered::no_answer_of;
 
 /// Maximum number of slots inspected that are missing among existing ones.
 const GAPS: usize = 16;

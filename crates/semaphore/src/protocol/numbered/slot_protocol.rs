@@ -4,6 +4,7 @@
 use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
@@ -13,7 +14,6 @@ use crate::protocol::fault::Fault;
 use crate::protocol::revoke::{Revoke, RevokeError};
 use crate::session::access::Access;
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::Channel;
 
 /// A protocol with numbered slots. A client may take slot `i` while its slot queue `A[i]`
 /// exists.

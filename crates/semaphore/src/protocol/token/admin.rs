@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lapin::options::QueueDeclareOptions;
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::naming::{LockName, QueueType};
 use lockkeeper_plan::semaphore::{Observed, ObservedTokens, TokenPlan, plan_tokens};
 
@@ -19,7 +20,6 @@ use crate::protocol::fault::Fault;
 use crate::protocol::mismatch;
 use crate::session::access::Access;
 use crate::session::change::{Change, Converged};
-use lockkeeper_amqp::channel::Channel;
 
 /// Each token that is not free is held.
 fn seen(total: u32, ready: Ready) -> ObservedTokens {
@@ -97,23 +97,8 @@ pub async fn apply(
         channel.declare(&queue, QueueDeclareOptions::durable(), arguments).await?;
         tokens.account(lock, |account| account.changed(0, Instant::now()));
     }
-    let mut total = count(tokens, change, channel, Some(desired)).await?;
-    change.check_cancelled(channel)?;
-    if total != desired {
-        // Until the outcome of the change is known.
-        tokens.account(lock, Account::forget);
-    }
-    let plan = plan_tokens(desired, total);
-    if plan.add > 0 {
-        add(tokens, change, channel, total).await?;
-        (done.declared, total) = (plan.add, desired);
-    } else if plan.remove > 0 {
-        done.deleted = queue::remove_free(channel, &queue, plan.remove).await?;
-        total -= done.deleted;
-    }
-    if done.declared > 0 || done.deleted > 0 {
-        tokens.account(lock, |account| account.changed(total, Instant::now()));
-    }
+    let total;
+    (total, done.declared, done.deleted) = set_number(tokens, change, channel).await?;
     done.left = total.saturating_sub(desired);
     if change.destroy && total == 0 {
         tokens.forget(lock);
@@ -129,6 +114,36 @@ pub async fn apply(
         done.seen = Observed::Counted(seen(total, ready));
     }
     Ok(done)
+}
+
+/// Publishes missing tokens, or removes surplus ones that are free. Returns the number of tokens
+/// after that, and how many were published and removed.
+async fn set_number(
+    tokens: &Tokens,
+    change: &Change,
+    channel: &mut Channel,
+) -> Result<(u32, u32, u32), BrokerError> {
+    let (lock, desired) = (&change.lock, change.desired.slots);
+    let total = count(tokens, change, channel, Some(desired)).await?;
+    change.check_cancelled(channel)?;
+    if total != desired {
+        // Until the outcome of the change is known.
+        tokens.account(lock, Account::forget);
+    }
+    let plan = plan_tokens(desired, total);
+    let (total, added, removed) = if plan.add > 0 {
+        add(tokens, change, channel, total).await?;
+        (desired, plan.add, 0)
+    } else if plan.remove > 0 {
+        let removed = queue::remove_free(channel, &lock.token_queue(), plan.remove).await?;
+        (total - removed, 0, removed)
+    } else {
+        (total, 0, 0)
+    };
+    if added > 0 || removed > 0 {
+        tokens.account(lock, |account| account.changed(total, Instant::now()));
+    }
+    Ok((total, added, removed))
 }
 
 /// Publishes the tokens that are missing from `total`. A confirm only shows that the queue

@@ -8,6 +8,8 @@ use lapin::Consumer;
 use lapin::message::Delivery;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::channel::{Channel, Refused, short};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
@@ -17,8 +19,6 @@ use super::{times_delivered, token_id};
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
 use crate::protocol::interface::Wait;
-use lockkeeper_amqp::channel::{Channel, Refused, short};
-use lockkeeper_amqp::connection::Connection;
 
 /// A request for a token.
 pub struct Request<'a> {

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
 use super::account::{Account, Look};
@@ -15,8 +17,6 @@ use crate::management::{Management, Totals};
 use crate::session::access::Access;
 use crate::session::change::Change;
 use crate::session::mutex::ID;
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::connection::Connection;
 
 /// Minimum time between two observations of a classic queue. The management API queries
 /// the queue itself.

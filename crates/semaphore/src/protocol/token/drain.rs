@@ -13,6 +13,7 @@ use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::channel::{Channel, short};
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::DesiredSlots;
@@ -25,7 +26,6 @@ use super::queue::DRAIN_TAG;
 use crate::error::BrokerError;
 use crate::session::access::Access;
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::{Channel, short};
 
 /// Above the range of Lockkeeper's clients, 0 to 255. Foreign clients may choose any
 /// priority.

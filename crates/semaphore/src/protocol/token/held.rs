@@ -9,6 +9,8 @@ use futures::StreamExt;
 use lapin::Consumer;
 use lapin::options::{BasicCancelOptions, BasicRejectOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
+use lockkeeper_amqp::channel::{Channel, short};
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_net::clock::Moment;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -18,8 +20,6 @@ use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::arguments::exclusive;
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
-use lockkeeper_amqp::channel::{Channel, short};
-use lockkeeper_amqp::connection::Connection;
 
 /// How long a token is held before its holder is announced. One more queue per short hold
 /// would cost more than the hold itself.

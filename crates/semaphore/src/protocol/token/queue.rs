@@ -8,10 +8,10 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
+use lockkeeper_amqp::channel::{Channel, Refused, short};
 use lockkeeper_plan::naming::QueueType;
 
 use crate::error::BrokerError;
-use lockkeeper_amqp::channel::{Channel, Refused, short};
 
 /// Delivery mode of tokens, which are as durable as the queue.
 const PERSISTENT: u8 = 2;

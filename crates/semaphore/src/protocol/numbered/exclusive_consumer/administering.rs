@@ -2,12 +2,12 @@
 //! holder. A held queue is never deleted. Deleting and declaring it again would give the
 //! slot to a second holder while the first one is still active (within 9 ms as measured).
 
+use lockkeeper_amqp::channel::Channel;
 use lockkeeper_plan::naming::LockName;
 
 use crate::error::BrokerError;
 use crate::queues::{holder, wait};
 use crate::session::change::Change;
-use lockkeeper_amqp::channel::Channel;
 
 /// The message that asks a holder to release soon.
 pub const DRAIN: &str = "drain";

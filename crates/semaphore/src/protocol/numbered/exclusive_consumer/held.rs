@@ -9,6 +9,8 @@ use futures::StreamExt;
 use lapin::Consumer;
 use lapin::options::BasicCancelOptions;
 use lapin::types::ShortString;
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::connection::Connection;
 use lockkeeper_plan::clean_text;
 use tokio::sync::Mutex;
 
@@ -18,8 +20,6 @@ use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::ownership::Ownership;
 use crate::queues::wait::Waiters;
 use crate::queues::{ownership, wait};
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::connection::Connection;
 
 /// An exclusive consumer and its channel.
 pub struct HeldConsumer {
