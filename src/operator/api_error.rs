@@ -1,4 +1,4 @@
-//! Errors of the Kubernetes API as one sentence each: what is wrong, and what to do. See
+//! Errors of the Kubernetes API as one sentence each: the problem, and the next step. See
 //! `kubeconfig` for how the API server is found.
 
 use std::error::Error;

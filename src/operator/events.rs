@@ -66,7 +66,7 @@ async fn publish(recorder: &Recorder, event: &Event, about: &ObjectReference) {
             debug!(reason = event.reason, "a namespace that is going takes no new event");
         }
         Err(error) => {
-            warn!(error = explain(&error), reason = event.reason, "could not publish an event")
+            warn!(error = explain(&error), reason = event.reason, "could not publish an event");
         }
     }
 }

@@ -177,7 +177,7 @@ mod tests {
             path
         };
         let missing = folder.path().join("missing");
-        assert!(read(&[missing.clone()]).unwrap().is_none());
+        assert!(read(std::slice::from_ref(&missing)).unwrap().is_none());
         let merged = read(&[missing, file("one"), file("two")]).unwrap().unwrap();
         let names: Vec<_> = merged.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
         assert_eq!(names, ["one", "two"]);

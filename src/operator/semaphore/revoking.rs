@@ -176,7 +176,7 @@ pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut Sem
         // The object was changed or deleted concurrently. It is observed again soon.
         Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => {}
         Err(error) => {
-            tracing::warn!(error = explain(&error), "the request {REVOKE} could not be taken off")
+            tracing::warn!(error = explain(&error), "the request {REVOKE} could not be taken off");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The options of a store. See `connection` for what they limit.
+//! The options of a store. See `connection` for the limits that they set.
 
 use std::time::Duration;
 
