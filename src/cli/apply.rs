@@ -48,7 +48,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let draining: Vec<String> = plan.draining().map(Shown::called).collect();
         if !draining.is_empty() {
             let message = format!(
-                "nothing was changed: slots of {} that are to go are held; --allow-drain removes them, and their holders keep them until they release",
+                "nothing was changed: slots to be removed from {} are held. Pass --allow-drain to remove them; holders keep them until they release",
                 draining.join(", ")
             );
             return Err(Failure::new(Failure::INVALID, message));

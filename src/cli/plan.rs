@@ -148,7 +148,7 @@ impl Wanted {
         if invalid > 0 {
             return Err(Failure::new(
                 Failure::INVALID,
-                "nothing was looked at: correct the manifests",
+                "no server was contacted: correct the manifests",
             ));
         }
         Ok(objects)

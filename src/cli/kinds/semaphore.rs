@@ -79,7 +79,7 @@ async fn converge(
     ));
     if let (Observed::Counted(_), left @ 1..) = (&done.seen, done.left) {
         let message =
-            format!("{left} tokens too many are held: apply again when they are released");
+            format!("surplus tokens are still held: {left}. Apply again when they are released");
         return Err(Failure::new(Failure::NOT_ACQUIRED, message));
     }
     Ok(())
