@@ -15,6 +15,7 @@ use super::common::say;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Format};
+use crate::operator::api_error::{explain, is_forbidden};
 
 /// Arguments of `lockkeeper doctor`.
 #[derive(Debug, clap::Args)]
@@ -42,7 +43,7 @@ pub struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 no problem found, but there may be remarks; 1 a problem was found; 64 invalid \
-usage; 69 Kubernetes can't be queried.";
+usage; 69 the API server can't be reached.";
 
 /// Exit code if a problem was found.
 const WRONG: u8 = 1;
@@ -60,8 +61,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut findings = installation::definitions(&cluster).await;
     let mut namespaces = Vec::new();
     if !findings.iter().any(|finding| finding.level == Level::Wrong) {
-        let semaphores = all::<Semaphore>(&arguments, &cluster).await?;
-        let queues = all::<PressureQueue>(&arguments, &cluster).await?;
+        let semaphores = all::<Semaphore>(&arguments, &cluster, &mut findings).await?;
+        let queues = all::<PressureQueue>(&arguments, &cluster, &mut findings).await?;
         let of_objects = semaphores.iter().filter_map(ResourceExt::namespace);
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
@@ -108,7 +109,12 @@ fn show(format: Format, findings: Vec<Finding>) -> Result<(), Failure> {
     if shown.healthy { Ok(()) } else { Err(Failure::silent(WRONG)) }
 }
 
-async fn all<K>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<K>, Failure>
+/// Lists the objects of a kind. If the user may not list them, that is a finding.
+async fn all<K>(
+    arguments: &Arguments,
+    cluster: &Cluster,
+    findings: &mut Vec<Finding>,
+) -> Result<Vec<K>, Failure>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -116,6 +122,14 @@ where
         + serde::de::DeserializeOwned,
 {
     let api: Api<K> = cluster.api(arguments.all_namespaces);
-    let listed = api.list(&ListParams::default()).await.map_err(|error| failed(&error))?;
-    Ok(listed.items)
+    match api.list(&ListParams::default()).await {
+        Ok(listed) => Ok(listed.items),
+        Err(error) if is_forbidden(&error) => {
+            let about = K::plural(&()).into_owned();
+            let next = "ask a user with permission to list them, or select a --namespace";
+            findings.push(Finding::remark(about, explain(&error), next));
+            Ok(Vec::new())
+        }
+        Err(error) => Err(failed(&error)),
+    }
 }

@@ -20,6 +20,7 @@ use super::common::say;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed};
 use super::output::{self, Column, Format, or_dash};
+use crate::operator::api_error::explain;
 
 /// Arguments of `lockkeeper list`.
 #[derive(Debug, clap::Args)]
@@ -262,7 +263,7 @@ fn changes<K: Listed>(
         // A failed initial list is final; a broken watch is restarted.
         Err(error @ watcher::Error::InitialListFailed(_)) => Some(Err(failed(&error))),
         Err(error) => {
-            say(format!("watching again: {error}"));
+            say(format!("watching again: {}", explain(&error)));
             None
         }
     })
