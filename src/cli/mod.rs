@@ -15,6 +15,7 @@ mod exec;
 mod failure;
 mod hold;
 mod holders;
+mod kinds;
 mod kubernetes;
 mod list;
 mod man;
