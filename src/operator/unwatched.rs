@@ -59,6 +59,7 @@ impl<K: Kind> Leaving<K> {
                 if self.kind.states.forget(&uid) || is_unfinished {
                     self.left(place(object));
                 }
+                self.kind.shared.connections.close_unused();
             }
             Event::InitDone => {
                 let there = self.kind.cache.state();
@@ -67,6 +68,7 @@ impl<K: Kind> Leaving<K> {
                 for place in self.kind.states.forget_others(&there) {
                     self.left(place);
                 }
+                self.kind.shared.connections.close_unused();
             }
             Event::Init | Event::InitApply(_) | Event::Apply(_) => {}
         }

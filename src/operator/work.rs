@@ -81,6 +81,7 @@ async fn one<K: Kind>(
         .await;
         if let (Ok(_), Some(uid)) = (&done, removed) {
             kind.states.forget(&uid);
+            kind.shared.connections.close_unused();
         }
         let result = done.map(|_| pause).map_err(|error| match error {
             FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
