@@ -13,9 +13,8 @@ use serde::Serialize;
 use self::finding::{Finding, Level};
 use super::common::say;
 use super::failure::Failure;
-use super::kubernetes::{Cluster, Kubernetes, failed};
+use super::kubernetes::{Cluster, Kubernetes, answered};
 use super::output::{self, Format};
-use crate::operator::api_error::{explain, is_forbidden};
 
 /// Arguments of `lockkeeper doctor`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +56,7 @@ struct Shown {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let cluster = arguments.kubernetes.connect().await?;
     // Without the API server, no check is possible.
-    cluster.client.apiserver_version().await.map_err(|error| failed(&error))?;
+    answered(cluster.client.apiserver_version()).await?;
     let mut findings = installation::definitions(&cluster).await;
     let mut namespaces = Vec::new();
     if !findings.iter().any(|finding| finding.level == Level::Wrong) {
@@ -122,14 +121,14 @@ where
         + serde::de::DeserializeOwned,
 {
     let api: Api<K> = cluster.api(arguments.all_namespaces);
-    match api.list(&ListParams::default()).await {
+    match answered(api.list(&ListParams::default())).await {
         Ok(listed) => Ok(listed.items),
-        Err(error) if is_forbidden(&error) => {
+        Err(failure) if failure.code == Failure::NOT_PERMITTED => {
             let about = K::plural(&()).into_owned();
             let next = "ask a user with permission to list them, or select a --namespace";
-            findings.push(Finding::remark(about, explain(&error), next));
+            findings.push(Finding::remark(about, failure.message.unwrap_or_default(), next));
             Ok(Vec::new())
         }
-        Err(error) => Err(failed(&error)),
+        Err(failure) => Err(failure),
     }
 }

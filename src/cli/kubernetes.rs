@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::fmt::Debug;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
@@ -11,9 +12,13 @@ use lockkeeper_plan::connection::{BrokerReference, RabbitmqSettings, SecretData}
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
+use super::within::within;
 use crate::operator::api_error::{explain, is_forbidden};
 use crate::operator::fetch::{FetchError, Reader};
 use crate::operator::kubeconfig;
+
+/// Maximum time for an answer of the API server, of a command without a limit of its own.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Location of a resource in Kubernetes.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -164,6 +169,14 @@ pub(super) fn not_found<K: Resource<DynamicType = ()>>(name: &str, namespace: &s
     let kind = K::kind(&());
     let message = format!("there is no {kind} {name:?} in the namespace {namespace:?}");
     Failure::new(Failure::USAGE, message)
+}
+
+/// Waits for an answer of the API server, at most [`PATIENCE`]. Cancel safe if `asking` is.
+pub(super) async fn answered<T>(
+    asking: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Failure> {
+    let asking = async { asking.await.map_err(|error| failed(&error)) };
+    within(Some(PATIENCE), "the API server", asking).await
 }
 
 /// Returns the failure for an error of the Kubernetes API.

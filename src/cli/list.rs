@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::common::say;
 use super::failure::Failure;
-use super::kubernetes::{Cluster, Kubernetes, failed};
+use super::kubernetes::{Cluster, Kubernetes, answered, failed};
 use super::output::{self, Column, Format, or_dash};
 use crate::operator::api_error::explain;
 
@@ -195,8 +195,7 @@ fn api<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Api<K> {
 
 async fn all<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<Shown>, Failure> {
     let params = ListParams { label_selector: arguments.selector.clone(), ..ListParams::default() };
-    let listed =
-        api::<K>(arguments, cluster).list(&params).await.map_err(|error| failed(&error))?;
+    let listed = answered(api::<K>(arguments, cluster).list(&params)).await?;
     Ok(listed.items.into_iter().map(K::shown).collect())
 }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
+use crate::api_server::{ApiServer, Fault};
 use crate::kubectl::world::{PATIENCE, World, eventually, in_a_world};
 use crate::kubectl::{Ended, Folder, ended, in_namespace, program};
 use crate::operator::rights;
@@ -128,6 +129,15 @@ async fn an_api_server_is_found_as_by_kubectl_and_its_errors_are_sentences() {
         let examined = ended(doctor.env("KUBECONFIG", &forbidden)).await;
         assert_eq!(examined.code, Some(0), "{}", examined.said);
         assert!(examined.out.contains("cannot list resource"), "{}", examined.out);
+        let hung = ApiServer::new().await;
+        hung.suffer(Fault::Hang);
+        let mut list = program(&["list", "-n", &world.namespace]);
+        let mut doctor = program(&["doctor", "-n", &world.namespace]);
+        for command in [&mut list, &mut doctor] {
+            let ended = ended(command.env("KUBECONFIG", &hung.kubeconfig)).await;
+            assert_eq!(ended.code, Some(69), "{}", ended.said);
+            assert!(ended.said.contains("the API server did not answer within 10s"), "{}", ended.said);
+        }
         let selector = listed(&[], &["--selector", "a in ("]).await;
         assert!(selector.said.contains("(400)"), "{}", selector.said);
     })
