@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::{RabbitmqSettings, SecretData};
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::authority::Authority;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::broker::support::authority::Authority;
-use crate::broker::support::own_server::OwnServer;
-use crate::broker::support::rabbitmq::eventually;
 use crate::broker::{lock, resize};
 
 /// A broker that requires certificates, the authority of its own and its clients'

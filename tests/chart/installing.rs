@@ -9,12 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{random, signal, variable};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::world::next_database;
 use serde_json::{Value, json};
 
-use crate::chart::environment::{random, signal, variable};
 use crate::chart::given;
-use crate::chart::own_server::OwnServer;
-use crate::world::next_database;
 
 const RELEASE: &str = "lockkeeper-system";
 const ACCOUNT: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
@@ -151,7 +152,7 @@ impl Place {
         let logs = PathBuf::from(variable("LOCKKEEPER_DEV_DIR")).join("operator-logs");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("installed-{}.log", random()));
-        let mut operator = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        let mut operator = Command::new(built::lockkeeper());
         operator
             .args(arguments.iter().map(|argument| argument.as_str().unwrap()))
             .env_clear()

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, ClientOptions, Verdict};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender, When};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, taking, through};
 use crate::client::{any, held, lock, resize};
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Client, Permit};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 
-use crate::client::support::environment::is_soak;
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, held, held_by, lock, quick, resize};
 
 with_protocols! {

@@ -13,14 +13,12 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, Consumer};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Client, Lock, Permit};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{ConnectionState, Method, Observer, Passed, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{
-    ConnectionState, Method, Observer, Passed, Proxy, Sender, When,
-};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::wire::{LONG, about, taking, through};
 use crate::client::{any, lock, name, quick, resize};
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Client, Permit, Start};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::environment::is_soak;
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, broker, held, held_by, quick};
 
 with_protocols! {

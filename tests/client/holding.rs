@@ -7,10 +7,10 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{
     AcquireError, Client, LostReason, Moment, Permit, RunError, Start, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{BRIEF, SOON, any, brief, held, held_by, lock, quick, resize, starting_at};
 
 with_protocols! {

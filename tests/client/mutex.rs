@@ -10,10 +10,10 @@ use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{
     AcquireError, BrokerError, Client, Expected, ResizeError, ResizeTo, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, Place};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 #[tokio::test(flavor = "multi_thread")]

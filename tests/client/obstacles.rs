@@ -7,13 +7,13 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::eventually;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Proxy, Sender, When};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{SOON, any, broker, lock, quick, resize};
 
 with_protocols! {

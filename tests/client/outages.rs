@@ -6,10 +6,10 @@ use std::time::Duration;
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, LostReason, Permit, RunError};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, brief, lock, quick, resize};
 
 with_protocols! {

@@ -12,11 +12,11 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Client, Verdict};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, When};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, When};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 with_protocols! {

@@ -8,12 +8,12 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, Client};
+use lockkeeper_testkit::protocols::{At, Place, name, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::recording::{first, publish, records, seed};
-use crate::client::support::protocols::{At, Place, name, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, broker, held, lock, quick, resize};
 
 with_protocols! {

@@ -10,11 +10,11 @@ use lapin::BasicProperties;
 use lapin::options::BasicPublishOptions;
 use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_semaphore::{Lock, Permit, Start};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When, named};
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::client::fairness::{Scene, deaf_waiter, sent};
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender, When, named};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, giving_back, taking, through};
 use crate::client::{any, lock, resize};
 

@@ -7,11 +7,11 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, Client};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use serde_json::json;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, lock, name, quick, resize};
 
 with_protocols! {

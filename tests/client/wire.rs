@@ -10,12 +10,12 @@ use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
     Start, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::{Awaited, Method, Proxy, Sender, When, nth};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, held, lock, name, resize};
 
 with_protocols! {

@@ -2,12 +2,12 @@
 //! number of slots, waiting for removed ones, listing waiters and revoking a holder.
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::environment::variable;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, json_of, lockkeeper, outcome, semaphore};
 
 with_protocols! {

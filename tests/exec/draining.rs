@@ -2,10 +2,10 @@
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::eventually;
 use crate::exec::{LOCK, create, lockkeeper, run, succeed};
 
 with_protocols! {

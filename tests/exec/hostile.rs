@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::hostile::amqp::{self, behaviours};
+use lockkeeper_testkit::hostile::redis::{Answer, When};
+use lockkeeper_testkit::hostile::{Peer, send};
+use lockkeeper_testkit::protocols::Place;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::hostile::amqp::{self, behaviours};
-use crate::exec::support::hostile::redis::{Answer, When};
-use crate::exec::support::hostile::{Peer, send};
-use crate::exec::support::protocols::Place;
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, outcome, program, succeed};
 
 /// Number of processes at the same time.
@@ -107,7 +108,7 @@ fn held_until_closed(place: &Place, scratch: &Scratch) -> Running {
     let script = r#"echo held >>"$0"; read end; exec "$PROGRAM" verify"#;
     let words = ["exec", LOCK, "--", "sh", "-c", script, &scratch.file("held")];
     let mut command = lockkeeper(place, &words);
-    command.env("PROGRAM", env!("CARGO_BIN_EXE_lockkeeper")).stdin(Stdio::piped());
+    command.env("PROGRAM", built::lockkeeper()).stdin(Stdio::piped());
     Running::start(scratch, "holder", command)
 }
 

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::protocols::{Place, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::protocols::{Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, outcome, prefixed, run, succeed};
 
 with_protocols! {

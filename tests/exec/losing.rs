@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures::future::join_all;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::environment::is_soak;
-use crate::exec::support::own_server::OwnServer;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::proxy::Proxy;
-use crate::exec::support::rabbitmq::eventually;
 use crate::exec::{LOCK, create, lockkeeper, program, spoken, succeed};
 
 with_protocols! {

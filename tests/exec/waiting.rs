@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::{Protocol, QueueType};
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::own_server::OwnServer;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, program, spoken};
 
 with_protocols! {

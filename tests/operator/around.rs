@@ -12,9 +12,9 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{Connection, Consumer};
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
 
 use crate::operator::holders::client::Client;
-use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
 
 /// Starts a foreign client that waits for a slot of `deploy` as the protocol describes.
 async fn waiter(world: &World) -> (Connection, Consumer) {

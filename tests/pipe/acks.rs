@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{Place, eventually, random_word};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually, random_word};
 use crate::pipe::{end, fill, finish, outcome, queue, run, succeed};
 
 /// Number of killed processes of each kind, and in how many queues at a time.
@@ -246,7 +247,7 @@ async fn an_element_whose_command_fails_comes_again_and_then_is_a_dead_letter() 
     let (place, folder) = (Place::new().await, Folder::new());
     let file = folder.file("log");
     succeed(&place, "create", &[]).await;
-    let mut create = crate::pipe::program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = crate::pipe::program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters", "--bound", "1"]);
     assert_eq!(outcome(create).await.code, Some(0));
     let lines_in = crate::pipe::put(&place, &[], b"good\nbad\nworse\nlast\n").await;

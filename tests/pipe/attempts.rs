@@ -1,16 +1,18 @@
 //! Which deliveries of `run` and `get --ack` count as attempts, and the exit code of a run
 //! with dead letters.
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{Place, eventually};
+
 use crate::pipe::acks::{Folder, lines, runner, seen};
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{end, fill, finish, outcome, program, queue, run, shell, succeed};
 
 /// Creates the queue and the one for dead letters.
 async fn place() -> Place {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
-    let mut create = program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters"]);
     assert_eq!(outcome(create).await.code, Some(0));
     place

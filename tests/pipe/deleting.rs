@@ -2,9 +2,9 @@
 //! question did not count, nothing starts that can't be finished, and there is a way back.
 
 use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually, random_word};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually, random_word};
 use crate::pipe::{content, fill, finish, outcome, queue, run, shell, succeed};
 
 async fn seen(place: &Place) -> ObservedQueue {

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::pressure_text::{Returning, TextQueue};
+use lockkeeper_testkit::redis::{Place, PrivateRedis, connect, eventually, wait_until_blocked};
 use serde_json::Value;
 
-use crate::pipe::redis_support::{Place, PrivateRedis, connect, eventually, wait_until_blocked};
 use crate::pipe::{fill, is_at_rest, run, succeed};
-use crate::pressure_text::{Returning, TextQueue};
 
 /// Starts a private server, to which only the test is connected.
 async fn place() -> (PrivateRedis, Place) {

@@ -5,10 +5,10 @@ use std::io::Seek;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually};
 use crate::pipe::{
     content, counter, end, fill, finish, is_at_rest, put, queue, run, seq, shell, succeed,
     until_length,
@@ -59,7 +59,7 @@ async fn a_signal_during_put_leaves_exactly_the_elements_it_reports() {
         eventually("elements flow", busy).await;
         tokio::time::sleep(Duration::from_millis(pause)).await;
         let pid = crate::pipe::flow::lockkeepers_of(putting.id().unwrap())[0];
-        crate::pipe::environment::signal(pid, "INT");
+        lockkeeper_testkit::environment::signal(pid, "INT");
         let outcome = finish(putting).await;
         let put = place.length("").await;
         let said = format!("stopped by SIGINT. {put} elements ({} bytes) put; ", put * 9);
@@ -117,7 +117,7 @@ async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let pid = crate::pipe::flow::lockkeepers_of(putting.id().unwrap())[0];
     let memory = crate::pipe::flow::high_water(pid).unwrap();
-    crate::pipe::environment::signal(pid, "INT");
+    lockkeeper_testkit::environment::signal(pid, "INT");
     let outcome = finish(putting).await;
     let read =
         outcome.stderr.split("; ").find_map(|part| part.strip_suffix(" elements read and not put"));
@@ -146,7 +146,7 @@ async fn a_signal_ends_get_and_returns_the_elements_it_has_taken() {
         let mut getting = queue(&place, "get", &[]).spawn().unwrap();
         let taken = async || counter(&place, ":stats:consumed_messages").await >= 3;
         eventually("it has taken more than it can write", taken).await;
-        crate::pipe::environment::signal(getting.id().unwrap(), name);
+        lockkeeper_testkit::environment::signal(getting.id().unwrap(), name);
         getting.wait().await.unwrap();
         let outcome = finish(getting).await;
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
@@ -169,7 +169,7 @@ async fn a_signal_that_is_ignored_from_the_start_stays_so() {
     let getting = shell(&place, line).spawn().unwrap();
     let waits = async || place.present().await.iter().any(|key| key == ":consumer");
     eventually("it has asked for an element", waits).await;
-    crate::pipe::environment::signal(getting.id().unwrap(), "HUP");
+    lockkeeper_testkit::environment::signal(getting.id().unwrap(), "HUP");
     assert_eq!(put(&place, &[], b"a\n").await.code, Some(0));
     let outcome = finish(getting).await;
     assert_eq!((outcome.code, outcome.text()), (Some(0), "a\n"), "{outcome:?}");
@@ -247,7 +247,7 @@ async fn a_second_signal_ends_a_get_whose_answer_does_not_come() {
     let waits = async || place.present().await.iter().any(|key| key == ":consumer");
     eventually("it has asked for an element", waits).await;
     let () = place.run(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
-    crate::pipe::environment::signal(getting.id().unwrap(), "TERM");
+    lockkeeper_testkit::environment::signal(getting.id().unwrap(), "TERM");
     let outcome = end(getting, "INT").await;
     assert!(matches!(outcome.code, Some(130 | 143)), "{outcome:?}");
     assert!(outcome.stderr.contains("at most 1 element may be lost"), "{outcome:?}");

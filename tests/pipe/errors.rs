@@ -3,7 +3,8 @@
 
 use std::process::Stdio;
 
-use crate::pipe::redis_support::Place;
+use lockkeeper_testkit::redis::Place;
+
 use crate::pipe::{Outcome, fill, outcome, put, queue, run, shell, succeed};
 
 /// Checks the exit code and a part of the message, and that nothing was written.

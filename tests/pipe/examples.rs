@@ -1,10 +1,10 @@
 //! The pipeline of examples/, with standard programs in place of the user's programs.
 
+use lockkeeper_testkit::redis::{Place, eventually};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{content, end, fill, finish, seq, shell, succeed};
 
 /// Returns the script of each Job, with these two programs for listing and for

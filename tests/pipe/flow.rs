@@ -3,10 +3,11 @@
 
 use std::time::Instant;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::Place;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{PATIENCE, finish, is_at_rest, outcome, put, queue, seq, sh, shell, succeed};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +74,7 @@ pub fn lockkeepers_of(parent: u32) -> Vec<u32> {
     let children = children.unwrap_or_default();
     let is_ours = |pid: &u32| {
         std::fs::read_link(format!("/proc/{pid}/exe"))
-            .is_ok_and(|path| path == std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")))
+            .is_ok_and(|path| path == std::path::Path::new(built::lockkeeper()))
     };
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_ours).collect()
 }

@@ -5,11 +5,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::join_all;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{Place, eventually};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin};
 
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{Outcome, PATIENCE, counter, end, finish, is_at_rest, queue, succeed};
 
 /// Number of killed processes of each kind, and how many at a time.

@@ -1,17 +1,14 @@
 //! The example `queue`, a program that uses the Rust library: beside the command line, and
 //! with itself.
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::Place;
 use tokio::io::AsyncWriteExt;
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{finish, program, queue, succeed};
 
 fn example(place: &Place, role: &str) -> tokio::process::Command {
-    // Next to the directory of the test programs.
-    let own = std::env::current_exe().unwrap();
-    let path = own.parent().unwrap().parent().unwrap().join("examples/queue");
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
-    let mut command = program(place, path.to_str().unwrap());
+    let mut command = program(place, &built::example("queue"));
     command.args([role, place.queue.as_str()]);
     command
 }

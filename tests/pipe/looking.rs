@@ -1,8 +1,8 @@
 //! Observing a queue, without taking elements or roles.
 
+use lockkeeper_testkit::redis::Place;
 use serde_json::{Value, json};
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{content, fill, is_at_rest, put, run, seq, succeed};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,10 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::redis::{Place, PrivateRedis, asleep, eventually};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{content, fill, finish, queue, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, asleep, eventually};
 
 async fn place() -> (PrivateRedis, Place) {
     let server = PrivateRedis::start(&["--maxmemory-policy", "noeviction"]).await;

@@ -1,8 +1,6 @@
 //! `lockkeeper queue` as processes, on a real Redis: data is transferred unchanged, and
 //! the outcome of early ends is right.
 
-use crate::{authority, environment, redis_support, redis_tls};
-
 mod acks;
 mod attempts;
 mod deleting;
@@ -29,8 +27,9 @@ mod terminals;
 use std::process::Stdio;
 use std::time::Duration;
 
-use environment::signal;
-use redis_support::{Place, eventually};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{Place, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
@@ -63,7 +62,7 @@ fn program(place: &Place, name: &str) -> Command {
 
 /// Returns `lockkeeper queue VERB jobs …` in the test's place. Killed with the test.
 fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
-    let mut command = program(place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut command = program(place, built::lockkeeper());
     command.args(["queue", verb, place.queue.as_str()]).args(arguments);
     command
 }
@@ -71,7 +70,7 @@ fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
 /// Returns a shell line, in which `lockkeeper` is this build.
 fn shell(place: &Place, line: &str) -> Command {
     let mut command = program(place, "bash");
-    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let folder = std::path::Path::new(built::lockkeeper()).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     command.args(["-c", line]).env("PATH", path);
     command

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::narrow::Narrow;
+use lockkeeper_testkit::redis::{Place, PrivateRedis};
+
 use super::{Outcome, outcome, put, run, shell, succeed};
-use crate::redis_support::{Place, PrivateRedis};
-use crate::support::narrow::Narrow;
 
 /// A place on a private server, behind a network with this number of megabits per second.
 struct Slow {

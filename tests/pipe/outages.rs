@@ -3,10 +3,10 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::redis::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{content, fill, finish, put, queue, run, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 
 /// Starts a server that keeps its data when it is killed.
 async fn durable() -> (PrivateRedis, Place) {

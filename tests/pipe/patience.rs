@@ -3,9 +3,9 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::redis::Place;
 use tokio::io::AsyncWriteExt;
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{
     content, counter, fill, finish, is_at_rest, put, queue, run, seq, succeed, until_length,
 };

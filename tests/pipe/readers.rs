@@ -3,7 +3,8 @@
 
 use std::process::Stdio;
 
-use crate::pipe::redis_support::{Place, eventually};
+use lockkeeper_testkit::redis::{Place, eventually};
+
 use crate::pipe::{
     content, counter, fill, finish, is_at_rest, outcome, queue, seq, sh, shell, succeed,
 };

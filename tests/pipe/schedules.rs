@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::redis::Place;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::pipe::acks::{Folder, lines, runner, seen};
-use crate::pipe::environment::is_soak;
-use crate::pipe::redis_support::Place;
 use crate::pipe::{end, fill, outcome, program, run, seq, shell, succeed};
 
 const STEPS: usize = 8;
@@ -103,7 +104,7 @@ impl Schedule {
 async fn schedule(seed: u64) {
     let place = Place::new().await;
     succeed(&place, "create", &[]).await;
-    let mut create = program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters"]);
     assert_eq!(outcome(create).await.code, Some(0));
     let random = SmallRng::seed_from_u64(seed);

@@ -5,12 +5,13 @@ use std::ffi::OsString;
 
 use futures::StreamExt;
 use futures::stream::iter;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::redis::{Place, eventually};
 
 use crate::exec::commands::{Running, Scratch, alive_with};
 use crate::exec::shapes::{JOB, SHAPES, Shape};
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{fill, queue, succeed};
-use crate::support::rabbitmq::Vhost;
 
 /// Number of cases at the same time.
 const AT_ONCE: usize = 4;
@@ -55,7 +56,7 @@ async fn end(name: &str, shape: &Shape) {
 const INNER: &str = "ci.inner";
 
 async fn lock(vhost: &Vhost, scratch: &Scratch) {
-    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let program = built::lockkeeper();
     let mut create = tokio::process::Command::new(program);
     create.args(["semaphore", "create", INNER, "--slots", "1"]).env("AMQP_URL", vhost.url());
     let mut create = Running::start(scratch, "create", create);

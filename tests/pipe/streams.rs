@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually};
 use crate::pipe::{
     content, fill, finish, is_at_rest, outcome, queue, run, seq, sh, shell, succeed, until_length,
 };

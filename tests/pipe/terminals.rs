@@ -1,6 +1,7 @@
 //! Progress on a terminal. `script` provides the terminal.
 
-use crate::pipe::redis_support::Place;
+use lockkeeper_testkit::redis::Place;
+
 use crate::pipe::{fill, sh, succeed};
 
 /// Returns the terminal output of a shell line. While it runs, the output is in the file

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use lockkeeper_pressure::{Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{Place, eventually, precisely};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually, precisely};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {

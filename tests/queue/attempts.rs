@@ -2,9 +2,9 @@
 //! leases have ended.
 
 use lockkeeper_pressure::{Deletion, Delivery, Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually};
 
 /// Writes `count` elements in flight whose leases have ended, as the scripts do: the id of
 /// each begins with this time. The n-th lease ends at `ends`, a term in Lua.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{Place, eventually, precisely};
 
-use crate::pressure_text::TextClient;
-use crate::queue::redis_support::{Place, eventually, precisely};
 use crate::queue::{ours, text_queue};
 
 const ALL: Limit = Limit { elements: 1000, bytes: usize::MAX };

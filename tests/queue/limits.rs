@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_testkit::redis::{AclUser, Place, PrivateRedis};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{AclUser, Place, PrivateRedis};
 
 /// Returns the rules for clients in docs/permissions.md.
 fn documented() -> Vec<String> {

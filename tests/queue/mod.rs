@@ -1,8 +1,6 @@
 //! The queue as programs use it, against a real Redis and together with foreign clients
 //! of the protocol.
 
-use crate::{pressure_pseudo, pressure_text, pressure_text_unblocked, redis_support};
-
 mod abandoning;
 mod attempts;
 mod leases;
@@ -15,8 +13,8 @@ mod stopping;
 mod waiting;
 
 use lockkeeper_pressure::{Queue, QueueOptions};
-use pressure_text::TextQueue;
-use redis_support::Place;
+use lockkeeper_testkit::pressure_text::TextQueue;
+use lockkeeper_testkit::redis::Place;
 
 /// Returns the place's queue as our client, with its own connections.
 fn ours(place: &Place, id: &str) -> Queue {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use lockkeeper_pressure::{
     Awaited, Limit, Queue, QueueError, QueueOptions, QueueRole, StoreError, Wait,
 };
+use lockkeeper_testkit::redis::Place;
 use redis::AsyncCommands;
 
 use crate::queue::ours;
-use crate::queue::redis_support::Place;
 
 fn busy_with(role: QueueRole, who: &str) -> QueueError {
     QueueError::InUse { role, who: Some(who.to_owned()) }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_testkit::narrow::Narrow;
+use lockkeeper_testkit::redis::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
-use crate::support::narrow::Narrow;
 
 async fn place() -> (PrivateRedis, Place) {
     let server = PrivateRedis::start(&[]).await;

@@ -4,11 +4,11 @@
 use std::process::Stdio;
 
 use lockkeeper_pressure::{QueueError, Wait};
+use lockkeeper_testkit::redis::{Place, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually};
 
 /// The Python version of Debian's python3-redis.
 const PYTHON: &str = "/usr/bin/python3";

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Deletion, QueueRole, Store};
+use lockkeeper_testkit::redis::{Place, PrivateRedis, is_blocked};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use self::clients::{Client, Kind, Mode, Refusal};
 use self::workers::{Got, Shared, Worker, is, set};
-use crate::queue::redis_support::{Place, PrivateRedis, is_blocked};
 
 const SCHEDULES: u64 = 1000;
 const AT_A_TIME: usize = 24;

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use lockkeeper_pressure::{Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{Place, eventually};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_waiting_ends_a_put_with_its_count_and_later_waits_immediately() {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually};
 use tokio::task::JoinHandle;
 
-use crate::queue::pressure_text::TextClient;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually};
 use crate::queue::{ours, text_queue};
 
 /// Without a wake-up, a waiting client checks after a minute.

@@ -3,8 +3,6 @@
 
 mod queues;
 
-use crate::{audit, support, world};
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -12,11 +10,10 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use kube::api::ListParams;
 use lockkeeper_api::Semaphore;
-
-use audit::Reader;
-use support::environment;
-use support::proxy::Proxy;
-use world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready};
+use lockkeeper_testkit::audit::Reader;
+use lockkeeper_testkit::environment;
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready};
 
 /// Returns the number of locks, and the limit of the operator's memory: its own pages
 /// (`RssAnon`) and those of its program together, in MiB.

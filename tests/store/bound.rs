@@ -7,10 +7,10 @@ use lockkeeper_plan::pressure_queue::{
     DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
 use lockkeeper_pressure::{Applied, Store};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{Place, eventually, is_blocked, wait_until_blocked};
 use tokio::time::timeout;
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, eventually, is_blocked, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
 async fn set_bound(store: &Store, place: &Place, bound: u64) -> Applied {

@@ -2,9 +2,9 @@
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Store};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
+use lockkeeper_testkit::redis::{Place, wait_until_blocked};
 
-use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::{Place, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
 async fn close(store: &Store, place: &Place) -> Applied {

@@ -5,9 +5,9 @@ use lockkeeper_plan::pressure_queue::{
     DATA_LABEL, DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
 use lockkeeper_pressure::Applied;
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::Place;
 
-use crate::store::pressure_text::TextClient;
-use crate::store::redis_support::Place;
 use crate::store::{numbers, text_queue};
 
 const OPEN_10: DesiredQueue = DesiredQueue { bound: 10, state: DesiredState::Open };

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Deletion, Holder, Store, StoreOptions};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
+use lockkeeper_testkit::redis::{Place, SOON, eventually, wait_until_blocked};
 
-use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::{Place, SOON, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
 async fn created(bound: u64) -> (Place, Store) {
@@ -99,7 +99,7 @@ async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
 
 /// Starts a connection that blocks in this command until it is answered.
 async fn waiter(place: &Place, command: &[&str]) -> tokio::task::JoinHandle<()> {
-    let mut connection = crate::store::redis_support::connect(&place.url).await;
+    let mut connection = lockkeeper_testkit::redis::connect(&place.url).await;
     let client: i64 = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await.unwrap();
     let mut blocking = redis::cmd(command[0]);
     blocking.arg(&command[1..]);

@@ -14,9 +14,9 @@ use std::time::Duration;
 use lockkeeper_plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
 use lockkeeper_pressure::{QueueDoctor, RepairAction, Repaired, Store, StoreOptions};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{Place, PrivateRedis, eventually};
 
-use crate::store::pressure_text::TextClient;
-use crate::store::redis_support::{Place, PrivateRedis, eventually};
 use crate::store::text_queue;
 
 const IDLE: Duration = Duration::from_millis(200);

@@ -6,8 +6,7 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Store, StoreError, StoreOptions};
-
-use crate::store::redis_support::{AclUser, Place, random_word};
+use lockkeeper_testkit::redis::{AclUser, Place, random_word};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 

@@ -7,9 +7,8 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait};
+use lockkeeper_testkit::redis::{Place, PrivateRedis, connection, in_time};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-
-use crate::store::redis_support::{Place, PrivateRedis, connection, in_time};
 
 /// Often enough for a race to show.
 const ROUNDS: usize = 20;

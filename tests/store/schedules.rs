@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{Place, eventually};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, eventually};
 use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;

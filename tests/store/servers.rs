@@ -8,9 +8,8 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
-
-use crate::store::redis_support::{AclUser, Place, PrivateRedis, connect, eventually, hang};
-use crate::support::environment::signal;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{AclUser, Place, PrivateRedis, connect, eventually, hang};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{AclUser, Place, PrivateRedis};
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{AclUser, Place, PrivateRedis};
 use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;

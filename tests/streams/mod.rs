@@ -1,8 +1,6 @@
 //! Every verb of the program with broken standard streams, and at the limits of a process:
 //! exit codes as documented, no panic, and nothing taken. `verbs` is the table.
 
-use crate::{environment, world};
-
 mod verbs;
 
 use std::collections::BTreeSet;
@@ -11,9 +9,10 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::world::{World, in_a_world};
+use lockkeeper_testkit::{built, environment};
 use tokio::process::Command;
 use verbs::{Row, TABLE};
-use world::{World, in_a_world};
 
 /// Exit codes for a standard output that can't be written, one without a reader, and a
 /// standard input that can't be read.
@@ -104,7 +103,7 @@ struct Place<'a> {
 impl Place<'_> {
     /// Runs a line of bash to its end, in which `lockkeeper` is this build.
     async fn run(&self, line: &str) -> Ended {
-        let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+        let folder = std::path::Path::new(built::lockkeeper()).parent().unwrap();
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
         let mut command = Command::new("env");
         command

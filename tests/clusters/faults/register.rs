@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::Fault;
-use crate::support::rabbitmq::eventually;
 
 /// A running register. Its port is on 127.0.0.1.
 pub struct Register {

@@ -11,13 +11,13 @@ use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{
     Applied, Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Removed, Wait,
 };
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::redis::{Place, PrivateRedis, SOON};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use self::model::{Element, Held, Model};
-use crate::environment::is_soak;
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, SOON};
 
 /// Number of queues at a time. Each runs its share of the schedules, one after the other.
 const LANES: usize = 16;

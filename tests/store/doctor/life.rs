@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::Remark;
 use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{Place, connect, eventually, wait_until_blocked};
 use redis::aio::MultiplexedConnection;
 
 use super::{Ward, reasons, repairs, server};
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, connect, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
 const AN_HOUR: Duration = Duration::from_hours(1);

@@ -30,7 +30,7 @@ pub enum TextError {
     /// It died as requested ([`TextClient::die_after`]).
     Dead,
     /// Redis or the connection failed.
-    Redis(#[expect(dead_code, reason = "shown by Debug")] RedisError),
+    Redis(RedisError),
 }
 
 impl From<RedisError> for TextError {

@@ -1,16 +1,20 @@
 //! Redis servers with TLS, with certificates made for the test.
 
 use crate::authority::Authority;
-use crate::redis_support::{PrivateRedis, free_port};
+use crate::redis::{PrivateRedis, free_port};
 
 /// A server with TLS on a second port.
 pub struct TlsServer {
+    /// The authority that signed its certificate.
     pub authority: Authority,
+    /// The server, on its port without TLS.
     pub plain: PrivateRedis,
+    /// Its port with TLS.
     pub port: u16,
 }
 
 impl TlsServer {
+    /// Starts a server whose certificate has these names, and which may require one of its clients.
     pub async fn start(names: &str, wants_certificate: bool) -> Self {
         let authority = Authority::new();
         authority.sign("server", names);

@@ -33,7 +33,9 @@ pub struct Management {
 
 /// A virtual host that is removed with everything in it when dropped.
 pub struct Vhost {
+    /// Its name.
     pub name: String,
+    /// The management API of its broker.
     pub management: Management,
     settings: RabbitmqSettings,
     users: std::sync::Mutex<Vec<String>>,
@@ -109,14 +111,17 @@ impl Management {
         Some(answer.json().await.unwrap_or(Value::Null))
     }
 
+    /// Returns the answer for this path, or `None` if there is no such object.
     pub async fn get(&self, path: &str) -> Option<Value> {
         self.request("GET", path, None).await
     }
 
+    /// Creates or replaces the object of this path.
     pub async fn put(&self, path: &str, body: Value) {
         self.request("PUT", path, Some(body)).await;
     }
 
+    /// Deletes the object of this path.
     pub async fn delete(&self, path: &str) {
         self.request("DELETE", path, None).await;
     }

@@ -20,6 +20,7 @@ use crate::world::{PATIENCE, eventually};
 
 /// A collector on its own port, with all received data.
 pub struct Collector {
+    /// Its host and port.
     pub address: String,
     got: Arc<Mutex<Vec<Bytes>>>,
 }
@@ -57,11 +58,13 @@ impl Collector {
         self.got.lock().unwrap().clone()
     }
 
+    /// Returns the received requests.
     pub fn requests(&self) -> Vec<ExportTraceServiceRequest> {
         let decoded = |body| ExportTraceServiceRequest::decode(body).unwrap();
         self.bodies().into_iter().map(decoded).collect()
     }
 
+    /// Returns the received spans.
     pub fn spans(&self) -> Vec<Span> {
         let of_resources = self.requests().into_iter().flat_map(|r| r.resource_spans);
         of_resources.flat_map(|r| r.scope_spans).flat_map(|s| s.spans).collect()

@@ -20,7 +20,7 @@ impl Register {
     /// Creates an empty register.
     pub fn create() -> Self {
         let name = format!("register-{}", super::rabbitmq::unique());
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let folder = crate::built::scratch().join(name);
         std::fs::create_dir(&folder).unwrap();
         Self { folder, entries: AtomicUsize::new(0) }
     }

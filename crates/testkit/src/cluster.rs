@@ -39,6 +39,7 @@ const AWAY: Duration = Duration::from_secs(25);
 
 /// The cluster, with a virtual host for one test.
 pub struct Cluster {
+    /// The virtual host of the test.
     pub vhost: Vhost,
     nodes: [OwnServer; 3],
 }

@@ -54,6 +54,7 @@ struct Shared {
 }
 
 impl ManagementProxy {
+    /// Starts the proxy.
     pub async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let shared = Arc::new(Shared {

@@ -112,8 +112,11 @@ pub async fn until_no_script_runs(url: &str) {
 /// A test's place on a server: a random prefix, a queue with it, and access to the
 /// queue's keys. Removes every key with the prefix when dropped, also by a failing test.
 pub struct Place {
+    /// The URL of the server.
     pub url: String,
+    /// The queue of the test.
     pub queue: QueueName,
+    /// A connection to the server.
     pub raw: MultiplexedConnection,
 }
 
@@ -221,7 +224,9 @@ impl Drop for Place {
 /// A user with its own ACL rules on the place's server. Removed when dropped.
 pub struct AclUser {
     url: String,
+    /// Its name.
     pub name: String,
+    /// Settings of a `Store` for this user.
     pub settings: RedisSettings,
 }
 

@@ -6,7 +6,7 @@ use std::process::Child;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_pressure::{Store, StoreOptions};
 
-use crate::redis_support::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
+use crate::redis::{PrivateRedis, connect, free_port, in_time, random_word, spawn_guarded};
 
 /// Retries until there is an answer, because a sentinel closes the connections of a
 /// server that it makes a replica.
@@ -30,6 +30,7 @@ pub async fn ask<T: redis::FromRedisValue>(url: &str, command: &[&str]) -> T {
 /// One sentinel, which needs no majority.
 pub struct Sentinel {
     child: Child,
+    /// Its port.
     pub port: u16,
     directory: std::path::PathBuf,
 }
@@ -71,8 +72,11 @@ impl Drop for Sentinel {
 
 /// A master, its replica and a sentinel that monitors both.
 pub struct Group {
+    /// The primary at the start.
     pub master: PrivateRedis,
+    /// Its replica at the start.
     pub replica: PrivateRedis,
+    /// The sentinel.
     pub sentinel: Sentinel,
 }
 

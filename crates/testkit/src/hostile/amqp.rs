@@ -13,9 +13,13 @@ const DEPTH: usize = 3_000;
 /// Bytes of a hostile broker.
 #[derive(Clone, Copy, Debug)]
 pub enum Sent {
+    /// Nothing.
     Silence,
+    /// Nothing, and it closes the connection.
     Closes,
+    /// Bytes that are no AMQP.
     Garbage,
+    /// An answer of a web server.
     Http,
     /// A table that is nested deeply, where a table belongs.
     Nested,
@@ -27,7 +31,9 @@ pub enum Sent {
     ForeignMethod,
     /// The answer to another method, on another channel.
     WrongChannel,
+    /// Heartbeats without end.
     Heartbeats,
+    /// `connection.blocked` without end.
     Blocked,
     /// Returned messages, each with a small body.
     Returns,
@@ -37,15 +43,20 @@ pub enum Sent {
     Deliveries,
     /// Limits that cannot be used.
     TinyFrames,
+    /// A limit of one channel.
     FewChannels,
+    /// A limit of huge frames.
     HugeFrames,
 }
 
 /// When it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
+    /// Instead of `connection.start`.
     Start,
+    /// Instead of `connection.tune`.
     Tune,
+    /// Instead of `connection.open-ok`.
     Open,
     /// At the first declaration of a queue.
     Operation,

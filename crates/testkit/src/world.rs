@@ -24,6 +24,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::process::{Child, Command};
 
+use super::built::lockkeeper;
 use super::redis::connect;
 pub use crate::environment::signal;
 use crate::environment::{pause, random, variable};
@@ -327,7 +328,7 @@ impl World {
         let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
         std::fs::create_dir_all(&logs).unwrap();
         let log = format!("{logs}/{}-{}.log", self.namespace, random());
-        let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        let child = Command::new(lockkeeper())
             .args(["operator", "--http-address", "127.0.0.1:0"])
             .args(["--watch-namespace", &self.namespace])
             .args(arguments)

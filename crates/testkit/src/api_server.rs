@@ -14,6 +14,7 @@ use kube::{Client, Config};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::built;
 use crate::environment::{random, variable};
 
 /// A fault of the API server.
@@ -47,6 +48,7 @@ struct Shared {
 }
 
 impl ApiServer {
+    /// Starts the proxy.
     pub async fn new() -> Self {
         let kubeconfig = Kubeconfig::read_from(variable("LOCKKEEPER_OPERATOR_KUBECONFIG")).unwrap();
         let options = KubeConfigOptions::default();
@@ -61,7 +63,7 @@ impl ApiServer {
         let router = axum::Router::new().fallback(pass).with_state(Arc::clone(&shared));
         tokio::spawn(async move { axum::serve(listener, router).await });
 
-        let kubeconfig = format!("{}/kubeconfig-{}", env!("CARGO_TARGET_TMPDIR"), random());
+        let kubeconfig = format!("{}/kubeconfig-{}", built::scratch().display(), random());
         let text = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],

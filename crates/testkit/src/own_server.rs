@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::built::checkout;
 use super::environment::{random, signal, variable};
 
 /// A server in its own directory.
@@ -147,7 +148,7 @@ impl OwnServer {
     }
 
     fn script(&self, verb: &str) -> Command {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("dev").join(self.program);
+        let script = checkout().join("dev").join(self.program);
         let mut command = Command::new(script);
         command.arg(verb).arg(&self.directory);
         command

@@ -5,7 +5,7 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_pressure::{Store, StoreOptions};
 
-use crate::redis_support::{PrivateRedis, connect, in_time};
+use crate::redis::{PrivateRedis, connect, in_time};
 
 /// The first and last slot of each node.
 pub const SLOTS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
@@ -21,6 +21,7 @@ const ARGUMENTS: [&str; 6] = [
     "no",
 ];
 
+/// The nodes of a cluster.
 pub struct Cluster(pub Vec<PrivateRedis>);
 
 impl Cluster {

@@ -2,8 +2,6 @@
 //! for each row, as `<file>::<protocol>::<test>`. A new protocol is a row here, and an
 //! arm wherever its visible behavior differs.
 
-#![allow(unused_macros, unused_imports, reason = "not every test binary has tests of each kind")]
-
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -13,6 +11,8 @@ use serde_json::json;
 use super::rabbitmq::Vhost;
 
 /// Runs these tests with one protocol.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! row {
     ($row:ident, $protocol:expr, [$($test:ident)*]) => {
         mod $row {
@@ -29,6 +29,7 @@ macro_rules! row {
 /// Runs tests with every protocol, for properties of any lock; with those that number
 /// their slots, for properties of a slot, its queues and its record; with those that
 /// support fencing; or with a true mutex, for tests of one slot.
+#[macro_export]
 macro_rules! with_protocols {
     (
         $(every { $($every:ident),* $(,)? })?
@@ -36,24 +37,22 @@ macro_rules! with_protocols {
         $(fencing { $($fencing:ident),* $(,)? })?
         $(mutex { $($mutex:ident),* $(,)? })?
     ) => {
-        use $crate::support::protocols::row;
-
-        row!(exclusive_queue, lockkeeper_plan::naming::Protocol::ExclusiveQueue(
+        $crate::row!(exclusive_queue, lockkeeper_plan::naming::Protocol::ExclusiveQueue(
             lockkeeper_plan::naming::Profile::Guideline
         ), [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
-        row!(exclusive_consumer, lockkeeper_plan::naming::Protocol::ExclusiveConsumer,
+        $crate::row!(exclusive_consumer, lockkeeper_plan::naming::Protocol::ExclusiveConsumer,
             [$($($every)*)? $($($slots)*)? $($($fencing)*)?]);
-        row!(token, lockkeeper_plan::naming::Protocol::Token(
+        $crate::row!(token, lockkeeper_plan::naming::Protocol::Token(
             lockkeeper_plan::naming::QueueType::Classic
         ), [$($($every)*)?]);
-        row!(token_quorum, lockkeeper_plan::naming::Protocol::Token(
+        $crate::row!(token_quorum, lockkeeper_plan::naming::Protocol::Token(
             lockkeeper_plan::naming::QueueType::Quorum
         ), [$($($fencing)*)?]);
-        row!(true_mutex, lockkeeper_plan::naming::Protocol::TrueMutex, [$($($mutex)*)?]);
+        $crate::row!(true_mutex, lockkeeper_plan::naming::Protocol::TrueMutex, [$($($mutex)*)?]);
     };
 }
 
-pub(crate) use {row, with_protocols};
+pub use crate::with_protocols;
 
 /// The lock of most tests, with the default protocol.
 pub fn name() -> LockName {
@@ -73,8 +72,10 @@ pub fn options(protocol: Protocol) -> &'static [&'static str] {
 
 /// The location of a test's lock.
 pub trait At {
+    /// Returns its virtual host.
     fn vhost(&self) -> &Vhost;
 
+    /// Returns its name, with its protocol.
     fn lock_name(&self) -> LockName {
         name()
     }
@@ -99,6 +100,7 @@ impl<T: At> At for Arc<T> {
 /// A virtual host for one test, with a lock of one protocol.
 pub struct Place {
     vhost: Vhost,
+    /// Its protocol.
     pub protocol: Protocol,
 }
 
@@ -121,6 +123,7 @@ impl Deref for Place {
 }
 
 impl Place {
+    /// Creates a virtual host for a lock of this protocol.
     pub async fn create(protocol: Protocol) -> Self {
         Self { vhost: Vhost::create().await, protocol }
     }

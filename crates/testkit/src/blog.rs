@@ -45,6 +45,7 @@ pub async fn set_up_with(vhost: &Vhost, resource: &str, tokens: u32, text: &[u8]
 /// A process that requires access to the resource.
 pub struct BlogClient {
     _connection: Connection,
+    /// The channel that consumes the tokens.
     pub channel: Channel,
     consumer: Consumer,
 }

@@ -58,15 +58,22 @@ pub async fn silence(_peer: &mut Peer) -> std::io::Result<()> {
 /// What a management API does at every request.
 #[derive(Clone, Copy, Debug)]
 pub enum Management {
+    /// It sends nothing.
     Silence,
+    /// Header lines without end.
     EndlessHeader,
+    /// A list without end.
     EndlessBody,
+    /// A list that is nested deeply.
     NestedJson,
+    /// Bytes that are no HTTP.
     Garbage,
+    /// It closes the connection.
     Closes,
 }
 
 impl Management {
+    /// Every behaviour.
     pub const ALL: [Self; 6] = [
         Self::Silence,
         Self::EndlessHeader,

@@ -2,12 +2,12 @@
 //! evaluated by the tool's own library, in one process (`dev/go/gitops`).
 
 use std::io::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::built::checkout;
 use crate::environment::variable;
 
 /// Evaluates requests, each a JSON object with `do`. Returns one answer for each.
@@ -45,7 +45,7 @@ pub fn answer(question: &Value) -> Value {
 
 /// Reads a file of `examples/`.
 pub fn example(path: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(path);
+    let path = checkout().join("examples").join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -9,13 +9,21 @@ use super::{Peer, flood, hold, send, serve, silence};
 /// An answer.
 #[derive(Clone, Copy, Debug)]
 pub enum Answer {
+    /// Nothing.
     Silence,
+    /// A line without end.
     EndlessLine,
+    /// An error without end.
     EndlessError,
+    /// A text without end.
     EndlessBulk,
+    /// A list without end.
     EndlessArray,
+    /// A list that is nested deeply.
     Nested,
+    /// Messages that no client asked for, without end.
     Pushes,
+    /// Bytes that are no Redis protocol.
     Garbage,
 }
 
@@ -29,6 +37,7 @@ pub enum When {
 }
 
 impl Answer {
+    /// Every answer.
     pub const ALL: [Self; 8] = [
         Self::Silence,
         Self::EndlessLine,

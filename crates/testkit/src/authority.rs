@@ -14,6 +14,8 @@ fn random() -> String {
 pub struct Authority(PathBuf);
 
 impl Authority {
+    /// Creates an authority with a name of its own.
+    #[expect(clippy::new_without_default, reason = "it creates files")]
     pub fn new() -> Self {
         let directory = std::env::temp_dir().join(format!("lockkeeper-ca-{}", random()));
         std::fs::create_dir(&directory).unwrap();
@@ -54,10 +56,12 @@ impl Authority {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// Returns the path of one of its files: `ca.crt`, or `NAME.crt` and `NAME.key`.
     pub fn file(&self, name: &str) -> String {
         self.0.join(name).to_string_lossy().into_owned()
     }
 
+    /// Returns the content of one of its files.
     pub fn text(&self, name: &str) -> String {
         std::fs::read_to_string(Path::new(&self.file(name))).unwrap()
     }
