@@ -32,13 +32,13 @@ const EXAMPLES: [&str; 7] = [
 ];
 
 /// A cluster, a virtual host and a Redis database for this test only.
-struct Place {
+struct Installation {
     cluster: OwnServer,
     vhost: String,
     database: i64,
 }
 
-impl Place {
+impl Installation {
     async fn new() -> Self {
         let place = Self {
             cluster: OwnServer::kubernetes().await,
@@ -227,7 +227,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Installation {
     fn drop(&mut self) {
         // Also after a failure of the test, when its queues still exist.
         if std::thread::panicking() {
@@ -298,7 +298,7 @@ fn free_port() -> u16 {
 
 #[tokio::test]
 async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_rights() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     for namespace in [RELEASE, "team-a", "team-b"] {
         place.kubectl(&["create", "namespace", namespace], "").unwrap();
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::environment::is_soak;
-use lockkeeper_testkit::protocols::{Place, options, with_protocols};
+use lockkeeper_testkit::protocols::{TestLock, options, with_protocols};
 use lockkeeper_testkit::rabbitmq::{unique, within};
 use tokio::process::{Child, Command};
 
@@ -29,7 +29,7 @@ fn times() -> u32 {
     if is_soak() { 1_000 } else { 15 }
 }
 
-fn start(place: &Place, registers: &Path) -> Child {
+fn start(place: &TestLock, registers: &Path) -> Child {
     Command::new(built::example("guarded"))
         .args([name().as_str(), &times().to_string()])
         .arg(registers)
@@ -42,7 +42,7 @@ fn start(place: &Place, registers: &Path) -> Child {
 }
 
 async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, SLOTS).await;
     let registers = std::env::temp_dir().join(format!("lockkeeper-{}", unique()));
     std::fs::create_dir(&registers).unwrap();

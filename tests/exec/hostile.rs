@@ -10,7 +10,7 @@ use lockkeeper_testkit::built;
 use lockkeeper_testkit::hostile::amqp::{self, behaviours};
 use lockkeeper_testkit::hostile::redis::{Answer, When};
 use lockkeeper_testkit::hostile::{Peer, send};
-use lockkeeper_testkit::protocols::Place;
+use lockkeeper_testkit::protocols::TestLock;
 use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -104,7 +104,7 @@ async fn publish_nested(vhost: &Vhost, queue: &str) {
 
 /// Returns a command that holds the lock until its stdin is closed. It then asks whether it
 /// still holds the lock.
-fn held_until_closed(place: &Place, scratch: &Scratch) -> Running {
+fn held_until_closed(place: &TestLock, scratch: &Scratch) -> Running {
     let script = r#"echo held >>"$0"; read end; exec "$PROGRAM" verify"#;
     let words = ["exec", LOCK, "--", "sh", "-c", script, &scratch.file("held")];
     let mut command = lockkeeper(place, &words);
@@ -114,7 +114,7 @@ fn held_until_closed(place: &Place, scratch: &Scratch) -> Running {
 
 /// A waiter reads it as a wake-up, and a holder as a notification.
 async fn is_read_while_held(protocol: Protocol, queue: &str) {
-    let (place, scratch) = (Place::create(protocol).await, Scratch::new());
+    let (place, scratch) = (TestLock::create(protocol).await, Scratch::new());
     create(&place, 1).await;
     let mut holder = held_until_closed(&place, &scratch);
     eventually("it is held", async || !scratch.read("held").is_empty()).await;
@@ -128,7 +128,7 @@ async fn is_read_while_held(protocol: Protocol, queue: &str) {
 
 /// It takes the place of the token, or of the slot's record.
 async fn is_read_to_acquire(protocol: Protocol, more: &[&str], queue: &str) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let slots = ["semaphore", "create", LOCK, "--slots", "1"];
     succeed(&place, &[&slots[..], more].concat()).await;
     place.purge(queue).await;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_testkit::built;
-use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
 use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::AsyncWriteExt;
 
@@ -80,7 +80,7 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
 }
 
 async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let inside = built::lockkeeper();
     let says = if place.slot(1).is_some() { "is held: wait longer" } else { "no token" };
@@ -101,7 +101,7 @@ async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) 
 }
 
 async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     succeed(&place, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
     let show = "env | grep ^LOCK_ | sort; echo $AMQP_URL";
     let of = |text: &str, name: &str| {
@@ -153,7 +153,7 @@ async fn the_command_is_run_as_written_and_reads_our_input() {
 }
 
 async fn nothing_of_ours_is_left_at_the_broker_afterwards(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let before = place.queues().await;
     for _ in 0..3 {

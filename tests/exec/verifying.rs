@@ -6,7 +6,7 @@ use std::process::Stdio;
 use lapin::options::QueuePurgeOptions;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_testkit::built;
-use lockkeeper_testkit::protocols::{At, Place, with_protocols};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
 use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -126,7 +126,7 @@ async fn verifying(at: &impl At, scratch: &Scratch, words: &[&str]) -> (Running,
 }
 
 async fn a_command_learns_whether_its_lock_is_still_held(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     succeed(&place, &["semaphore", "create", LOCK, "--slots", "1"]).await;
     let scratch = Scratch::new();
     let (mut running, mut stdin) = verifying(&place, &scratch, &["exec", LOCK]).await;

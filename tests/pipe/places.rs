@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use lockkeeper_api::PressureQueue;
 use lockkeeper_testkit::built;
-use lockkeeper_testkit::redis::{Place, eventually};
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use lockkeeper_testkit::world::{World, in_a_world, next_database};
 use tokio::process::Command;
 
@@ -14,7 +14,7 @@ use crate::pipe::{finish, outcome, shell};
 /// A command that is printed works when it is pasted, whatever the names are.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_for_saved_elements_names_their_place_and_is_quoted_for_a_shell() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let folder = format!("{}/it's {}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     std::fs::create_dir(&folder).unwrap();
     let prefix = place.queue.prefix().to_owned();

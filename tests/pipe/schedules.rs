@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::environment::is_soak;
-use lockkeeper_testkit::redis::Place;
+use lockkeeper_testkit::redis::TestQueue;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -24,7 +24,7 @@ const NOTE: &str = r#"IFS= read -r line; case $line in *7) exit 3;; esac; echo "
 const DEAD: [&str; 4] = ["--attempts", "2", "--dead-letter", "letters"];
 
 struct Schedule {
-    place: Place,
+    place: TestQueue,
     folder: Folder,
     random: SmallRng,
     put: usize,
@@ -102,7 +102,7 @@ impl Schedule {
 }
 
 async fn schedule(seed: u64) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let mut create = program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters"]);

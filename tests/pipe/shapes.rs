@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::iter;
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::rabbitmq::Vhost;
-use lockkeeper_testkit::redis::{Place, eventually};
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 
 use crate::exec::commands::{Running, Scratch, alive_with};
 use crate::exec::shapes::{JOB, SHAPES, Shape};
@@ -22,7 +22,7 @@ async fn a_forwarded_signal_reaches_every_process_of_a_command_of_run() {
 }
 
 async fn end(name: &str, shape: &Shape) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"work\n").await;
     let scratch = Scratch::new();

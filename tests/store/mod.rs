@@ -18,10 +18,10 @@ mod tls;
 mod valkey;
 
 use lockkeeper_testkit::pressure_text::TextQueue;
-use lockkeeper_testkit::redis::Place;
+use lockkeeper_testkit::redis::TestQueue;
 
 /// Returns the place's queue for a foreign client.
-fn text_queue(place: &Place) -> TextQueue {
+fn text_queue(place: &TestQueue) -> TextQueue {
     TextQueue {
         url: place.url.clone(),
         prefix: place.queue.prefix().to_owned(),

@@ -98,13 +98,13 @@ impl<T: At> At for Arc<T> {
 }
 
 /// A virtual host for one test, with a lock of one protocol.
-pub struct Place {
+pub struct TestLock {
     vhost: Vhost,
     /// Its protocol.
     pub protocol: Protocol,
 }
 
-impl At for Place {
+impl At for TestLock {
     fn vhost(&self) -> &Vhost {
         &self.vhost
     }
@@ -114,7 +114,7 @@ impl At for Place {
     }
 }
 
-impl Deref for Place {
+impl Deref for TestLock {
     type Target = Vhost;
 
     fn deref(&self) -> &Vhost {
@@ -122,7 +122,7 @@ impl Deref for Place {
     }
 }
 
-impl Place {
+impl TestLock {
     /// Creates a virtual host for a lock of this protocol.
     pub async fn create(protocol: Protocol) -> Self {
         Self { vhost: Vhost::create().await, protocol }

@@ -109,9 +109,9 @@ pub async fn until_no_script_runs(url: &str) {
     .await;
 }
 
-/// A test's place on a server: a random prefix, a queue with it, and access to the
+/// A queue of one test, with a random prefix, and access to the
 /// queue's keys. Removes every key with the prefix when dropped, also by a failing test.
-pub struct Place {
+pub struct TestQueue {
     /// The URL of the server.
     pub url: String,
     /// The queue of the test.
@@ -120,19 +120,19 @@ pub struct Place {
     pub raw: MultiplexedConnection,
 }
 
-impl Place {
-    /// Creates a place on the shared server.
+impl TestQueue {
+    /// Names a queue on the shared server.
     pub async fn new() -> Self {
         Self::at(&url()).await
     }
 
-    /// Creates a place on this server.
+    /// Names a queue on this server.
     pub async fn at(url: &str) -> Self {
         let queue = QueueName::new(format!("test-{}", random_word()), "jobs").expect("a name");
         Self { url: url.to_owned(), queue, raw: connect(url).await }
     }
 
-    /// Returns the same place with a new connection, for a server that was restarted.
+    /// Returns the same queue with a new connection, for a server that was restarted.
     pub async fn reconnected(&self) -> Self {
         Self { url: self.url.clone(), queue: self.queue.clone(), raw: connect(&self.url).await }
     }
@@ -194,7 +194,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestQueue {
     fn drop(&mut self) {
         // Nothing to clean up on a server that the test has stopped.
         let Ok(client) = redis::Client::open(self.url.as_str()) else { return };
@@ -221,7 +221,7 @@ impl Drop for Place {
     }
 }
 
-/// A user with its own ACL rules on the place's server. Removed when dropped.
+/// A user with its own ACL rules on the server of a queue. Removed when dropped.
 pub struct AclUser {
     url: String,
     /// Its name.
@@ -235,20 +235,20 @@ impl AclUser {
     pub const PASSWORD: &'static str = "hush-acl";
 
     /// Returns settings for a user that does not exist yet.
-    pub fn named_for(place: &Place) -> Self {
+    pub fn named_for(queue: &TestQueue) -> Self {
         let name = format!("user-{}", random_word());
-        let mut settings = place.settings();
+        let mut settings = queue.settings();
         settings.username = Some(name.clone());
         settings.password = Some(Self::PASSWORD.into());
-        Self { url: place.url.clone(), name, settings }
+        Self { url: queue.url.clone(), name, settings }
     }
 
     /// Sets the rules of the user, and creates it if it does not exist.
-    pub async fn set(&self, place: &Place, rules: &[&str]) {
+    pub async fn set(&self, queue: &TestQueue, rules: &[&str]) {
         let password = format!(">{}", Self::PASSWORD);
         let mut command = vec!["ACL", "SETUSER", &self.name, "reset", "on", &password];
         command.extend(rules);
-        let () = place.run(&command).await;
+        let () = queue.run(&command).await;
     }
 }
 
@@ -262,15 +262,15 @@ impl Drop for AclUser {
 }
 
 /// Returns the number of connections in a blocking command.
-pub async fn asleep(place: &Place) -> usize {
-    let clients: String = place.run(&["CLIENT", "LIST"]).await;
+pub async fn asleep(queue: &TestQueue) -> usize {
+    let clients: String = queue.run(&["CLIENT", "LIST"]).await;
     clients.lines().filter(|line| line.contains("flags=b")).count()
 }
 
 /// Waits until a client does nothing but wait.
-pub async fn is_waiting(place: &Place) {
-    eventually("it waits", async || asleep(place).await == 2).await;
-    until_no_script_runs(&place.url).await;
+pub async fn is_waiting(queue: &TestQueue) {
+    eventually("it waits", async || asleep(queue).await == 2).await;
+    until_no_script_runs(&queue.url).await;
 }
 
 /// Stops the process by SIGSTOP, and waits until it does not run.

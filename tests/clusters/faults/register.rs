@@ -23,7 +23,7 @@ pub struct Register {
 
 #[derive(Default)]
 struct State {
-    places: HashMap<u32, Place>,
+    places: HashMap<u32, Slot>,
     /// The latest fault. Its consequences may outlast it.
     fault: Option<Fault>,
     /// The holder of each slot and token.
@@ -32,7 +32,7 @@ struct State {
 }
 
 #[derive(Default)]
-struct Place {
+struct Slot {
     greatest: u64,
     inside: Vec<Entry>,
 }

@@ -9,7 +9,7 @@ use lockkeeper_pressure::{
 use lockkeeper_testkit::pressure_pseudo::{PseudoClient, PseudoError};
 use lockkeeper_testkit::pressure_text::{TextClient, TextError};
 use lockkeeper_testkit::pressure_text_unblocked::{UnblockedClient, UnblockedError};
-use lockkeeper_testkit::redis::Place;
+use lockkeeper_testkit::redis::TestQueue;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -132,7 +132,7 @@ pub enum Client {
 }
 
 impl Client {
-    pub async fn connect(kind: Kind, place: &Place, id: &str) -> Self {
+    pub async fn connect(kind: Kind, place: &TestQueue, id: &str) -> Self {
         let (url, data) = (place.url.as_str(), place.queue.data());
         match kind {
             Kind::Ours => {
