@@ -11,7 +11,7 @@ use futures::StreamExt;
 use kube::api::ListParams;
 use lockkeeper_api::Semaphore;
 use lockkeeper_testkit::audit::Reader;
-use lockkeeper_testkit::environment;
+use lockkeeper_testkit::environment::{self, processor_time};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready};
 
@@ -124,13 +124,4 @@ async fn at_rest() {
         std::future::ready(since.elapsed() > Duration::from_secs(15))
     })
     .await;
-}
-
-/// Returns the processor time of a process.
-fn processor_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the program's name in parentheses, in hundredths of a second.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
 }

@@ -15,8 +15,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use tokio::net::TcpListener;
 
-use crate::environment::{random, variable};
-use crate::world::{PATIENCE, eventually};
+use crate::environment::{PATIENCE, eventually, random, variable};
 
 /// A collector on its own port, with all received data.
 pub struct Collector {

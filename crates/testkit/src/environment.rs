@@ -1,4 +1,4 @@
-//! Addresses of the real servers, unique names, and signals and memory of processes.
+//! Addresses of the real servers, unique names, waiting, and signals and figures of processes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Panics if it is not set: there are no servers, and no test is skipped without them.
 pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
-        panic!("{name} is not set: run `make test`, or `dev/up target/test --no-operator` and `. target/test/env`")
+        panic!("{name} is not set: run `make test` or `make bench`, or `dev/up target/test --no-operator` and `. target/test/env`")
     })
 }
 
@@ -23,6 +23,23 @@ pub fn is_soak() -> bool {
 /// busy machine.
 pub fn pause(start: Instant, shortest: Duration, longest: Duration) -> Duration {
     (start.elapsed() / 10).clamp(shortest, longest)
+}
+
+/// Time limit for a condition, unless a test is about time.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Waits until a condition holds.
+pub async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    patience: Duration,
+    mut so: impl FnMut() -> F,
+) {
+    let start = Instant::now();
+    while !so().await {
+        assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
+        tokio::time::sleep(pause(start, Duration::from_millis(50), Duration::from_millis(150)))
+            .await;
+    }
 }
 
 /// Returns random letters and digits.
@@ -47,20 +64,30 @@ fn kill(whom: &str, name: &str) {
         .status();
 }
 
+/// Returns a figure of the kernel about the memory of a process, in KiB: `VmRSS`, its resident
+/// memory, for example.
+pub fn kib(pid: u32, figure: &str) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(&format!("{figure}:"))).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 /// Returns the peak memory of a process, in MiB.
 pub fn peak(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    u64::from(kib(pid, "VmHWM")) / 1024
 }
 
 /// Returns the memory of a process as reported by the kernel, in MiB: its own pages, and
 /// those of its program file, of which a debug build has many.
 pub fn memory(pid: u32) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| -> u64 {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-    };
-    (field("RssAnon:"), field("RssFile:"))
+    (u64::from(kib(pid, "RssAnon")) / 1024, u64::from(kib(pid, "RssFile")) / 1024)
+}
+
+/// Returns the processor time of a process.
+pub fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the program's name in parentheses, in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Queue};
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_semaphore::BrokerOptions;
@@ -14,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::environment::pause;
+use super::environment::{pause, variable};
 
 /// Returns a queue as the broker shows it now: the ready messages and the consumers. It must exist.
 pub async fn look(channel: &Channel, queue: &str) -> Queue {
@@ -38,13 +37,19 @@ pub struct Vhost {
     /// The management API of its broker.
     pub management: Management,
     settings: RabbitmqSettings,
+    url: String,
     users: std::sync::Mutex<Vec<String>>,
 }
 
 /// Returns an administrator's settings for the shared broker.
 pub fn administrator() -> RabbitmqSettings {
-    let amqp = super::environment::variable("AMQP_URL");
-    let management = super::environment::variable("RABBITMQ_MANAGEMENT_URL");
+    administrator_of("")
+}
+
+/// Returns an administrator's settings for the broker whose variables end in this.
+fn administrator_of(suffix: &str) -> RabbitmqSettings {
+    let [amqp, management] =
+        ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"].map(|name| variable(&format!("{name}{suffix}")));
     RabbitmqSettings::from_urls(&amqp, Some(&management)).unwrap()
 }
 
@@ -79,7 +84,8 @@ pub async fn within(limit: Duration, what: &str, mut condition: impl AsyncFnMut(
 }
 
 impl Management {
-    fn new(settings: &RabbitmqSettings) -> Self {
+    /// Uses the management API of these settings.
+    pub fn new(settings: &RabbitmqSettings) -> Self {
         let management = settings.management.clone().unwrap();
         // Without a provider, the first client panics.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -145,7 +151,12 @@ impl Management {
 impl Vhost {
     /// Creates a virtual host in which the administrator has all permissions.
     pub async fn create() -> Self {
-        let mut settings = administrator();
+        Self::create_on("").await
+    }
+
+    /// Creates one on the broker whose variables end in this.
+    pub async fn create_on(suffix: &str) -> Self {
+        let mut settings = administrator_of(suffix);
         let management = Management::new(&settings);
         let name = format!("test-{}", unique());
         settings.vhost.clone_from(&name);
@@ -153,7 +164,10 @@ impl Vhost {
         let everything = json!({"configure": ".*", "write": ".*", "read": ".*"});
         let user = encoded(&settings.username);
         management.put(&format!("permissions/{name}/{user}"), everything).await;
-        Self { name, management, settings, users: std::sync::Mutex::default() }
+        let mut url = url::Url::parse(&variable(&format!("AMQP_URL{suffix}"))).unwrap();
+        url.set_path(&encoded(&name));
+        let url = url.into();
+        Self { name, management, settings, url, users: std::sync::Mutex::default() }
     }
 
     /// Returns settings for this virtual host, with the management API.
@@ -168,9 +182,7 @@ impl Vhost {
 
     /// Returns the URL of this virtual host, for a separate program.
     pub fn url(&self) -> String {
-        let mut url = url::Url::parse(&super::environment::variable("AMQP_URL")).unwrap();
-        url.set_path(&encoded(&self.name));
-        url.into()
+        self.url.clone()
     }
 
     /// Creates a user that exists until the end, with permissions here if given
@@ -263,9 +275,7 @@ impl Vhost {
 
     /// Opens a connection without Lockkeeper, as a foreign client does.
     pub async fn connect(&self) -> Connection {
-        let mut uri: AMQPUri = super::environment::variable("AMQP_URL").parse().unwrap();
-        uri.vhost.clone_from(&self.name);
-        Connection::connect_uri(uri, ConnectionProperties::default()).await.unwrap()
+        Connection::connect(&self.url, ConnectionProperties::default()).await.unwrap()
     }
 
     /// Opens a channel on its own connection.

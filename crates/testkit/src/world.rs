@@ -3,10 +3,6 @@
 //! Removed at the end, also when the test fails.
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
-use std::fs::File;
-use std::future::Future;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -14,20 +10,23 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use lockkeeper_api::{PressureQueue, Semaphore};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
-use super::built::lockkeeper;
-use super::redis::connect;
-pub use crate::environment::signal;
+pub use self::kind::{Kind, has, has_reason, is_ready};
+pub use self::operator::Operator;
+use crate::built::lockkeeper;
+pub use crate::environment::{PATIENCE, eventually, signal};
 use crate::environment::{pause, random, variable};
+use crate::rabbitmq::{Management, administrator};
+use crate::redis::connect;
+
+mod kind;
+mod operator;
 
 /// Resources of a test.
 #[derive(Clone)]
@@ -42,10 +41,9 @@ pub struct World {
     pub database: i64,
     /// Every operator that was started, so that none outlives the test.
     operators: Arc<tokio::sync::Mutex<Vec<u32>>>,
+    /// The broker's management API.
+    pub management: Management,
 }
-
-/// Time limit for a condition, unless a test is about time.
-pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Runs a test in its own world.
 pub async fn in_a_world(name: &str, test: impl AsyncFnOnce(World)) {
@@ -69,8 +67,10 @@ pub fn next_database() -> i64 {
 }
 
 impl World {
-    async fn new(name: &str) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
+    /// Creates the resources. See [`in_a_world`], which removes them too.
+    pub async fn new(name: &str) -> Self {
+        // Before the client, which needs the TLS provider.
+        let management = Management::new(&administrator());
         variable("KUBECONFIG");
         let client = Client::try_default().await.unwrap();
         let namespace = format!("{name}-{}", random());
@@ -88,13 +88,9 @@ impl World {
             database: next_database(),
             namespace,
             operators: Arc::default(),
+            management,
         };
-        let management = reqwest::Client::new();
-        for (method, path) in [(reqwest::Method::PUT, format!("vhosts/{}", world.vhost))] {
-            let url = format!("{}/api/{path}", variable("RABBITMQ_MANAGEMENT_URL"));
-            let answer = management.request(method, url).send().await.unwrap();
-            assert!(answer.status().is_success(), "{path}: {}", answer.status());
-        }
+        world.management.put(&format!("vhosts/{}", world.vhost), serde_json::json!({})).await;
         world
             .secret(
                 "rabbit",
@@ -108,12 +104,10 @@ impl World {
         world
     }
 
-    async fn end(&self) {
-        let gone = async {
-            self.delete_all::<Semaphore>().await;
-            self.delete_all::<PressureQueue>().await;
-        };
-        gone.await;
+    /// Deletes the objects and the other resources, and kills the operators.
+    pub async fn end(&self) {
+        self.delete_all::<Semaphore>().await;
+        self.delete_all::<PressureQueue>().await;
         self.kill_operators().await;
         let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
         // With thousands of queues it takes longer than the API's request timeout.
@@ -263,14 +257,13 @@ impl World {
 
     /// Returns the names of all queues in this world's vhost, as reported by the broker.
     pub async fn queues(&self) -> BTreeSet<String> {
-        let url = format!(
-            "{}/api/queues/{}?columns=name&disable_stats=true&enable_queue_totals=true",
-            variable("RABBITMQ_MANAGEMENT_URL"),
-            self.vhost
-        );
-        let list: Vec<serde_json::Value> =
-            reqwest::Client::new().get(url).send().await.unwrap().json().await.unwrap();
-        list.iter().map(|queue| queue["name"].as_str().unwrap().to_owned()).collect()
+        let options = "columns=name&disable_stats=true&enable_queue_totals=true";
+        let list = self.management.get(&format!("queues/{}?{options}", self.vhost)).await.unwrap();
+        list.as_array()
+            .unwrap()
+            .iter()
+            .map(|queue| queue["name"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// Returns the slot queues of a semaphore with default name and this number of slots.
@@ -325,26 +318,35 @@ impl World {
 
     /// Starts an operator with these variables in its environment.
     pub async fn operator_in(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Operator {
-        let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
-        std::fs::create_dir_all(&logs).unwrap();
-        let log = format!("{logs}/{}-{}.log", self.namespace, random());
-        let child = Command::new(lockkeeper())
+        let mut command = self.operator_command(lockkeeper());
+        command
+            .args(arguments)
+            .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
+            .envs(environment.iter().copied());
+        let operator = self.start_operator(&mut command);
+        self.operators.lock().await.push(operator.pid());
+        operator
+    }
+
+    /// Returns the command that starts this program as an operator for this namespace, without
+    /// default connections.
+    pub fn operator_command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
             .args(["operator", "--http-address", "127.0.0.1:0"])
             .args(["--watch-namespace", &self.namespace])
-            .args(arguments)
             .env("KUBECONFIG", variable("LOCKKEEPER_OPERATOR_KUBECONFIG"))
-            .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
-            // The test chooses the default connections.
             .env_remove("AMQP_URL")
             .env_remove("RABBITMQ_MANAGEMENT_URL")
-            .env_remove("REDIS_URL")
-            .envs(environment.iter().copied())
-            .stdin(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        self.operators.lock().await.push(child.id().unwrap());
-        Operator { child, log }
+            .env_remove("REDIS_URL");
+        command
+    }
+
+    /// Starts an operator with a log file of its own.
+    pub fn start_operator(&self, command: &mut Command) -> Operator {
+        let logs = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
+        std::fs::create_dir_all(&logs).unwrap();
+        Operator::start(command, format!("{logs}/{}-{}.log", self.namespace, random()))
     }
 
     /// Kills all running operators. The remaining objects are deleted without them.
@@ -352,124 +354,6 @@ impl World {
         for pid in self.operators.lock().await.drain(..) {
             signal(pid, "KILL");
         }
-    }
-}
-
-/// An operator process. It keeps running when this is dropped, so that the test's objects
-/// can be cleaned up. The world ends it.
-pub struct Operator {
-    child: Child,
-    /// Its log file.
-    pub log: String,
-}
-
-impl Operator {
-    /// Waits until it watches both kinds.
-    pub async fn until_ready(&self) {
-        let ready = || async {
-            std::fs::read_to_string(&self.log).unwrap().matches(" watching ").count() == 2
-        };
-        let what = format!("the operator watches (its log is {})", self.log);
-        eventually(&what, PATIENCE, ready).await;
-    }
-
-    /// Returns its HTTP address.
-    pub fn http(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap();
-        let at = log.split("address=").nth(1).unwrap();
-        format!("http://{}", at.split_whitespace().next().unwrap())
-    }
-
-    /// Returns its metrics. They are also kept with its log, for the checks of the whole
-    /// run.
-    pub async fn metrics(&self) -> String {
-        let answer = reqwest::get(format!("{}/metrics", self.http())).await.unwrap();
-        assert!(answer.status().is_success());
-        let text = answer.text().await.unwrap();
-        let log = self.log.trim_end_matches(".log");
-        let kept = File::options().create(true).append(true).open(format!("{log}.metrics"));
-        kept.unwrap().write_all(text.as_bytes()).unwrap();
-        text
-    }
-
-    /// Returns its log.
-    pub fn logged(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// Kills it with SIGKILL.
-    pub async fn kill(&mut self) {
-        self.child.kill().await.unwrap();
-    }
-
-    /// Waits until it has ended by itself.
-    pub async fn ended(&mut self) -> std::process::ExitStatus {
-        self.child.wait().await.unwrap()
-    }
-
-    /// Requests it to stop, and waits until it has.
-    pub async fn stop(&mut self) -> std::process::ExitStatus {
-        signal(self.child.id().unwrap(), "TERM");
-        tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap().unwrap()
-    }
-}
-
-/// A kind of this project.
-pub trait Kind:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + DeserializeOwned
-    + Serialize
-    + Send
-    + Sync
-    + 'static
-{
-    /// Returns status, reason and message of a condition, if it is about the newest spec.
-    fn condition(&self, type_: &str) -> Option<(String, String, String)>;
-}
-
-macro_rules! kind {
-    ($kind:ty) => {
-        impl Kind for $kind {
-            fn condition(&self, type_: &str) -> Option<(String, String, String)> {
-                let conditions = &self.status.as_ref()?.conditions;
-                let c = conditions.iter().find(|c| c.type_ == type_)?;
-                (c.observed_generation == self.metadata.generation)
-                    .then(|| (c.status.clone(), c.reason.clone(), c.message.clone()))
-            }
-        }
-    };
-}
-kind!(Semaphore);
-kind!(PressureQueue);
-
-/// Returns whether a condition about the newest spec has this status.
-pub fn has<K: Kind>(object: &K, type_: &str, status: &str) -> bool {
-    object.condition(type_).is_some_and(|(is, ..)| is == status)
-}
-
-/// Returns whether a condition about the newest spec has this reason.
-pub fn has_reason<K: Kind>(object: &K, type_: &str, reason: &str) -> bool {
-    object.condition(type_).is_some_and(|(_, is, _)| is == reason)
-}
-
-/// Returns whether Ready is true for the newest spec.
-pub fn is_ready<K: Kind>(object: &K) -> bool {
-    has(object, "Ready", "True")
-}
-
-/// Waits until a condition holds.
-pub async fn eventually<F: Future<Output = bool>>(
-    what: &str,
-    patience: Duration,
-    mut so: impl FnMut() -> F,
-) {
-    let start = Instant::now();
-    while !so().await {
-        assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
-        tokio::time::sleep(pause(start, Duration::from_millis(50), Duration::from_millis(150)))
-            .await;
     }
 }
 
@@ -484,16 +368,4 @@ pub async fn kubectl(world: &World, arguments: &[&str]) -> Result<String, String
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
-}
-
-impl Operator {
-    /// Returns its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id().unwrap()
-    }
-
-    /// Sends it a signal: `STOP` suspends it, `CONT` resumes it.
-    pub fn signal(&self, name: &str) {
-        signal(self.child.id().unwrap(), name);
-    }
 }
