@@ -39,7 +39,7 @@ up: ## Start Kubernetes, RabbitMQ, Redis and the operator; then: . target/dev/en
 down: ## Stop what make up started
 	@dev/down $(ARGS)
 
-lint: ## Check format, clippy, documentation and scripts
+lint: ## Check format, clippy, documentation, minimal Rust version, licenses and scripts
 	@dev/lint
 
 generate: ## Write all that is generated: crds/, the chart's definitions and README, charts/install/

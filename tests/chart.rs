@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 mod files;
 mod installing;
 mod policies;
+mod readme;
 mod rendering;
 mod values;
 

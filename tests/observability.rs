@@ -1,6 +1,7 @@
 //! The alerts: Prometheus' own tool accepts them, each fires when it should, and each
 //! describes the next step. See the operator's tests for the metrics.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_yaml::Value;
@@ -87,4 +88,27 @@ fn the_dashboard_is_chosen_by_data_source_namespace_and_name() {
         }
     }
     assert!(queries > 30, "{queries} queries");
+}
+
+/// Returns the help texts of a scrape, without the period that OpenMetrics clients add.
+pub fn helps(text: &str) -> BTreeMap<String, String> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    lines.map(|(name, help)| (name.to_owned(), help.trim_end_matches('.').to_owned())).collect()
+}
+
+/// Returns the column "meaning" of each metric, by its name in the help texts.
+pub fn meanings(docs: &str) -> BTreeMap<String, String> {
+    let mut meanings = BTreeMap::new();
+    for row in docs.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [names, _type, _labels, meaning] = cells[..] else { continue };
+        let name = names.trim_end_matches('●').trim().trim_matches('`');
+        let name = name.strip_suffix("_total").unwrap_or(name);
+        if name.contains('`') || meaning.starts_with("as in ") {
+            continue;
+        }
+        meanings.insert(name.to_owned(), meaning.replace('`', ""));
+    }
+    assert!(meanings.len() > 30, "{meanings:?}");
+    meanings
 }

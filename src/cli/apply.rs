@@ -56,7 +56,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         let draining: Vec<String> = plan.draining().map(Shown::called).collect();
         if !draining.is_empty() {
             let message = format!(
-                "nothing was changed: slots of {} that are to go are held; --allow-drain removes them, and their holders keep them until they release",
+                "nothing was changed: slots to be removed from {} are held. Pass --allow-drain to remove them; holders keep them until they release",
                 draining.join(", ")
             );
             return Err(Failure::new(INVALID, message));
@@ -111,7 +111,7 @@ async fn make_slots(
     ));
     if let (Observed::Counted(_), left @ 1..) = (&done.seen, done.left) {
         let message =
-            format!("{left} tokens too many are held: apply again when they are released");
+            format!("surplus tokens are still held: {left}. Apply again when they are released");
         return Err(Failure::new(Failure::NOT_ACQUIRED, message));
     }
     Ok(())

@@ -78,6 +78,7 @@ enum Verb {
     Hold(hold::Arguments),
     /// Answer JSON requests on stdin, as a client and administrator under test by
     /// lockkeeper-prove
+    #[command(hide = true)]
     Drive(drive::Arguments),
     /// Administer or inspect a semaphore on a broker, without Kubernetes
     Semaphore(semaphore::Arguments),

@@ -145,7 +145,7 @@ impl Wanted {
             }
         }
         if invalid > 0 {
-            return Err(Failure::new(INVALID, "nothing was looked at: correct the manifests"));
+            return Err(Failure::new(INVALID, "no server was contacted: correct the manifests"));
         }
         Ok(objects)
     }

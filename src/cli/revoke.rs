@@ -174,7 +174,7 @@ async fn outcome(
     loop {
         let failed = |error: kube::Error| {
             let message = format!(
-                "the operator was asked, but what became of it can't be read ({error}): see kubectl -n {namespace} describe sem {name}"
+                "revocation requested, but its result could not be read ({error}): see kubectl -n {namespace} describe sem {name}"
             );
             Failure::new(Failure::UNAVAILABLE, message)
         };

@@ -197,7 +197,8 @@ async fn settle<K: Kind>(
             warn!(why, "the object is removed, and the rest of it stays on the server");
             ctx.metrics.left_behind(&K::kind(&()), &object.namespace().unwrap_or_default());
             if is_forced(object) {
-                let message = format!("Let go without touching the server: {why}");
+                let message =
+                    format!("Removed the finalizer without cleaning up the server: {why}");
                 publish(ctx, object, &EventRecord::new(true, "ForceFinalized", message)).await;
             }
             return Ok(());

@@ -89,7 +89,7 @@ pub enum StepError {
     Store(#[from] StoreError),
     /// An error during cleanup. The resource can be deleted without the cleanup.
     #[error(
-        "{0}. Or let the resource go and leave the server as it is, by its annotation {FORCE_FINALIZE}=true"
+        "{0}. To delete the object without cleaning up the server, set the annotation {FORCE_FINALIZE}=true"
     )]
     Cleanup(#[source] Box<StepError>),
 }

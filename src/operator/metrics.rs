@@ -108,12 +108,12 @@ impl Metrics {
         let leader = registered(
             &mut registry,
             "leader_election_master_status",
-            "1 while this process has the lease, 0 while another may have it",
+            "1 if this replica is the leader, 0 if it is on standby",
         );
         let ours = registry.sub_registry_with_prefix("lockkeeper");
         ours.register_collector(Box::new(objects.clone()));
         let build: Family<OfBuild, Gauge> =
-            registered(ours, "build_info", "1; the labels say what runs here");
+            registered(ours, "build_info", "1; the labels identify the build");
         build.get_or_create(&BUILD).set(1);
         let asked = Family::<Asked, Histogram>::new_with_constructor(|| Histogram::new(BUCKETS));
         let mutex_wait = Histogram::new(BUCKETS);
@@ -124,12 +124,12 @@ impl Metrics {
             corrections: registered(
                 ours,
                 "drift_corrections",
-                "How often out-of-band changes on the server were repaired",
+                "Number of repairs of out-of-band changes on the server",
             ),
             left_behind: registered(
                 ours,
                 "left_behind",
-                "Objects that were let go although something of them may have stayed on its server",
+                "Objects whose finalizer was removed although something of them may remain on their server",
             ),
             unreadable: registered(
                 ours,
@@ -139,7 +139,7 @@ impl Metrics {
             watch_failures: registered(
                 ours,
                 "watch_failures",
-                "How often a kind could not be listed or watched; the namespace is empty where one watch covers all",
+                "Number of failures to list or watch the objects of a namespace",
             ),
             registry: Arc::default(),
             objects,
@@ -150,12 +150,12 @@ impl Metrics {
         };
         ours.register(
             "backend_request_duration_seconds",
-            "How long a look at a server or a change on it took, failed ones included, in seconds",
+            "Duration of an observation of a server or a change on it, including failed ones",
             asked,
         );
         ours.register(
             "admin_mutex_wait_seconds",
-            "How long a change to a semaphore waited for its turn and its admin mutex, in seconds",
+            "Time that a change to a semaphore waited for the concurrency limit and for the admin mutex",
             mutex_wait,
         );
         Self { registry: Arc::new(registry), ..metrics }

@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 use crate::chart::given;
 
 const RELEASE: &str = "lockkeeper-system";
+/// Any free port of this machine.
+const FREE: &str = "127.0.0.1:0";
 const ACCOUNT: &str = "system:serviceaccount:lockkeeper-system:lockkeeper";
 
 /// Every example that is a Semaphore or a `PressureQueue`.
@@ -32,14 +34,14 @@ const EXAMPLES: [&str; 7] = [
 ];
 
 /// A cluster, a virtual host and a Redis database for this test only.
-struct Installation {
-    cluster: OwnServer,
+pub(super) struct Installation {
+    pub(super) cluster: OwnServer,
     vhost: String,
     database: i64,
 }
 
 impl Installation {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let place = Self {
             cluster: OwnServer::kubernetes().await,
             vhost: format!("chart-{}", random()),
@@ -58,17 +60,17 @@ impl Installation {
         given(Command::new("curl").args(["--config", "-"]), &desired).unwrap();
     }
 
-    fn amqp_url(&self) -> String {
+    pub(super) fn amqp_url(&self) -> String {
         let url = variable("AMQP_URL");
         format!("{}/{}", &url[..url.rfind('/').unwrap()], self.vhost)
     }
 
-    fn redis_url(&self) -> String {
+    pub(super) fn redis_url(&self) -> String {
         let url = variable("REDIS_URL");
         format!("{}/{}", &url[..url.rfind('/').unwrap()], self.database)
     }
 
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let own = |name: &str| self.cluster.directory().join(name);
         let mut command = Command::new(program);
         command
@@ -82,7 +84,7 @@ impl Installation {
         command
     }
 
-    fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+    pub(super) fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         given(&mut self.command("kubectl", arguments), input)
     }
 
@@ -141,7 +143,7 @@ impl Installation {
     }
 
     /// Starts the Deployment's program with its settings resolved as by the kubelet.
-    fn started(&self) -> Operator {
+    pub(super) fn started(&self) -> Operator {
         let get = ["get", "deployment", "lockkeeper", "--namespace", RELEASE, "-o", "json"];
         let deployment: Value = serde_json::from_str(&self.kubectl(&get, "").unwrap()).unwrap();
         let pod = &deployment["spec"]["template"]["spec"];
@@ -160,8 +162,11 @@ impl Installation {
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&log).unwrap());
         for variable in container["env"].as_array().unwrap() {
-            let value = self.value_of(variable, pod);
-            operator.env(variable["name"].as_str().unwrap(), value);
+            let name = variable["name"].as_str().unwrap();
+            // A pod has an address of its own, where each port is free.
+            let has_address = name == "LOCKKEEPER_HTTP_ADDRESS";
+            let value = if has_address { FREE.to_owned() } else { self.value_of(variable, pod) };
+            operator.env(name, value);
         }
         let operator = Operator { process: operator.spawn().unwrap(), log };
         let start = Instant::now();
@@ -242,7 +247,7 @@ impl Drop for Installation {
 }
 
 /// The operator's process. Killed when dropped.
-struct Operator {
+pub(super) struct Operator {
     process: Child,
     log: PathBuf,
 }
@@ -253,7 +258,7 @@ impl Operator {
     }
 
     /// Stops the process as the deletion of its pod does.
-    fn stop(mut self) {
+    pub(super) fn stop(mut self) {
         signal(self.process.id(), "TERM");
         assert!(self.process.wait().unwrap().success(), "{}", self.logged());
     }
@@ -291,11 +296,6 @@ fn prometheus_definitions() -> String {
     kinds.map(definition).join("\n---\n")
 }
 
-/// Returns a free port, because the chart requires a specific one.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[tokio::test]
 async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_rights() {
     let place = Installation::new().await;
@@ -310,8 +310,7 @@ async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_r
     let values = |more: &str| {
         format!(
             "defaultConnections: {{secretName: lockkeeper-default-connections}}\n\
-             http: {{host: 127.0.0.1, port: {}}}\nobserveInterval: 1s\ndriftInterval: 3s\n{more}",
-            free_port()
+             observeInterval: 1s\ndriftInterval: 3s\n{more}"
         )
     };
     let chart = ["charts/lockkeeper", "--namespace", RELEASE, "-f", "-"];

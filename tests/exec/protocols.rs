@@ -118,7 +118,11 @@ async fn a_shrink_waits_for_tokens_that_are_held() {
     stopped.until_it_says("waiting for 1 tokens").await;
     stopped.signal("TERM");
     assert_eq!(stopped.code().await, Some(75));
-    assert!(stopped.said().contains("1 tokens too many of ci.deploy stay"), "{}", stopped.said());
+    assert!(
+        stopped.said().contains("held surplus token of ci.deploy: 1. Run"),
+        "{}",
+        stopped.said()
+    );
     assert_eq!(counts(&vhost, TOKEN).await, [1, 1, 0]);
 
     let mut shrinking = Running::start(&scratch, "shrinking", lockkeeper(&vhost, &words));

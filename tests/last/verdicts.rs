@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// The contents of docs/conditions.md.
 struct Documented {
-    /// The state that follows from a reason: `Ready`, `goes on` or `stalled`.
+    /// The state that follows from a reason: `Ready`, `reconciling` or `stalled`.
     reasons: BTreeMap<String, String>,
     /// The verdict of each tool, by the state of the object.
     verdicts: BTreeMap<String, [String; 3]>,
@@ -38,7 +38,7 @@ impl Documented {
                 continue;
             };
             let class = match row[then.unwrap()] {
-                then if then.starts_with("goes on") => "goes on",
+                then if then.starts_with("reconciling") => "reconciling",
                 "stalled" => "stalled",
                 "–" if row.contains(&"True") => "Ready",
                 // Only in the operator's log.
@@ -199,7 +199,7 @@ fn with(reason: &str, class: &str) -> Value {
     };
     let conditions = match class {
         "Ready" => vec![condition("Ready", "True")],
-        "goes on" => vec![condition("Ready", "False"), condition("Reconciling", "True")],
+        "reconciling" => vec![condition("Ready", "False"), condition("Reconciling", "True")],
         "stalled" => vec![condition("Ready", "False"), condition("Stalled", "True")],
         _ => panic!("{class}"),
     };

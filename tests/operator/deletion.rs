@@ -340,7 +340,10 @@ async fn a_deleted_queue_waits_for_a_dead_producer_and_names_it_until_its_role_i
             })
             .await;
         let (_, _, message) = waits.condition("Ready").unwrap();
-        assert!(message.contains("once the producer media-7 gives the role back"), "{message}");
+        assert!(
+            message.contains("Waiting for the producer media-7 to release its role"),
+            "{message}"
+        );
         assert!(message.contains(FORCE_FINALIZE), "{message}");
         // The queue does not exist for clients any more, but the dead client still has
         // its role.

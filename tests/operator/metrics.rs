@@ -11,6 +11,7 @@ use lockkeeper_testkit::world::{Operator, PATIENCE, World, eventually, has, in_a
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
+use crate::observability::{helps, meanings};
 use crate::operator::holders::client::Client;
 use crate::operator::leader::{candidate, comes_to_lead, let_in, stands_by};
 
@@ -347,6 +348,13 @@ async fn prometheus_parses_the_metrics_and_dashboard_alerts_and_docs_match_them(
             .filter(|name| !there.contains(*name) && !there.contains(&format!("{name}_count")))
             .collect();
         assert!(gone.is_empty(), "docs/observability.md still describes {gone:?}");
+        let meanings = meanings(&file("docs/observability.md"));
+        for (name, help) in helps(&text) {
+            if let Some(meaning) = meanings.get(&name) {
+                let start = meaning.to_lowercase().starts_with(&help.to_lowercase());
+                assert!(start, "{name}: {help:?} is documented as {meaning:?}");
+            }
+        }
     })
     .await;
 }

@@ -196,7 +196,7 @@ async fn a_broker_is_named_in_one_way_and_never_in_two_or_none() {
         for reference in ["{name: a, connectionSecret: {name: b}}", "{namespace: c}", "{}"] {
             let spec = format!("{{rabbitmqClusterReference: {reference}}}");
             let refused = world.apply::<Semaphore>("deploy", &spec).await.unwrap_err();
-            let says = "name the broker by one of name, a RabbitmqCluster's, and connectionSecret";
+            let says = "set exactly one of `name` (a RabbitmqCluster) and `connectionSecret`";
             assert!(refused.to_string().contains(says), "{reference}: {refused}");
         }
     })

@@ -1,7 +1,7 @@
 //! `lockkeeper queue delete`, and queues that lost a key: nothing is deleted that the
 //! question did not count, nothing starts that can't be finished, and there is a way back.
 
-use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, TakenRoles, Wait};
 use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually, random_word};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -139,7 +139,7 @@ async fn force_deletes_a_queue_whose_role_is_taken_also_after_the_start() {
         filled(&place, 3, 1).await;
         die_as_consumer(&place).await;
         if has_started {
-            place.store().delete(&place.queue, false).await.unwrap();
+            place.store().delete(&place.queue, TakenRoles::Wait).await.unwrap();
             let waiting = run(&place, "delete", &["--yes", "--timeout", "1s"]).await;
             assert_eq!(waiting.code, Some(75), "{waiting:?}");
             assert!(waiting.stderr.contains("--force finishes it"), "{waiting:?}");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Deletion, QueueRole, Store};
+use lockkeeper_pressure::{Deletion, QueueRole, Store, TakenRoles};
 use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, is_blocked};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -186,7 +186,7 @@ impl Schedule {
 
     async fn delete_a_step(&self) {
         set(&self.shared.delete_begun);
-        if self.store.delete(&self.place.queue, false).await.unwrap() == Deletion::Gone {
+        if self.store.delete(&self.place.queue, TakenRoles::Wait).await.unwrap() == Deletion::Gone {
             set(&self.shared.gone);
         }
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_pressure::{Queue, QueueError, QueueOptions, TakenRoles, Wait};
 use lockkeeper_testkit::pressure_text::TextClient;
 use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 use tokio::task::JoinHandle;
@@ -232,7 +232,7 @@ async fn a_forced_deletion_also_wakes_waiters() {
     queue.create(1).await.unwrap();
     let waiter = getting(&queue);
     tokio::time::sleep(Duration::from_millis(100)).await;
-    place.store().delete(&place.queue, true).await.unwrap();
+    place.store().delete(&place.queue, TakenRoles::Ignore).await.unwrap();
     let result = tokio::time::timeout(WOKEN, waiter).await.unwrap().unwrap();
     assert_eq!(result, Err(QueueError::DoesNotExist));
 }

@@ -8,7 +8,9 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy};
-use lockkeeper_pressure::{Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_pressure::{
+    Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, TakenRoles, Wait,
+};
 use lockkeeper_testkit::redis::{SOON, connect, in_time};
 use lockkeeper_testkit::redis_cluster::{Cluster, SLOTS, queue_on};
 
@@ -35,7 +37,7 @@ async fn queues_on_every_node_work_through_one_store_at_the_same_time() {
         assert_eq!(queues[node].cluster_slot(), Some(slot));
     }
     for queue in &queues {
-        assert_eq!(store.delete(queue, false).await.unwrap(), Deletion::Gone);
+        assert_eq!(store.delete(queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     }
     assert!(cluster.keys().await.concat().is_empty());
     // One connection to each required node.
@@ -86,7 +88,7 @@ async fn a_slot_that_moves_is_waited_for_and_found_on_its_new_node() {
     assert_eq!(change.await.unwrap().unwrap(), Applied::Done);
     assert_eq!(store.observe(&queue).await.unwrap().bound, Some(9));
     assert!(cluster.ask::<bool>(1, &["EXISTS", &format!("{}:bound", queue.data())]).await);
-    assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Deletion, Holder, Store, StoreOptions};
+use lockkeeper_pressure::{Deletion, Holder, Store, StoreOptions, TakenRoles};
 use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
 use lockkeeper_testkit::redis::{SOON, TestQueue, eventually, wait_until_blocked};
 
@@ -23,7 +23,7 @@ fn holder(id: &str) -> Holder {
 /// Deletes until nothing is left.
 async fn delete_until_gone(store: &Store, place: &TestQueue) {
     eventually("the queue is gone", async || {
-        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+        store.delete(&place.queue, TakenRoles::Wait).await.unwrap() == Deletion::Gone
     })
     .await;
     assert!(place.dump().await.is_empty(), "left behind: {:?}", place.dump().await);
@@ -35,10 +35,10 @@ async fn an_unused_queue_is_deleted_immediately_with_its_data() {
     let mut client = TextClient::connect(&text_queue(&place), "foreign").await.unwrap();
     client.put("x").await.unwrap();
     store.apply(&place.queue, &QueueEffect::Close).await.unwrap();
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
-    assert_eq!(store.delete(&place.queue, true).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Ignore).await.unwrap(), Deletion::Gone);
 }
 
 #[tokio::test]
@@ -134,11 +134,11 @@ async fn a_consumer_that_finds_the_mark_of_the_close_used_up_is_woken_too() {
     let () = place.run(&["RPOP", &place.key(":consumer_free")]).await;
     let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
     let waiting = Deletion::WaitingFor { producer: None, consumer: Some(holder("slow")) };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     // Other clients have popped both elements that the first step pushed.
     let () = place.run(&["RPOP", &place.key(":closed"), "2"]).await;
     let consumer = waiter(&place, &["BRPOP", &place.key(""), &place.key(":closed"), "0"]).await;
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     tokio::time::timeout(SOON, consumer).await.expect("woken").unwrap();
 }
 
@@ -153,22 +153,22 @@ async fn a_deletion_waits_for_both_roles_and_names_their_holders() {
         producer: Some(holder("aproducer")),
         consumer: Some(holder("aconsumer")),
     };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), both);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), both);
     let begun = place.dump().await;
     assert!(!begun.iter().any(|(suffix, _)| suffix == ":bound"));
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), both);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), both);
     assert_eq!(place.dump().await, begun, "a repeated step changes nothing");
 
     let () = place.run(&["LPUSH", &place.key(":producer_free"), "0"]).await;
     let one = Deletion::WaitingFor { producer: None, consumer: Some(holder("aconsumer")) };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), one);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), one);
     // A producer may take the free role again if it had already checked :bound.
     let () = place.run(&["RPOP", &place.key(":producer_free")]).await;
     let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
     let other = Deletion::WaitingFor { producer: Some(holder("aproducer")), consumer: None };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), other);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), other);
     let () = place.run(&["LPUSH", &place.key(":producer_free"), "0"]).await;
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
 }
 
@@ -178,12 +178,12 @@ async fn a_deletion_interrupted_after_its_first_step_is_taken_up_by_another_stor
     let () = place.run(&["RPOP", &place.key(":consumer_free")]).await;
     let () = place.run(&["SET", &place.key(":consumer"), "slow"]).await;
     let waiting = Deletion::WaitingFor { producer: None, consumer: Some(holder("slow")) };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     drop(store);
     let successor = place.store();
-    assert_eq!(successor.delete(&place.queue, false).await.unwrap(), waiting);
+    assert_eq!(successor.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     let () = place.run(&["LPUSH", &place.key(":consumer_free"), "0"]).await;
-    assert_eq!(successor.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(successor.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
 }
 
@@ -215,9 +215,9 @@ async fn a_foreign_deletion_given_up_half_way_is_finished_after_a_moment() {
     let store = Store::new(place.settings(), options);
     // Could be a producer that has not written its id yet.
     let waiting = Deletion::WaitingFor { producer: Some(Holder { id: None }), consumer: None };
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     eventually("the queue is gone", async || {
-        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+        store.delete(&place.queue, TakenRoles::Wait).await.unwrap() == Deletion::Gone
     })
     .await;
     assert!(place.dump().await.is_empty());
@@ -231,7 +231,7 @@ async fn a_half_created_queue_can_be_deleted() {
     options.nameless_role_grace = Duration::from_millis(50);
     let store = Store::new(place.settings(), options);
     eventually("the queue is gone", async || {
-        store.delete(&place.queue, false).await.unwrap() == Deletion::Gone
+        store.delete(&place.queue, TakenRoles::Wait).await.unwrap() == Deletion::Gone
     })
     .await;
     assert!(place.dump().await.is_empty());
@@ -251,9 +251,9 @@ async fn only_force_ends_a_deletion_that_waits_for_a_dead_client() {
     .await;
     let waiting = Deletion::WaitingFor { producer: Some(holder("doomed")), consumer: None };
     for _ in 0..3 {
-        assert_eq!(store.delete(&place.queue, false).await.unwrap(), waiting);
+        assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), waiting);
     }
-    assert_eq!(store.delete(&place.queue, true).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Ignore).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Store, StoreError, StoreOptions};
+use lockkeeper_pressure::{Store, StoreError, StoreOptions, TakenRoles};
 use lockkeeper_testkit::redis::{AclUser, TestQueue, random_word};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
@@ -103,7 +103,7 @@ async fn the_documented_permissions_suffice_for_everything() {
     store.observe(&place.queue).await.unwrap();
     store.apply(&place.queue, &QueueEffect::SetBound { bound: 1 }).await.unwrap();
     store.apply(&place.queue, &QueueEffect::Close).await.unwrap();
-    store.delete(&place.queue, false).await.unwrap();
+    store.delete(&place.queue, TakenRoles::Wait).await.unwrap();
     assert!(place.dump().await.is_empty());
 }
 
@@ -137,7 +137,7 @@ async fn a_missing_permission_is_named_and_nothing_is_half_done() {
             check_denied(store.apply(&place.queue, &CLOSE).await, command);
         }
         if ["lpush", "del"].contains(&command) {
-            check_denied(store.delete(&place.queue, false).await, command);
+            check_denied(store.delete(&place.queue, TakenRoles::Wait).await, command);
         }
         assert_eq!(place.dump().await, before, "{command}");
     }
@@ -234,9 +234,9 @@ async fn a_key_that_is_not_pressure_s_is_named_by_every_change_and_left_alone() 
         for effect in [CREATE, QueueEffect::SetBound { bound: 1 }, QueueEffect::Close] {
             assert_eq!(store.apply(&place.queue, &effect).await.unwrap_err(), wrong);
         }
-        assert_eq!(store.delete(&place.queue, false).await.unwrap_err(), wrong);
+        assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap_err(), wrong);
         // Force does not remove keys of other programs either.
-        assert_eq!(store.delete(&place.queue, true).await.unwrap_err(), wrong);
+        assert_eq!(store.delete(&place.queue, TakenRoles::Ignore).await.unwrap_err(), wrong);
         assert_eq!(place.dump().await, before);
         assert_eq!(wrong.class(), ErrorClass::Invalid);
         let () = place.run(&["DEL", &key]).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Applied, Deletion};
+use lockkeeper_pressure::{Applied, Deletion, TakenRoles};
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::redis::in_time;
 use lockkeeper_testkit::redis_cluster::{Cluster, SLOTS, queue_on};
@@ -108,7 +108,7 @@ impl Pipe {
         let store = cluster.store(0);
         let seen = store.observe(&self.name).await.unwrap();
         assert_eq!((seen.consumed_messages, seen.drift()), (put.len() as u64, 0));
-        assert_eq!(store.delete(&self.name, false).await.unwrap(), Deletion::Gone);
+        assert_eq!(store.delete(&self.name, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     }
 }
 

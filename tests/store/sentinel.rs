@@ -7,7 +7,7 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{
-    Applied, Deletion, Queue, QueueOptions, Store, StoreError, StoreOptions, Wait,
+    Applied, Deletion, Queue, QueueOptions, Store, StoreError, StoreOptions, TakenRoles, Wait,
 };
 use lockkeeper_testkit::redis::{PrivateRedis, free_port, in_time};
 use lockkeeper_testkit::redis_sentinel::{Group, Sentinel, ask};
@@ -50,7 +50,7 @@ async fn the_master_is_found_past_a_sentinel_that_is_down_and_again_after_it_cha
     let made: bool = ask(&group.replica.url(), &["EXISTS", "p:after:bound"]).await;
     assert!(made, "on the new master, after {failures} failures");
     assert_eq!(store.observe(&queue("before")).await.unwrap().bound, Some(3));
-    assert_eq!(store.delete(&after, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&after, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
 use lockkeeper_testkit::environment::signal;
 use lockkeeper_testkit::redis::{AclUser, PrivateRedis, TestQueue, connect, eventually, hang};
 
@@ -90,7 +90,7 @@ async fn a_full_server_refuses_a_creation_whole_and_a_deletion_still_works() {
     assert_eq!(err.class(), ErrorClass::Transient);
     assert!(store.observe(&other).await.unwrap().leftovers.is_empty());
     assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
 }
 
@@ -153,7 +153,7 @@ async fn a_cluster_wants_braces_around_the_name() {
     assert_eq!(err.reason(), "ClusterUnsafe");
     let queue = QueueName::new("p", "{orders}").unwrap();
     assert_eq!(store.apply(&queue, &CREATE).await.unwrap(), Applied::Done);
-    assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
 
     let mut settings = RedisSettings::from_url(&server.url()).unwrap();
     settings.database = 1;

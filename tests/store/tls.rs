@@ -5,7 +5,7 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::{RedisSettings, SecretData};
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
 use lockkeeper_testkit::authority::Authority;
 use lockkeeper_testkit::redis_tls::TlsServer;
 
@@ -27,7 +27,7 @@ async fn works(settings: RedisSettings) {
     let create = QueueEffect::Create { bound: 3 };
     assert_eq!(store.apply(&queue, &create).await.unwrap(), Applied::Done);
     assert_eq!(store.observe(&queue).await.unwrap().bound, Some(3));
-    assert_eq!(store.delete(&queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
 }
 
 /// Text of the error when the server rejects our certificate and its reason does not

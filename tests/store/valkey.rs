@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
-use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions};
+use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
 use lockkeeper_testkit::pressure_text::Worker;
 use lockkeeper_testkit::redis::{AclUser, PrivateRedis, TestQueue};
 
@@ -44,7 +44,7 @@ async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
     assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
     let seen = store.observe(&place.queue).await.unwrap();
     assert_eq!((seen.bound, seen.length), (Some(bound), 0));
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
     assert!(place.dump().await.is_empty());
 }
 
@@ -72,5 +72,5 @@ async fn the_documented_permissions_are_enough_on_valkey_and_less_changes_nothin
     }
     user.set(&place, &rules).await;
     assert_eq!(store.apply(&place.queue, &QueueEffect::Close).await.unwrap(), Applied::Done);
-    assert_eq!(store.delete(&place.queue, false).await.unwrap(), Deletion::Gone);
+    assert_eq!(store.delete(&place.queue, TakenRoles::Wait).await.unwrap(), Deletion::Gone);
 }

@@ -226,7 +226,7 @@ pub struct SemaphoreSpec {
 /// Reference to the broker, in the format of the RabbitMQ messaging topology operator.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[x_kube(
-    validation = Rule::new("has(self.name) != has(self.connectionSecret)").message("name the broker by one of name, a RabbitmqCluster's, and connectionSecret, a Secret's, and not by both")
+    validation = Rule::new("has(self.name) != has(self.connectionSecret)").message("set exactly one of `name` (a RabbitmqCluster) and `connectionSecret` (a Secret)")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RabbitmqClusterReference {

@@ -116,7 +116,7 @@ async fn put_and_get(
     Ok(queue.delete(Wait::Forever).await?)
 }
 
-/// Performs one Put as the source document's text describes it, command by command.
+/// Performs one Put as the text of pressure 0.15 describes it, command by command.
 async fn put_by_the_text(connection: &mut MultiplexedConnection, data: &str) -> Result<()> {
     let key = |suffix: &str| format!("{data}{suffix}");
     let run = async |words: &[&str]| -> Result<redis::Value> {

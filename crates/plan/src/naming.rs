@@ -79,7 +79,7 @@ impl Protocol {
     }
 }
 
-/// A semaphore's name on the broker: `N` of the source document "persistent semaphore",
+/// A semaphore's name on the broker: `N` of the amqp-locks guideline's "persistent semaphore",
 /// and the protocol. All queue names of the semaphore are derived from it. Names that
 /// could be mistaken for a part of another semaphore are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -27,7 +27,7 @@ pub struct Demand {
 pub enum OverLimit {
     /// The older objects already reach the limit.
     #[error(
-        "a namespace may have {limit} objects of this kind, and {older} are older than this one: delete some, or have the operator's --max-objects-per-namespace raised. Until then nothing is done about it on the server"
+        "the namespace limit of {limit} objects of this kind is reached by {older} older ones. Delete older objects or raise the operator's --max-objects-per-namespace. Until then this object is not reconciled"
     )]
     Objects {
         /// The maximum number of objects.
@@ -37,7 +37,7 @@ pub enum OverLimit {
     },
     /// The older objects leave too few slots.
     #[error(
-        "a namespace may have {limit} slots in all; its older Semaphores count for {used}, and this one asks for {requested}: lower spec.slots here to {} or there, or have the operator's --max-slots-per-namespace raised. Until then nothing is done about it on the broker",
+        "the namespace limit of {limit} slots is exceeded: older Semaphores use {used}, and this one requests {requested}. Lower spec.slots here to {} or there, or raise the operator's --max-slots-per-namespace. Until then this object is not reconciled",
         .limit.saturating_sub(*.used)
     )]
     Slots {

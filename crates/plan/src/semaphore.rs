@@ -13,7 +13,7 @@ use super::clean_text;
 use super::naming::MAX_SLOTS;
 
 /// Default number of slots that a sweep probes beyond the highest that ever existed (`T`
-/// of the source document's "overshooting").
+/// of the amqp-locks guideline's "overshooting").
 pub const DEFAULT_OVERSHOOT: u32 = 16;
 
 /// The order in which surplus slots are deleted.

@@ -1,4 +1,4 @@
-//! Access to Redis: the queues of the source document "pressure 0.15". A [`Store`] is one
+//! Access to Redis: the queues of pressure 0.15. A [`Store`] is one
 //! database of one server, for administration. It observes queues and applies changes.
 //! See [`lockkeeper_plan::pressure_queue`] for the decisions. A [`Queue`] is one queue for
 //! programs: put, get, get with acknowledgement, close, delete.
@@ -34,6 +34,6 @@ pub use connection::StoreOptions;
 pub use doctor::{QueueDoctor, RepairAction, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
-pub use store::{Applied, Deletion, Holder, Removed, Store};
+pub use store::{Applied, Deletion, Holder, Removed, Store, TakenRoles};
 
 pub use lockkeeper_plan::pressure_queue::{DesiredQueue, ObservedQueue, QueueEffect};

@@ -14,7 +14,7 @@ use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
 use redis::{FromRedisValue, Pipeline, RedisError};
 use tokio::time::Instant;
 
-pub use self::deletion::{Deletion, Holder, Removed};
+pub use self::deletion::{Deletion, Holder, Removed, TakenRoles};
 pub(super) use self::deletion::{Start, Step};
 use super::connection::{Connection, ConnectionPool, StoreOptions};
 use super::doctor_state::DoctorState;
@@ -27,7 +27,7 @@ use super::{StoreError, scripts};
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use lockkeeper_client::pressure::{Deletion, QueueEffect};
+/// use lockkeeper_client::pressure::{Deletion, QueueEffect, TakenRoles};
 /// use lockkeeper_client::{QueueName, RedisSettings, Store, StoreOptions};
 ///
 /// let settings = RedisSettings::from_url("redis://:secret@redis:6379/0")?;
@@ -38,7 +38,7 @@ use super::{StoreError, scripts};
 /// store.apply(&frames, &QueueEffect::SetBound { bound: 50 }).await?;
 /// let seen = store.observe(&frames).await?;
 /// println!("{} of {:?} elements", seen.length, seen.bound);
-/// while store.delete(&frames, false).await? != Deletion::Gone {
+/// while store.delete(&frames, TakenRoles::Wait).await? != Deletion::Gone {
 ///     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
 /// }
 /// # Ok(())
@@ -297,7 +297,7 @@ mod tests {
         drop(send(store.identity()));
         drop(send(store.observe(&queue)));
         drop(send(store.apply(&queue, &QueueEffect::Close)));
-        drop(send(store.delete(&queue, false)));
+        drop(send(store.delete(&queue, TakenRoles::Wait)));
         assert_eq!(format!("{store:?}"), "Store(redis://u@h:1/2)");
     }
 }

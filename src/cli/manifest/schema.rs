@@ -46,7 +46,7 @@ const KNOWN: &[&str] = &[
 
 /// Suggests the field that was probably meant.
 pub(super) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let distance = |known: &str| edits(&name.to_lowercase(), &known.to_lowercase());
+    let distance = |known: &str| strsim::levenshtein(&name.to_lowercase(), &known.to_lowercase());
     let nearest = known.map(|known| (distance(known), known)).min();
     match nearest {
         Some((edits, known)) if edits <= 1 + name.chars().count() / 4 => {
@@ -54,22 +54,6 @@ pub(super) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>)
         }
         _ => String::new(),
     }
-}
-
-/// Returns the edit distance of two names.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, a) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 fn child(path: &str, name: &str) -> String {

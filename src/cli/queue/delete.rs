@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::ObservedQueue;
-use lockkeeper_pressure::{Queue, QueueError, Removed};
+use lockkeeper_pressure::{Queue, QueueError, Removed, TakenRoles};
 use tokio::time::sleep;
 
 use super::common::{Patience, code, elements, explained, failed};
@@ -76,7 +76,8 @@ fn question(queue: &Queue, seen: &ObservedQueue) -> String {
 
 /// Removes the queue, and reports for whom it waits.
 async fn remove(queue: &Queue, arguments: &Arguments) -> Result<Removed, Failure> {
-    let removing = queue.remove(arguments.patience.wait(), arguments.force);
+    let taken = if arguments.force { TakenRoles::Ignore } else { TakenRoles::Wait };
+    let removing = queue.remove(arguments.patience.wait(), taken);
     tokio::pin!(removing);
     let removed = tokio::select! {
         removed = &mut removing => removed,

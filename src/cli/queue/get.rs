@@ -6,7 +6,7 @@ use std::io::{self, PipeReader, PipeWriter, stdout};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions};
+use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, TakenRoles};
 use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -347,7 +347,7 @@ impl Getting<'_> {
         match end {
             End::Empty if self.arguments.delete => {
                 let deleted = tokio::select! {
-                    deleted = self.queue.remove(self.arguments.patience.wait(), false) => deleted,
+                    deleted = self.queue.remove(self.arguments.patience.wait(), TakenRoles::Wait) => deleted,
                     signal = signals.next_to_end() => return Err(stopped_by(signal, "the queue is being deleted")),
                 };
                 match deleted {

@@ -133,15 +133,16 @@ fn stay(target: &LockOnBroker, seen: &Observed, slots: u32) -> String {
             let held: Vec<String> = seen.removed().take(10).map(|slot| slot.to_string()).collect();
             let held = held.join(", ");
             format!(
-                "still held of {name}, though removed: slot {held}. No other client gets such a slot: `lockkeeper semaphore wait {} --until drained` waits for them",
+                "removed slots of {name} are still held: {held}. Wait for them with `lockkeeper semaphore wait {} --until drained`",
                 quoted(name.as_str())
             )
         }
         Observed::Counted(_) => {
             let left = remaining(seen, slots);
+            let (tokens, them) = if left == 1 { ("token", "it") } else { ("tokens", "them") };
+            let quoted = quoted(name.as_str());
             format!(
-                "{left} tokens too many of {name} stay, held ones: to remove them, `lockkeeper semaphore shrink {} {left}` once more, and let it wait",
-                quoted(name.as_str())
+                "held surplus {tokens} of {name}: {left}. Run `lockkeeper semaphore shrink {quoted} {left}` without --no-wait to remove {them}",
             )
         }
     }

@@ -120,7 +120,7 @@ async fn take(target: &LockOnBroker, mut asked: Revocation) -> Result<(), Failur
             _ => Failure::UNAVAILABLE,
         };
         let what = target.found.what(asked.slot);
-        return Err(Failure::new(code, format!("{what} was not taken away: {error}")));
+        return Err(Failure::new(code, format!("{what} was not revoked: {error}")));
     }
 }
 

@@ -27,7 +27,7 @@ pub(in crate::cli) struct BrokerLocation {
 
     /// How to find out whether a queue exists: by messages with publisher confirms, by
     /// messages in a transaction, or by declares only [default: whatever the broker offers]
-    #[arg(long, env = "LOCKKEEPER_PROBE", value_enum, value_name = "WAY")]
+    #[arg(long, env = "LOCKKEEPER_PROBE", value_enum, value_name = "WAY", hide = true)]
     probe: Option<ProbeName>,
 
     /// Names of the two URLs in errors: where the user sets them.

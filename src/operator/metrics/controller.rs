@@ -78,27 +78,19 @@ impl Controllers {
             running: Running::default(),
         };
         let runtime = registry.sub_registry_with_prefix("controller_runtime");
-        runtime.register("reconcile", "Reconciles by how they ended", it.total.clone());
-        runtime.register("reconcile_errors", "Reconciles that failed", it.errors.clone());
+        runtime.register("reconcile", "Reconciles by result", it.total.clone());
+        runtime.register("reconcile_errors", "Reconciles that ended with error", it.errors.clone());
         runtime.register(
             "terminal_reconcile_errors",
-            "Reconciles that failed for a reason that only a change of the object can resolve",
+            "Errors that only a change of the object, its Secret or the server can fix",
             it.terminal.clone(),
         );
-        runtime.register("active_workers", "Reconciles that run now", it.active.clone());
-        runtime.register(
-            "reconcile_time_seconds",
-            "How long a reconcile took, in seconds",
-            it.time.clone(),
-        );
+        runtime.register("active_workers", "Running reconciles", it.active.clone());
+        runtime.register("reconcile_time_seconds", "Duration of a reconcile", it.time.clone());
         let queue = registry.sub_registry_with_prefix("workqueue");
         queue.register("depth", "Objects that wait for their reconcile", it.depth.clone());
-        queue.register("retries", "Objects to look at again after a failure", it.retries.clone());
-        queue.register(
-            "work_duration_seconds",
-            "How long a reconcile took, in seconds",
-            it.work.clone(),
-        );
+        queue.register("retries", "Objects requeued after a failure", it.retries.clone());
+        queue.register("work_duration_seconds", "Duration of a reconcile", it.work.clone());
         queue.register_collector(Box::new(it.running.clone()));
         it
     }
@@ -244,12 +236,12 @@ impl Collector for Running {
         };
         tell(
             "unfinished_work_seconds",
-            "How long the reconciles that run have run, all together, in seconds",
+            "Total duration of the running reconciles so far",
             |one| one.1,
         )?;
         tell(
             "longest_running_processor_seconds",
-            "How long the longest of the reconciles that run has run, in seconds",
+            "Duration of the longest running reconcile",
             |one| one.2,
         )
     }

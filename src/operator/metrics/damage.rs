@@ -44,19 +44,15 @@ impl Damage {
         let (damaged, drift, repairs) = (Family::default(), Family::default(), Family::default());
         registry.register(
             "queue_damaged",
-            "1 while something about the queue is broken; the reason is the condition's",
+            "1 while the queue is damaged; the reason is that of the condition Damaged",
             Family::clone(&damaged),
         );
         registry.register(
             "queue_counter_drift",
-            "Elements ever put, less those got, less those there, as last seen while no client worked on the queue",
+            "Elements put, minus elements taken, minus the length, as last observed while both roles were free",
             Family::clone(&drift),
         );
-        registry.register(
-            "queue_repairs",
-            "How often damage of the queue was repaired",
-            Family::clone(&repairs),
-        );
+        registry.register("queue_repairs", "Number of repairs", Family::clone(&repairs));
         Self { damaged, drift, repairs, used: Arc::default(), each }
     }
 

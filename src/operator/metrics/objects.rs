@@ -52,7 +52,7 @@ impl Collector for Objects {
         let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
         let mut up = BTreeMap::new();
         kinds.iter().for_each(|watched| watched.backends(&mut up));
-        let help = "1 if the server answered at the last look, 0 if not";
+        let help = "1 if the server answered any object's last observation, 0 if it answered none";
         let mut metric = encoder.encode_descriptor("backend_up", help, None, Gauge)?;
         for (backend, up) in up {
             let labels = [("backend", backend)];
@@ -62,7 +62,7 @@ impl Collector for Objects {
             return Ok(());
         }
         kinds.iter().try_for_each(|watched| watched.tell(&mut encoder))?;
-        let help = "1 for the status that the condition has: True, False or Unknown";
+        let help = "1 for the current status of the condition: True, False or Unknown";
         let mut metric = encoder.encode_descriptor("status_condition", help, None, Gauge)?;
         kinds.iter().try_for_each(|watched| watched.tell_conditions(&mut metric))
     }

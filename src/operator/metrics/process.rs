@@ -38,13 +38,13 @@ impl Collector for Process {
         let since = self.started.duration_since(SystemTime::UNIX_EPOCH).ok();
         gauge(
             "process_start_time_seconds",
-            "When the process started, in seconds since 1970",
+            "Start time of the process, in seconds since 1970",
             since.map(|since| since.as_secs_f64()),
         )?;
         gauge("process_resident_memory_bytes", "Memory in use, in bytes", resident_bytes())?;
         gauge("process_open_fds", "Open file descriptors", open_fds())?;
         let Ok(used) = ClockId::CLOCK_PROCESS_CPUTIME_ID.now() else { return Ok(()) };
-        let help = "Processor time used, in seconds";
+        let help = "User and system CPU time of the process, in seconds";
         let counter =
             encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?;
         ConstCounter::new(Duration::from(used).as_secs_f64()).encode(counter)

@@ -21,7 +21,7 @@ impl Requests {
         let it = Self::default();
         registry.register(
             "rest_client_requests",
-            "Requests to the API server by method and status code, <error> where none came",
+            "Requests to the API server; code is <error> if there was no answer",
             it.0.clone(),
         );
         it

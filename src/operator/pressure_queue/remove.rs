@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_api::conditions::reason;
 use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, PressureQueueStatus};
-use lockkeeper_pressure::{Deletion, Holder, StoreError};
+use lockkeeper_pressure::{Deletion, Holder, StoreError, TakenRoles};
 
 use super::doctor;
 use super::state::State;
@@ -35,7 +35,7 @@ pub(super) async fn delete(
     let deleted = if is_guarded {
         store.delete_if_empty(&valid.queue).await?
     } else {
-        store.delete(&valid.queue, false).await?
+        store.delete(&valid.queue, TakenRoles::Wait).await?
     };
     Ok(match deleted {
         Deletion::Gone => Removal::Gone,
@@ -57,7 +57,7 @@ pub(super) async fn delete(
                 .flatten()
                 .collect();
             let message = format!(
-                "The queue goes once {} gives the role back; if that client is dead, repairPolicy: Repair removes the queue, or set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
+                "Waiting for {} to release its role. If that client is dead, set repairPolicy: Repair, or set the annotation {FORCE_FINALIZE}=true and remove the keys by hand",
                 who.join(" and ")
             );
             Removal::Waiting(message, SOON)
@@ -69,7 +69,7 @@ pub(super) async fn delete(
 fn not_empty(session: &Session<'_, PressureQueue>, length: u64) -> Removal<PressureQueueStatus> {
     let elements = if length == 1 { "element" } else { "elements" };
     let message = format!(
-        "deletionGuard is Empty, and the queue has {length} {elements}: nothing is removed before all are taken. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave Redis as it is"
+        "deletionGuard is Empty, and the queue has {length} {elements}: nothing is removed before all are taken. To delete the object now, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave Redis as it is"
     );
     let length = i64::try_from(length).ok();
     let status = PressureQueueStatus { length, ..session.old.clone() };

@@ -83,7 +83,7 @@ pub(super) fn outcome(found: &Observation) -> Outcome {
         return Outcome::Working { reason: reason::CONFIRMING, message };
     }
     if found.unconfirmed.iter().any(|remark| matches!(remark, Remark::HalfCreated { .. })) {
-        let message = "The queue is half created; looking again whether its creator goes on";
+        let message = "The queue is half created; checking again whether its creator continues";
         return Outcome::Working { reason: reason::CONFIRMING, message: message.to_owned() };
     }
     let more: Vec<String> = found

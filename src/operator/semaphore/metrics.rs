@@ -13,13 +13,13 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::operator::object_metrics::{Told, place, tell};
 
 const GAUGES: [Told<SemaphoreStatus>; 6] = [
-    ("semaphore_held", "Slots within the desired count that are held", |s| s.held.map(Into::into)),
-    ("semaphore_free", "Slots that may be taken now", |s| s.free.map(Into::into)),
+    ("semaphore_held", "Held slots within the desired count", |s| s.held.map(Into::into)),
+    ("semaphore_free", "Slots that are available", |s| s.free.map(Into::into)),
     ("semaphore_draining", "Holders above the desired count", |s| s.draining.map(Into::into)),
-    ("semaphore_waiting", "Clients in the lock's wait queue", |s| s.waiting.map(Into::into)),
+    ("semaphore_waiting", "Clients in the wait queue", |s| s.waiting.map(Into::into)),
     (
         "semaphore_draining_since_seconds",
-        "Since when there are holders above the desired count, in seconds since 1970",
+        "Time since which there have been holders above the count, in seconds since 1970",
         |s| {
             let drained = find(&s.conditions, DRAINED).filter(|c| c.status == "False");
             drained.map(|c| c.last_transition_time.0.as_second())
@@ -27,7 +27,7 @@ const GAUGES: [Told<SemaphoreStatus>; 6] = [
     ),
     (
         "semaphore_oldest_hold_since_seconds",
-        "Since when the longest holder says that it holds its slot, in seconds since 1970",
+        "Earliest acquisition time reported by the listed holders, in seconds since 1970",
         |s| {
             let since = s.holders.iter().filter_map(|h| h.since.as_deref()?.parse().ok());
             since.min().map(Timestamp::as_second)
@@ -40,7 +40,7 @@ pub(super) fn tell_all(
     encoder: &mut DescriptorEncoder,
     all: &[Arc<Semaphore>],
 ) -> Result<(), Error> {
-    let help = "Desired slots, and those of them that exist";
+    let help = "Desired slots, and present ones of them";
     tell_slots(&mut encoder.encode_descriptor("semaphore_slots", help, None, Gauge)?, all)?;
     GAUGES.iter().try_for_each(|told| tell(encoder, all, Gauge, told))
 }

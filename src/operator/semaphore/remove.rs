@@ -87,7 +87,7 @@ pub(super) async fn in_use(
     status.set_backends(backend.clone(), backend);
     let held = format!("{} {}", lock.unit().count(held), if held == 1 { "is" } else { "are" });
     let message = format!(
-        "deletionGuard is Unused, and {held} held: nothing is removed before all are released. To let the object go before, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
+        "deletionGuard is Unused, and {held} held: nothing is removed before all are released. To delete the object now, set deletionGuard to None, or the annotation {FORCE_FINALIZE}=true to leave the broker as it is"
     );
     let outcome = Outcome::Working { reason: reason::IN_USE, message };
     let report = Report { status, reached: true, outcome, said, notes: Vec::new() };

@@ -181,7 +181,7 @@ pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut Sem
 /// Describes the slot and its holder for an event.
 fn subject(asked: &RevokeRequest) -> String {
     let what = asked.slot.map_or_else(|| "a token".to_owned(), |slot| format!("slot {slot}"));
-    format!("{what} of the holder {}", clean_text(&asked.holder, 200))
+    format!("{what} from holder {}", clean_text(&asked.holder, 200))
 }
 
 fn asked_at(asked: &RevokeRequest) -> String {
@@ -197,18 +197,17 @@ fn action(asked: &RevokeRequest) -> String {
 }
 
 fn revoked(asked: &RevokeRequest) -> EventRecord {
-    let force = if asked.force { ", with force" } else { "" };
-    let message =
-        format!("{} was taken away{force}: {}{}", subject(asked), asked.reason, asked_at(asked));
+    let force = if asked.force { " (forced)" } else { "" };
+    let message = format!("Revoked {}{force}: {}{}", subject(asked), asked.reason, asked_at(asked));
     EventRecord::new(true, "HolderRevoked", message).action(action(asked))
 }
 
 fn refused(asked: Option<&RevokeRequest>, why: &str) -> EventRecord {
     let Some(asked) = asked else {
-        let message = format!("Nothing was taken from anybody: {why}");
+        let message = format!("Revocation rejected: {why}");
         return EventRecord::new(true, "RevokeRefused", message).action("Revoke");
     };
     let why = clean_text(why, 500);
-    let message = format!("{} was not taken away: {why}{}", subject(asked), asked_at(asked));
+    let message = format!("Did not revoke {}: {why}{}", subject(asked), asked_at(asked));
     EventRecord::new(true, "RevokeRefused", message).action(action(asked))
 }

@@ -1,4 +1,4 @@
-//! The complaints of the source document "limitations of receive-based locking", one test
+//! The complaints of "Limitations of receive-based locking" of amqp-locks, one test
 //! for each.
 
 use std::time::{Duration, Instant};

@@ -52,7 +52,7 @@ impl Client {
         self.declare(queue, QueueDeclareOptions::durable(), arguments).await.unwrap();
     }
 
-    /// Declares a slot queue as an administrator does who follows the source document,
+    /// Declares a slot queue as an administrator does who follows the amqp-locks guideline,
     /// which names no arguments. Returns how many messages it contains.
     pub async fn declare_plain(&self, queue: &str) -> u32 {
         let (durable, nothing) = (QueueDeclareOptions::durable(), FieldTable::default());

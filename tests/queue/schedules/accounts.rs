@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{
-    Applied, Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Removed, Wait,
+    Applied, Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Removed, TakenRoles, Wait,
 };
 use lockkeeper_testkit::environment::is_soak;
 use lockkeeper_testkit::redis::{PrivateRedis, SOON, TestQueue};
@@ -290,7 +290,7 @@ impl Schedule<'_> {
         } else {
             let role = [":producer_free", ":consumer_free"][self.random.random_range(0..2)];
             let _: String = place.run(&["RPOP", &place.key(role)]).await;
-            let refused = self.client().remove(Wait::No, false).await;
+            let refused = self.client().remove(Wait::No, TakenRoles::Wait).await;
             assert!(matches!(refused, Err(QueueError::InUse { .. })), "{refused:?}");
             let () = place.run(&["LPUSH", &place.key(role), "1"]).await;
         }
@@ -322,7 +322,8 @@ impl Schedule<'_> {
             in_flight: self.model.flying.len() as u64,
         };
         let forces = self.random.random_bool(0.2);
-        assert_eq!(clients[1].remove(Wait::No, forces).await, Ok(expected));
+        let taken = if forces { TakenRoles::Ignore } else { TakenRoles::Wait };
+        assert_eq!(clients[1].remove(Wait::No, taken).await, Ok(expected));
         self.counts[REMOVED] += expected.elements + expected.in_flight;
         self.model.account();
         let held: Vec<_> = self.held.drain(..).collect();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
-use lockkeeper_pressure::{Applied, Awaited, Deletion, QueueRole};
+use lockkeeper_pressure::{Applied, Awaited, Deletion, QueueRole, TakenRoles};
 
 use super::clients::{Client, Kind, Mode, Refusal};
 use super::workers::{Got, is, set};
@@ -158,7 +158,7 @@ impl Schedule {
             assert_eq!(probe.get(1, short).await, Err(in_time));
         }
         set(&self.shared.delete_begun);
-        let deletion = self.store.delete(&self.place.queue, false).await.unwrap();
+        let deletion = self.store.delete(&self.place.queue, TakenRoles::Wait).await.unwrap();
         let Deletion::WaitingFor { producer, consumer } = deletion else {
             panic!("{deletion:?} while a role is kept")
         };
@@ -180,7 +180,7 @@ impl Schedule {
         let deadline = Instant::now() + PATIENCE;
         while !self.workers.is_empty() || !self.place.dump().await.is_empty() {
             assert!(Instant::now() < deadline, "not freed: {}", self.tell().await);
-            self.store.delete(&self.place.queue, true).await.unwrap();
+            self.store.delete(&self.place.queue, TakenRoles::Ignore).await.unwrap();
             self.reap().await;
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::rules::{NameError, check_common};
 
-/// The suffixes of a pressure queue's keys: those of the source document "pressure 0.15" in
+/// The suffixes of a pressure queue's keys: those of pressure 0.15 in
 /// its order, then the two of elements in flight, which are Lockkeeper's. The data list
 /// itself has none.
 pub const KEY_SUFFIXES: [&str; 13] = [

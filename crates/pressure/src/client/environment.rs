@@ -1,4 +1,4 @@
-//! Reads a client's settings from the environment variables of the source document.
+//! Reads a client's settings from the environment variables of pressure 0.15.
 
 use lockkeeper_plan::connection::{RedisSettings, SettingsError};
 use lockkeeper_plan::naming::{DEFAULT_PREFIX, NameError, QueueName};
@@ -20,7 +20,7 @@ pub enum EnvironmentError {
 impl Queue {
     /// Creates the queue of this name from environment variables: `REDIS_SERVER`
     /// (127.0.0.1), `REDIS_PORT` (6379), `REDIS_DB` (0) and `PRESSURE_PREFIX`
-    /// (`__pressure__`), with the defaults of the source document. `REDIS_URL` replaces
+    /// (`__pressure__`), with the defaults of pressure 0.15. `REDIS_URL` replaces
     /// the first three, and can include a user, a password, TLS or sentinels: see
     /// [`RedisSettings::from_url`]. TLS uses PEM files: `REDIS_TLS_CA_FILE`,
     /// `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An empty variable counts as unset.

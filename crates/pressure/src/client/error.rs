@@ -35,9 +35,8 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Why an operation on a queue failed. The errors are those of the source document
-/// "pressure 0.15" (`QueueDoesNotExistError` and so on). None of them contains an
-/// element.
+/// Why an operation on a queue failed. The errors are those of pressure 0.15
+/// (`QueueDoesNotExistError` and so on). None of them contains an element.
 ///
 /// After every error except [`Self::Store`], the operation had no effect, unless its
 /// method states otherwise. For that one, see [`Self::ends_unknown`].

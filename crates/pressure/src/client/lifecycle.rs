@@ -7,7 +7,7 @@ use lockkeeper_plan::pressure_queue::QueueEffect;
 use super::pace::Attempt;
 use super::{Awaited, Queue, QueueError, QueueRole, Wait};
 use crate::store::{Start, Step};
-use crate::{Applied, Deletion, Removed};
+use crate::{Applied, Deletion, Removed, TakenRoles};
 
 /// Time for which a deletion that must not wait still waits for a client that took a role
 /// in its middle.
@@ -64,20 +64,17 @@ impl Queue {
     /// role is woken by the start. With [`Wait::No`] nothing starts unless both roles are
     /// free.
     ///
-    /// `force` removes every key, even if roles are taken. Use it for roles whose holders
-    /// are dead: see [`Store::delete`](crate::Store::delete).
-    ///
     /// # Errors
     ///
     /// [`QueueError::DoesNotExist`]; [`QueueError::InUse`] and [`QueueError::TimedOut`].
     /// After the latter two nothing was changed if the queue still exists. Otherwise a
     /// woken client did not release its role: the deletion has started, and the remaining
     /// keys stay until the queue is deleted once more.
-    pub async fn remove(&self, wait: Wait, force: bool) -> Result<Removed, QueueError> {
-        let start = match (force, wait) {
-            (true, _) => Start::Force,
-            (false, Wait::No) => Start::IfFree,
-            (false, Wait::For(_) | Wait::Forever) => Start::IfPassing,
+    pub async fn remove(&self, wait: Wait, taken: TakenRoles) -> Result<Removed, QueueError> {
+        let start = match (taken, wait) {
+            (TakenRoles::Ignore, _) => Start::Force,
+            (TakenRoles::Wait, Wait::No) => Start::IfFree,
+            (TakenRoles::Wait, Wait::For(_) | Wait::Forever) => Start::IfPassing,
         };
         self.delete_from(start, wait).await
     }

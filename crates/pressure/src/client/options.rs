@@ -50,7 +50,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// Returns machine, process and thread, as in the source document, "Clients". A [`Queue`](super::Queue)
+/// Returns machine, process and thread, as in pressure 0.15, "Clients". A [`Queue`](super::Queue)
 /// keeps its id, on whichever threads its tasks run.
 fn client_id() -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();

@@ -21,6 +21,25 @@ const CHUNK_ELEMENTS: usize = 1000;
 /// it (measured: half the speed at 100 kB).
 const LARGE_BYTES: usize = 8 * 1024;
 
+/// Whether a put respects the bound.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PutMode {
+    /// Puts as many elements as there is room for.
+    Room,
+    /// Puts all of them.
+    Overfill,
+}
+
+impl PutMode {
+    /// Returns the mode of `put.lua`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Overfill => "overfill",
+        }
+    }
+}
+
 impl Queue {
     /// Puts an element. Waits for room, and for another producer.
     ///
@@ -74,7 +93,7 @@ impl Queue {
         elements: &[impl AsRef<[u8]>],
         wait: Wait,
     ) -> Result<(), PutBatchError> {
-        self.put_all(elements, wait, "room").await
+        self.put_all(elements, wait, PutMode::Room).await
     }
 
     /// Puts elements regardless of the bound. This is the protocol's escape "for
@@ -90,7 +109,7 @@ impl Queue {
         elements: &[impl AsRef<[u8]>],
         wait: Wait,
     ) -> Result<(), PutBatchError> {
-        self.put_all(elements, wait, "overfill").await
+        self.put_all(elements, wait, PutMode::Overfill).await
     }
 
     /// Returns how many bytes of elements a put now sends in one batch, if no element is
@@ -104,7 +123,7 @@ impl Queue {
         &self,
         elements: &[impl AsRef<[u8]>],
         wait: Wait,
-        mode: &str,
+        mode: PutMode,
     ) -> Result<(), PutBatchError> {
         let failed = |put, uncertain, error| PutBatchError { put, uncertain, error };
         if let Some(bytes) =
@@ -116,7 +135,7 @@ impl Queue {
         while put < elements.len() {
             let rest = &elements[put..];
             let chunk = &rest[..chunk_length(rest, self.put_bytes())];
-            let is_full = self.0.putting.is_full.load(Ordering::Relaxed) && mode == "room";
+            let is_full = self.0.putting.is_full.load(Ordering::Relaxed) && mode == PutMode::Room;
             let first = is_full.then_some(Awaited::Room);
             let some = self.put_some(chunk, wait, first, mode).await;
             put += some.map_err(|error| {
@@ -133,7 +152,7 @@ impl Queue {
         chunk: &[impl AsRef<[u8]>],
         wait: Wait,
         first: Option<Awaited>,
-        mode: &str,
+        mode: PutMode,
     ) -> Result<usize, QueueError> {
         let mut pace = self.0.waiting.pace(wait, first);
         loop {
@@ -148,7 +167,7 @@ impl Queue {
     async fn try_chunk(
         &self,
         chunk: &[impl AsRef<[u8]>],
-        mode: &str,
+        mode: PutMode,
     ) -> Result<Attempt<usize>, QueueError> {
         self.check(Work::Put).await?;
         let began = Instant::now();
@@ -188,10 +207,10 @@ impl Queue {
     async fn put_small(
         &self,
         elements: &[impl AsRef<[u8]>],
-        mode: &str,
+        mode: PutMode,
     ) -> Result<Verdict, StoreError> {
         let mut call = self.call(&scripts::PUT);
-        call.arg(&self.0.options.client_id).arg(mode).arg("none");
+        call.arg(&self.0.options.client_id).arg(mode.name()).arg("none");
         for element in elements {
             call.arg(element.as_ref());
         }
@@ -200,7 +219,7 @@ impl Queue {
 
     /// Pushes the element, and lets the script remove it if it is not allowed, in one
     /// transaction. The element is thus not copied into the script.
-    async fn put_large(&self, element: &[u8], mode: &str) -> Result<Verdict, StoreError> {
+    async fn put_large(&self, element: &[u8], mode: PutMode) -> Result<Verdict, StoreError> {
         let mut transaction = redis::pipe();
         transaction.atomic().lpush(&self.0.keys[0], element).ignore();
         transaction
@@ -208,7 +227,7 @@ impl Queue {
             .arg(scripts::PUT_TEXT.as_str())
             .arg(self.0.keys.len())
             .arg(&self.0.keys);
-        transaction.arg(&self.0.options.client_id).arg(mode).arg(element.len());
+        transaction.arg(&self.0.options.client_id).arg(mode.name()).arg(element.len());
         self.0.store.transact(&self.0.name, &transaction).await
     }
 }

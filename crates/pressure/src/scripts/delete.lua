@@ -18,7 +18,7 @@
 --   state, its id or nil}, the states being 'free', 'out' or 'nameless' | {'busy', the
 --   same}: not started | {'wrong', numbers}.
 --
--- Unlike in the source document, the roles are not removed one by one. A free role
+-- Unlike in pressure 0.15, the roles are not removed one by one. A free role
 -- that stays lets clients finish that had already checked :bound. Otherwise they
 -- would wait on a key that never returns.
 

@@ -45,6 +45,18 @@ pub struct Removed {
     pub in_flight: u64,
 }
 
+/// How a deletion treats roles that clients hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TakenRoles {
+    /// Waits until their holders have released them.
+    #[default]
+    Wait,
+    /// Wakes waiting clients and removes every key immediately. Use it for roles whose
+    /// holders are dead. A living holder would leave keys behind (delete again), or wait on
+    /// a key that is gone.
+    Ignore,
+}
+
 /// When a deletion starts. It continues in any case once it has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
@@ -96,10 +108,6 @@ impl Store {
     /// queue, or to another client's abandoned deletion. It counts as gone once it was
     /// observed so for [`StoreOptions::nameless_role_grace`](crate::StoreOptions::nameless_role_grace).
     ///
-    /// `force` wakes waiting clients and removes every key immediately, even if roles are
-    /// taken. Use it for roles whose holders are dead. A living holder would leave keys
-    /// behind (call again), or wait on a key that is gone.
-    ///
     /// One race can't be avoided: a client checks `:bound` just before the last step and
     /// starts to wait for a role just after it. It then waits until the next queue of
     /// that name is created.
@@ -108,12 +116,19 @@ impl Store {
     ///
     /// [`StoreError`]: the server can't be reached, does not answer in time, or
     /// rejects the request.
-    pub async fn delete(&self, queue: &QueueName, force: bool) -> Result<Deletion, StoreError> {
-        let start = if force { Start::Force } else { Start::Ordinary };
+    pub async fn delete(
+        &self,
+        queue: &QueueName,
+        taken: TakenRoles,
+    ) -> Result<Deletion, StoreError> {
+        let start = match taken {
+            TakenRoles::Wait => Start::Ordinary,
+            TakenRoles::Ignore => Start::Force,
+        };
         Ok(self.delete_step(queue, start).await?.deletion)
     }
 
-    /// Like [`Self::delete`] without force, but does not start while the queue has
+    /// Like [`Self::delete`] with [`TakenRoles::Wait`], but does not start while the queue has
     /// elements. The check is part of the first step, so that no element can arrive in
     /// between. A deletion that has started continues in any case.
     ///

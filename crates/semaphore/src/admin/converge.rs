@@ -209,7 +209,7 @@ impl Broker {
     pub(super) async fn tell_waiters(&self, lock: &LockName, done: &Converged) {
         if let Err(error) = self.wake(lock, wake_ups(done.declared, done.waiting)).await {
             // Waiters also poll from time to time.
-            tracing::debug!(%error, "Waiters could not be notified of new slots");
+            tracing::debug!(%error, "waiters could not be notified of new slots");
         }
     }
 

@@ -10,8 +10,8 @@ use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::naming::LockName;
 use tokio::task::JoinHandle;
 
-use super::acquisition::Acquisition;
-use super::attempt::{Place, SKEW};
+use super::acquisition::{Acquisition, Place};
+use super::attempt::SKEW;
 use super::error::AcquireError;
 use super::fairness::{Approach, called_to};
 use super::options::AcquireOptions;

@@ -11,6 +11,28 @@ use super::options::AcquireOptions;
 use super::shared::Shared;
 use crate::protocol::claim::{ClientProtocol, MUTEX_SLOT};
 
+/// Which slots to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Any slot, according to the options, without a probe where that pays.
+    Any,
+    /// The same for a client that can wait instead. After a lost race for one of few free
+    /// slots, it lets the waiters have them.
+    OrWait {
+        /// Number of races that this acquisition has lost before.
+        lost: u32,
+    },
+    /// Any free slot found by a search, if more than `others` slots are free. Otherwise
+    /// the client waits to be woken.
+    Search {
+        /// Number of other waiters, each of which may be about to take a slot.
+        others: u32,
+    },
+    /// Only this slot, for which the client was woken. It is taken without a probe,
+    /// because another client is rarely faster.
+    Slot(u32),
+}
+
 /// One acquisition of a slot.
 pub struct Acquisition<'a> {
     pub client: &'a Shared,

@@ -8,7 +8,7 @@ use lockkeeper_amqp::channel::Channel;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::record::SlotRecord;
 
-use super::acquisition::Acquisition;
+use super::acquisition::{Acquisition, Place};
 use super::choice::{Choice, choose, guess};
 use super::error::AcquireError;
 use super::facts::facts;
@@ -26,28 +26,6 @@ use crate::session::offered;
 
 /// Maximum of the one random pause after a first lost race.
 pub const SKEW: Duration = Duration::from_millis(50);
-
-/// Which slots to try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Any slot, according to the options, without a probe where that pays.
-    Any,
-    /// The same for a client that can wait instead. After a lost race for one of few free
-    /// slots, it lets the waiters have them.
-    OrWait {
-        /// Number of races that this acquisition has lost before.
-        lost: u32,
-    },
-    /// Any free slot found by a search, if more than `others` slots are free. Otherwise
-    /// the client waits to be woken.
-    Search {
-        /// Number of other waiters, each of which may be about to take a slot.
-        others: u32,
-    },
-    /// Only this slot, for which the client was woken. It is taken without a probe,
-    /// because another client is rarely faster.
-    Slot(u32),
-}
 
 /// A slot that was taken.
 struct TakenSlot {
@@ -131,7 +109,7 @@ impl Losses {
                 return Err(acquisition.contended());
             }
         }
-        // Once, as the source document proposes, so that the losers of a race do not collide
+        // Once, as the amqp-locks guideline proposes, so that the losers of a race do not collide
         // again.
         Ok(choice.looked && self.races == 1)
     }
@@ -249,7 +227,7 @@ impl Acquisition<'_> {
                 if found.is_none() {
                     tracing::warn!(
                         queue,
-                        "Slot record lost: the fencing token continues from the clock"
+                        "slot record lost: the fencing token continues from the clock"
                     );
                 }
                 SlotRecord::acquired(found, &self.id, now(), micros(), self.options.lock_delay)

@@ -3,8 +3,7 @@
 
 use lockkeeper_net::clock::Moment;
 
-use super::acquisition::Acquisition;
-use super::attempt::Place;
+use super::acquisition::{Acquisition, Place};
 use super::error::AcquireError;
 use super::memory::Memory;
 use super::options::Start;

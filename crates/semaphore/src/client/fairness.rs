@@ -6,8 +6,7 @@ use lockkeeper_amqp::channel::Channel;
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 
-use super::acquisition::Acquisition;
-use super::attempt::Place;
+use super::acquisition::{Acquisition, Place};
 use super::choice::choose;
 use super::error::AcquireError;
 use super::waiter::{Waiter, Woken};

@@ -43,16 +43,14 @@ pub enum LostReason {
     },
     /// The slot was not verified in time. The broker or the network is silent, or this
     /// process was suspended.
-    #[error(
-        "its holder and the broker did not hear from each other in time: the broker may have freed it"
-    )]
+    #[error("no heartbeat or verification succeeded in time: the broker may have freed it")]
     HeartbeatMissed,
     /// The broker answers, but the object that held the slot is gone or has another
     /// owner.
     #[error("its queue is gone from the broker, or belongs to another client")]
     VerifyFailed,
     /// An administrator revoked the slot.
-    #[error("an administrator took it away ({text})")]
+    #[error("an administrator revoked it ({text})")]
     Revoked {
         /// The reason given.
         text: String,

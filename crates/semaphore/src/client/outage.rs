@@ -130,7 +130,7 @@ impl Lock {
             if left.is_zero() {
                 return Err(self.unavailable(error).await);
             }
-            tracing::debug!(%error, lock = %self.name(), "Trying again");
+            tracing::debug!(%error, lock = %self.name(), "trying again");
             report(&error);
             if let AcquireError::Broker(error) = error {
                 if error.is_limit_of_clients() {

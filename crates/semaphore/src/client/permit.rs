@@ -322,7 +322,7 @@ impl Held {
             }
             Err(error) => {
                 // Dropping it closes the connection.
-                tracing::debug!(%error, "Slot released by closing its connection");
+                tracing::debug!(%error, "slot released by closing its connection");
                 Waiters::Unknown
             }
         };

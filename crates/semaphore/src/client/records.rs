@@ -78,7 +78,7 @@ impl Publisher {
     /// slot that became free. Best effort.
     pub async fn wake(&self, wait_queue: &str, slot: Option<u32>) {
         if let Err(error) = self.try_wake(wait_queue, slot).await {
-            tracing::debug!(%error, wait_queue, "No waiter could be woken");
+            tracing::debug!(%error, wait_queue, "no waiter could be woken");
         }
     }
 

@@ -80,7 +80,7 @@ pub async fn rest(
         if let Some(permit) = &resting.permit
             && let Err(error) = permit.write_record().await
         {
-            tracing::debug!(%error, lock, "What a slot has rested could not be saved");
+            tracing::debug!(%error, lock, "the remaining lock delay of a slot could not be saved");
         }
         pause *= 2;
     }

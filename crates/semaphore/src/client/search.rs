@@ -44,7 +44,7 @@ pub struct Found {
 }
 
 /// Searches upwards from `from`, then from 1 up to `from`. The first missing slot marks
-/// the end, as in the source document. A slot whose node is down is not missing, and the
+/// the end, as in the amqp-locks guideline. A slot whose node is down is not missing, and the
 /// search continues above it.
 ///
 /// Cancel safe: nothing is changed.

@@ -107,7 +107,7 @@ impl Waiter {
                 // If only the wait queue does not answer, because its node is down, the
                 // client polls. Otherwise this ends the connection.
                 Channel::fresh(&connection).await?;
-                tracing::debug!(wait_queue, "The wait queue does not answer: polling instead");
+                tracing::debug!(wait_queue, "the wait queue does not answer: polling instead");
                 Ok(None)
             }
         }
@@ -157,7 +157,7 @@ impl Waiter {
     ) -> Result<Option<Self>, BrokerError> {
         match channel.refused(error, wait_queue) {
             Ok(_) | Err(AmqpError::NodeDown { .. }) => {
-                tracing::debug!(%error, wait_queue, "No wait queue to use: polling instead");
+                tracing::debug!(%error, wait_queue, "no wait queue to use: polling instead");
                 Ok(None)
             }
             Err(error) => Err(error.into()),

@@ -12,7 +12,7 @@ const MAX_TEXT: usize = 512;
 /// that waited for it. Contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[error("the management API at {url} is of no help: {why}")]
+#[error("the management API at {url} is unusable: {why}")]
 pub struct ManagementError {
     /// The address of the API, as configured.
     pub url: String,

@@ -131,7 +131,7 @@ impl Revoke<'_> {
         for _ in 1..TRIES {
             match ask().await {
                 Err(RevokeError::Management(error)) => {
-                    tracing::debug!(%error, lock = %self.lock, "Asking for the holder again");
+                    tracing::debug!(%error, lock = %self.lock, "asking for the holder again");
                 }
                 found => return found,
             }

@@ -11,7 +11,7 @@ use super::arguments::{bare_arguments, exclusive_arguments};
 use crate::error::BrokerError;
 
 /// Declares the slot queue `name` with the properties of `profile`. In profile Guideline,
-/// an existing durable queue without arguments is adopted, because the source document
+/// an existing durable queue without arguments is adopted, because the guideline
 /// names no arguments ([`adopt`]).
 ///
 /// # Errors

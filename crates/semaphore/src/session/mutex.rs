@@ -119,7 +119,7 @@ impl AdminMutex {
         match self.channel.delete(&self.queue).await {
             Ok(()) => self.released = true,
             // Dropping it closes the connection.
-            Err(error) => tracing::debug!(%error, "Admin mutex released by closing its connection"),
+            Err(error) => tracing::debug!(%error, "admin mutex released by closing its connection"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Protocol `ExclusiveQueue`, the source document's "persistent semaphore": the holder of
+//! Protocol `ExclusiveQueue`, the amqp-locks guideline's "persistent semaphore": the holder of
 //! slot `i` has declared `B[i]` exclusive to its connection. True mutexes use the same
 //! technique, with a queue that has the lock's name. See `numbered` for numbered slots
 //! and `client` for the choice of a slot.

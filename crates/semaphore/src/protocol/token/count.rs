@@ -173,7 +173,7 @@ pub async fn count(
                 return Err(unknown(lock, &why));
             }
             Look::Again(_) if start.elapsed() > PATIENCE => {
-                return Err(unknown(lock, "two looks never saw the same"));
+                return Err(unknown(lock, "the count did not stabilise"));
             }
             Look::Again(after) => change.pause(after).await?,
         }

@@ -93,7 +93,7 @@ impl Drain {
             match self.consume(&stop).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::debug!(%error, lock = %self.lock, "Draining tokens was cut short");
+                    tracing::debug!(%error, lock = %self.lock, "draining tokens was cut short");
                 }
             }
             tokio::select! {

@@ -97,7 +97,7 @@ impl HeldToken {
             let announcing =
                 async { Channel::take(&connection).await?.declare_exclusive(&queue, facts).await };
             if let Err(error) = announcing.await {
-                tracing::debug!(%error, queue, "The holder of a token could not be announced");
+                tracing::debug!(%error, queue, "the holder of a token could not be announced");
             }
         });
         *self.announcement.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);

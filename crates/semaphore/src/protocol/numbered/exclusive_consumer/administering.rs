@@ -61,6 +61,6 @@ async fn tell(change: &Change, lock: &LockName, holders: &[String]) {
         Ok::<_, BrokerError>(())
     };
     if let Err(error) = telling.await {
-        tracing::debug!(%error, %lock, "Holders could not be notified that they drain");
+        tracing::debug!(%error, %lock, "holders could not be notified that they drain");
     }
 }
