@@ -10,15 +10,13 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper_semaphore::{
-    AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Lock, Verdict,
-};
+use lockkeeper_semaphore::{AcquireOptions, Broker, BrokerOptions, Lock, Verdict};
 use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio_util::sync::CancellationToken;
 
 use self::bare::{AT_REST, Bare};
 use self::figures::Figures;
-use crate::client::{all, cycle, rounds};
+use crate::client::{all, client, cycle, rounds};
 use crate::table::{
     CONSUMER, OF_THE_PUSH, OF_THE_QUEUE, OF_THE_STEPS, TOKEN, Table, VERIFY, median, of_protocols,
     percentile, tail,
@@ -84,12 +82,6 @@ impl Site {
         let version = overview["rabbitmq_version"].as_str().unwrap_or("?");
         Self { broker: format!("RabbitMQ {version}"), vhost }
     }
-
-    /// The lock, with a separate client.
-    fn lock(&self, name: &LockName) -> Lock {
-        let options = ClientOptions::default().with_warm(0);
-        Client::new(self.vhost.settings(), options).semaphore(name.clone())
-    }
 }
 
 /// Changes the number of slots, where `mark` was the highest. Returns the time.
@@ -117,7 +109,7 @@ async fn measure(
     let one = lock("one")?;
     resize(&broker, &one, 1, 0).await?;
     let bare = Bare::new(&site.vhost, &one).await?;
-    let ours = [site.lock(&one)];
+    let ours = [client(&site.vhost.settings(), &one)];
     let pairs = rounds(
         options.rounds,
         async || all(&[()], TIMES, async |()| bare.take_and_give_back().await).await,
@@ -154,7 +146,7 @@ async fn measure(
     let contended = lock("contended")?;
     let (clients, slots) = CONTENDED;
     resize(&broker, &contended, slots, 0).await?;
-    let ours = (0..clients).map(|_| site.lock(&contended)).collect::<Vec<_>>();
+    let ours = (0..clients).map(|_| client(&site.vhost.settings(), &contended)).collect::<Vec<_>>();
     let mut took = Vec::new();
     for round in 0..=options.rounds {
         let time = all(&ours, TIMES_CONTENDED, cycle).await?;
@@ -194,7 +186,7 @@ async fn hand_over(
     options: &Options,
     table: &mut Table,
 ) -> Result<f64> {
-    let clients = [site.lock(lock), site.lock(lock)];
+    let clients = [client(&site.vhost.settings(), lock), client(&site.vhost.settings(), lock)];
     let (mut steps, mut push, mut took) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds {
         steps.extend(bare::hand_over(&site.vhost, lock, HAND_OVERS).await?);

@@ -74,7 +74,7 @@ impl Drop for Authority {
 }
 
 /// Returns every private key that tests have created for these servers, as PEM.
-pub fn private_keys() -> Vec<String> {
+pub(crate) fn private_keys() -> Vec<String> {
     let all = std::fs::read_to_string(keys_file()).unwrap_or_default();
     all.split_inclusive("-----END PRIVATE KEY-----\n").map(ToOwned::to_owned).collect()
 }

@@ -50,7 +50,7 @@ pub async fn hold(peer: &mut Peer, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Keeps the connection open without sending.
-pub async fn silence(_peer: &mut Peer) -> std::io::Result<()> {
+async fn silence(_peer: &mut Peer) -> std::io::Result<()> {
     tokio::time::sleep(Duration::from_mins(10)).await;
     Ok(())
 }

@@ -69,7 +69,7 @@ impl OwnServer {
     }
 
     /// Returns the RabbitMQ of this directory, which other tests use too.
-    pub fn shared_rabbitmq(directory: PathBuf) -> Self {
+    pub(crate) fn shared_rabbitmq(directory: PathBuf) -> Self {
         Self { program: "rabbitmq", directory, shared: true }
     }
 

@@ -304,7 +304,7 @@ impl PrivateRedis {
     }
 
     /// Starts a Valkey with these additional arguments.
-    pub async fn valkey_with(arguments: &[&str]) -> Self {
+    pub(crate) async fn valkey_with(arguments: &[&str]) -> Self {
         let program = std::env::var("VALKEY_SERVER").unwrap_or_else(|_| {
             panic!("VALKEY_SERVER is not set: run `make test`, which fetches a Valkey and sets it")
         });
@@ -379,7 +379,7 @@ fn spawn(program: &str, port: u16, arguments: &[String], directory: &std::path::
 
 /// Starts a server that runs until this end of its stdin closes, so that it also ends
 /// with a killed test process, which drops nothing.
-pub fn spawn_guarded(command: &[&str]) -> Child {
+pub(crate) fn spawn_guarded(command: &[&str]) -> Child {
     const RUN: &str = r#""$@" </dev/null >/dev/null &
         server=$!; cat >/dev/null; kill -9 $server; wait $server 2>/dev/null"#;
     Command::new("sh")

@@ -39,10 +39,10 @@ pub struct World {
     pub vhost: String,
     /// The test's database in Redis.
     pub database: i64,
-    /// Every operator that was started, so that none outlives the test.
-    operators: Arc<tokio::sync::Mutex<Vec<u32>>>,
     /// The broker's management API.
     pub management: Management,
+    /// Every operator that was started, so that none outlives the test.
+    operators: Arc<tokio::sync::Mutex<Vec<u32>>>,
 }
 
 /// Runs a test in its own world.
@@ -87,8 +87,8 @@ impl World {
             vhost: namespace.clone(),
             database: next_database(),
             namespace,
-            operators: Arc::default(),
             management,
+            operators: Arc::default(),
         };
         world.management.put(&format!("vhosts/{}", world.vhost), serde_json::json!({})).await;
         world

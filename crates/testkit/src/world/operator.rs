@@ -32,7 +32,7 @@ impl Operator {
         self.until_logged(" watching ", 2).await;
     }
 
-    /// Waits until its log contains this text so many times.
+    /// Waits until its log contains this text this often.
     pub async fn until_logged(&self, text: &str, times: usize) {
         let start = Instant::now();
         while self.logged().matches(text).count() < times {
