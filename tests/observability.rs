@@ -90,7 +90,7 @@ fn the_dashboard_is_chosen_by_data_source_namespace_and_name() {
     assert!(queries > 30, "{queries} queries");
 }
 
-/// Returns the help texts of a scrape, without the period that OpenMetrics clients add.
+/// Returns the help texts of a scrape, without the period that the format adds.
 pub fn helps(text: &str) -> BTreeMap<String, String> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
     lines.map(|(name, help)| (name.to_owned(), help.trim_end_matches('.').to_owned())).collect()

@@ -13,7 +13,7 @@ use serde::Serialize;
 use self::finding::{Finding, Level};
 use super::common::say;
 use super::failure::Failure;
-use super::kubernetes::{Cluster, Kubernetes, failed};
+use super::kubernetes::{Cluster, Kubernetes, answered};
 use super::output::{self, Format};
 
 /// Arguments of `lockkeeper doctor`.
@@ -42,7 +42,7 @@ pub struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 no problem found, but there may be remarks; 1 a problem was found; 64 invalid \
-usage; 69 Kubernetes can't be queried.";
+usage; 69 the API server can't be reached.";
 
 /// Exit code if a problem was found.
 const WRONG: u8 = 1;
@@ -56,12 +56,12 @@ struct Shown {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let cluster = arguments.kubernetes.connect().await?;
     // Without the API server, no check is possible.
-    cluster.client.apiserver_version().await.map_err(|error| failed(&error))?;
+    answered(cluster.client.apiserver_version()).await?;
     let mut findings = installation::definitions(&cluster).await;
     let mut namespaces = Vec::new();
     if !findings.iter().any(|finding| finding.level == Level::Wrong) {
-        let semaphores = all::<Semaphore>(&arguments, &cluster).await?;
-        let queues = all::<PressureQueue>(&arguments, &cluster).await?;
+        let semaphores = all::<Semaphore>(&arguments, &cluster, &mut findings).await?;
+        let queues = all::<PressureQueue>(&arguments, &cluster, &mut findings).await?;
         let of_objects = semaphores.iter().filter_map(ResourceExt::namespace);
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
@@ -108,7 +108,12 @@ fn show(format: Format, findings: Vec<Finding>) -> Result<(), Failure> {
     if shown.healthy { Ok(()) } else { Err(Failure::silent(WRONG)) }
 }
 
-async fn all<K>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<K>, Failure>
+/// Lists the objects of a kind. If the user may not list them, that is a finding.
+async fn all<K>(
+    arguments: &Arguments,
+    cluster: &Cluster,
+    findings: &mut Vec<Finding>,
+) -> Result<Vec<K>, Failure>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -116,6 +121,14 @@ where
         + serde::de::DeserializeOwned,
 {
     let api: Api<K> = cluster.api(arguments.all_namespaces);
-    let listed = api.list(&ListParams::default()).await.map_err(|error| failed(&error))?;
-    Ok(listed.items)
+    match answered(api.list(&ListParams::default())).await {
+        Ok(listed) => Ok(listed.items),
+        Err(failure) if failure.code == Failure::NOT_PERMITTED => {
+            let about = K::plural(&()).into_owned();
+            let next = "ask a user with permission to list them, or select a --namespace";
+            findings.push(Finding::remark(about, failure.message.unwrap_or_default(), next));
+            Ok(Vec::new())
+        }
+        Err(failure) => Err(failure),
+    }
 }

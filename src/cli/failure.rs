@@ -12,6 +12,8 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A manifest is invalid, or can't be applied.
+    pub const INVALID: u8 = 1;
     /// Invalid usage or input (EX_USAGE).
     pub const USAGE: u8 = 64;
     /// An element exceeds the maximum length (EX_DATAERR).

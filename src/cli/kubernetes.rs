@@ -1,17 +1,24 @@
 //! Resolves the name of a resource on the command line: its context and namespace, and
 //! the Secret that it refers to. See the commands for how the resource is used.
 
-use std::fmt::{Debug, Display};
+use std::error::Error;
+use std::fmt::Debug;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
-use kube::{Api, Client, Config, Resource};
+use kube::{Api, Client, Resource};
 use lockkeeper_plan::connection::{BrokerReference, RabbitmqSettings, SecretData};
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
+use super::within::within;
+use crate::operator::api_error::{explain, is_forbidden};
 use crate::operator::fetch::{FetchError, Reader};
+use crate::operator::kubeconfig;
+
+/// Maximum time for an answer of the API server, of a command without a limit of its own.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Location of a resource in Kubernetes.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -68,19 +75,8 @@ impl Kubernetes {
 
     /// Determines the API server and the credentials. Does not connect.
     pub async fn connect(&self) -> Result<Cluster, Failure> {
-        let options =
-            KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let config = match (&self.kubeconfig, &self.context) {
-            (Some(file), _) => {
-                let kubeconfig = Kubeconfig::read_from(file).map_err(|error| failed(&error))?;
-                let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-                read.map_err(|error| failed(&error))?
-            }
-            (None, Some(_)) => {
-                Config::from_kubeconfig(&options).await.map_err(|error| failed(&error))?
-            }
-            (None, None) => Config::infer().await.map_err(|error| failed(&error))?,
-        };
+        let config = kubeconfig::find(self.kubeconfig.as_deref(), self.context.as_deref()).await;
+        let config = config.map_err(|error| failed(&error))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| failed(&error))?;
         Ok(Cluster { client, namespace })
@@ -157,7 +153,7 @@ impl<K> FoundObject<K> {
 fn unfetched(error: &FetchError) -> Failure {
     let code = match error {
         FetchError::Unreadable { source, .. } | FetchError::ClusterUnreadable { source, .. }
-            if matches!(&**source, kube::Error::Api(answer) if answer.code == 403) =>
+            if is_forbidden(&**source) =>
         {
             Failure::NOT_PERMITTED
         }
@@ -175,7 +171,16 @@ pub(super) fn not_found<K: Resource<DynamicType = ()>>(name: &str, namespace: &s
     Failure::new(Failure::USAGE, message)
 }
 
+/// Waits for an answer of the API server, at most [`PATIENCE`]. Cancel safe if `asking` is.
+pub(super) async fn answered<T>(
+    asking: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Failure> {
+    let asking = async { asking.await.map_err(|error| failed(&error)) };
+    within(Some(PATIENCE), "the API server", asking).await
+}
+
 /// Returns the failure for an error of the Kubernetes API.
-pub(super) fn failed(error: &dyn Display) -> Failure {
-    Failure::new(Failure::UNAVAILABLE, format!("Kubernetes can't be asked: {error}"))
+pub(super) fn failed(error: &(dyn Error + 'static)) -> Failure {
+    let code = if is_forbidden(error) { Failure::NOT_PERMITTED } else { Failure::UNAVAILABLE };
+    Failure::new(code, explain(error))
 }

@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 
 use super::common::say;
 use super::failure::Failure;
-use super::kubernetes::{Cluster, Kubernetes, failed};
+use super::kubernetes::{Cluster, Kubernetes, answered, failed};
 use super::output::{self, Column, Format, or_dash};
+use crate::operator::api_error::explain;
 
 /// Arguments of `lockkeeper list`.
 #[derive(Debug, clap::Args)]
@@ -194,8 +195,7 @@ fn api<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Api<K> {
 
 async fn all<K: Listed>(arguments: &Arguments, cluster: &Cluster) -> Result<Vec<Shown>, Failure> {
     let params = ListParams { label_selector: arguments.selector.clone(), ..ListParams::default() };
-    let listed =
-        api::<K>(arguments, cluster).list(&params).await.map_err(|error| failed(&error))?;
+    let listed = answered(api::<K>(arguments, cluster).list(&params)).await?;
     Ok(listed.items.into_iter().map(K::shown).collect())
 }
 
@@ -262,7 +262,7 @@ fn changes<K: Listed>(
         // A failed initial list is final; a broken watch is restarted.
         Err(error @ watcher::Error::InitialListFailed(_)) => Some(Err(failed(&error))),
         Err(error) => {
-            say(format!("watching again: {error}"));
+            say(format!("watching again: {}", explain(&error)));
             None
         }
     })

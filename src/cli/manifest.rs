@@ -13,7 +13,7 @@ use lockkeeper_api::GROUP;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub(super) use self::check::{Checker, Object};
+pub(super) use self::check::Checker;
 use super::common::say;
 use super::failure::Failure;
 use super::streams::{Stdin, unreadable};

@@ -15,6 +15,7 @@ mod exec;
 mod failure;
 mod hold;
 mod holders;
+mod kinds;
 mod kubernetes;
 mod list;
 mod man;
@@ -52,12 +53,12 @@ pub use self::failure::Failure;
 /// Exit codes about the standard streams, which all subcommands share.
 const EXIT_CODES: &str = "\
 Exit codes of all subcommands: 64 invalid usage; 73 standard output can't be written; 74 standard \
-input can't be read; 141 the reader of standard output has closed it, without a message. Further ones \
+input can't be read; 77 the user lacks a permission in Kubernetes; 141 the reader of standard output has closed it, without a message. Further ones \
 are in the help of each subcommand.";
 
-/// Distributed locks in RabbitMQ and bounded queues in Redis, as Kubernetes objects.
+/// Distributed locks in RabbitMQ and bounded queues in Redis, managed as Kubernetes objects
 #[derive(Debug, Parser)]
-#[command(name = "lockkeeper", version, about, propagate_version = true, after_help = EXIT_CODES)]
+#[command(name = "lockkeeper", version, propagate_version = true, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,

@@ -1,21 +1,19 @@
 //! `lockkeeper plan`: shows what manifests would change on their servers, without
-//! Kubernetes. See `live` for the comparison and `render` for the output.
+//! Kubernetes. See `kinds` for the comparison and `render` for the output.
 
-mod live;
 mod render;
 mod servers;
 
 use std::collections::HashMap;
 
-use self::live::look;
-pub(super) use self::live::{Step, Work, store_failed};
-pub(super) use self::render::{Plan, Shown};
-use self::servers::{Resolver, Servers};
+pub(super) use self::render::{Action, Plan, Shown};
+pub(super) use self::servers::Resolver;
+use self::servers::Servers;
 use super::common::say;
 use super::failure::Failure;
-use super::manifest::{Checker, Files, Manifest, Object, Unreadable};
+use super::kinds::{Object, Step};
+use super::manifest::{Checker, Files, Manifest, Unreadable};
 use super::output::Format;
-use super::validate::INVALID;
 
 /// Arguments of `lockkeeper plan`.
 #[derive(Debug, clap::Args)]
@@ -87,26 +85,26 @@ impl Wanted {
         let mut failure = None;
         let mut targets: HashMap<(String, String), String> = HashMap::new();
         for object in &objects {
-            let step = match look(object, &resolver).await {
+            let step = match object.step(&resolver).await {
                 Ok(step) => step,
                 Err(error) => {
                     // Report all failures, not only the first.
                     if let Some(message) = &error.message {
-                        say(format!("{}: {message}", object.name()));
+                        say(format!("{}: {message}", object.called()));
                     }
                     failure = Some(Failure::silent(error.code));
                     continue;
                 }
             };
             let target = (step.shown.server.clone(), step.shown.target.clone());
-            if let Some(other) = targets.insert(target, object.name()) {
+            if let Some(other) = targets.insert(target, object.called()) {
                 let message = format!(
                     "{other} and {} both stand for {} on {}: leave one out",
-                    object.name(),
+                    object.called(),
                     step.shown.target,
                     step.shown.server
                 );
-                return Err(Failure::new(INVALID, message));
+                return Err(Failure::new(Failure::INVALID, message));
             }
             steps.push(step);
         }
@@ -120,7 +118,7 @@ impl Wanted {
         &self,
         manifests: &[Manifest],
         unreadable: &[Unreadable],
-    ) -> Result<Vec<Object>, Failure> {
+    ) -> Result<Vec<Box<dyn Object>>, Failure> {
         let checker = Checker::new();
         let mut invalid = unreadable.len();
         for found in unreadable {
@@ -129,7 +127,10 @@ impl Wanted {
         let mut objects = Vec::new();
         for manifest in manifests.iter().filter(|manifest| manifest.is_ours()) {
             match checker.check(manifest) {
-                Ok(object) => objects.push(object.in_namespace(&self.namespace)),
+                Ok(mut object) => {
+                    object.set_default_namespace(&self.namespace);
+                    objects.push(object);
+                }
                 Err(problems) => {
                     invalid += 1;
                     for problem in problems {
@@ -145,7 +146,10 @@ impl Wanted {
             }
         }
         if invalid > 0 {
-            return Err(Failure::new(INVALID, "no server was contacted: correct the manifests"));
+            return Err(Failure::new(
+                Failure::INVALID,
+                "no server was contacted: correct the manifests",
+            ));
         }
         Ok(objects)
     }

@@ -15,9 +15,11 @@ use serde_json::json;
 use super::common::{duration, say};
 use super::confirm::confirmed;
 use super::failure::Failure;
+use super::kubernetes;
 use super::kubernetes::{FoundObject, Kubernetes};
 use super::target;
 use super::within::within;
+use crate::operator::api_error::explain;
 
 /// Arguments of `lockkeeper revoke`.
 #[derive(Debug, clap::Args)]
@@ -152,10 +154,7 @@ async fn ask(found: &FoundObject<Semaphore>, request: &RevokeRequest) -> Result<
     let name = found.object.name_any();
     match found.api().patch(&name, &params, &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(answer)) if answer.code == 403 => {
-            Err(Failure::new(Failure::NOT_PERMITTED, answer.message.clone()))
-        }
-        Err(error) => Err(failed(format!("Kubernetes can't be asked: {error}"))),
+        Err(error) => Err(kubernetes::failed(&error)),
     }
 }
 
@@ -174,7 +173,8 @@ async fn outcome(
     loop {
         let failed = |error: kube::Error| {
             let message = format!(
-                "revocation requested, but its result could not be read ({error}): see kubectl -n {namespace} describe sem {name}"
+                "revocation requested, but its result could not be read ({}): see kubectl -n {namespace} describe sem {name}",
+                explain(&error)
             );
             Failure::new(Failure::UNAVAILABLE, message)
         };

@@ -26,9 +26,6 @@ or a file can't be read.
 Changes of immutable fields are not detected, because only the API server has the previous \
 values.";
 
-/// Exit code if an object is invalid.
-pub(super) const INVALID: u8 = 1;
-
 /// A problem and its location.
 #[derive(Serialize)]
 struct Shown {
@@ -76,7 +73,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         skipped => format!(", {skipped} of other kinds were not looked at"),
     };
     say(format!("{} of {objects} objects are valid{others}", objects - invalid.min(objects)));
-    if invalid == 0 { Ok(()) } else { Err(Failure::silent(INVALID)) }
+    if invalid == 0 { Ok(()) } else { Err(Failure::silent(Failure::INVALID)) }
 }
 
 fn lines(list: &[Shown]) -> String {
@@ -117,7 +114,8 @@ impl Problems {
         self.objects += 1;
         match checker.check(manifest) {
             Ok(object) => {
-                if let Some(remark) = object.remark() {
+                if let Some(refusal) = object.refusal() {
+                    let remark = format!("the operator will refuse it: {refusal}");
                     let place = manifest.place_of("metadata.name");
                     self.add(place, &manifest.what(), true, "", &remark);
                 }

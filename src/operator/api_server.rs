@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use axum::http::{Method, Request};
+use kube::Client;
 use kube::client::{Body, ClientBuilder};
-use kube::{Client, Config};
 use lockkeeper_plan::MayAct;
 use tower::filter::FilterLayer;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{BoxError, service_fn};
 
 use super::answers::Answers;
+use super::kubeconfig;
 use super::metrics::Metrics;
 
 /// Maximum number of concurrent requests to the API server. Each one is a connection (the
@@ -24,7 +25,7 @@ const REQUESTS_AT_ONCE: usize = 24;
 /// Creates a client for the API server of this pod or of `KUBECONFIG`. It rejects changes
 /// once `may_act` no longer allows them. Does not connect.
 pub(super) async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client, BoxError> {
-    let config = Config::infer().await?;
+    let config = kubeconfig::find(None, None).await?;
     let guard = FilterLayer::new(move |request: Request<Body>| {
         if request.method() == Method::GET || may_act.now() {
             Ok(request)

@@ -13,6 +13,7 @@ use lockkeeper_pressure::StoreError;
 use lockkeeper_semaphore::BrokerError;
 use tracing::{info, warn};
 
+use super::api_error::explain;
 use super::conflict;
 use super::context::Context;
 use super::error::{ReconcileError, StepError, growing, pause};
@@ -158,7 +159,7 @@ pub(super) async fn namespace_is_terminating<K: Kind>(ctx: &Context, object: &K)
         Ok(Some(namespace)) => namespace.metadata.deletion_timestamp.is_some(),
         Ok(None) => true,
         Err(error) => {
-            warn!(%error, "could not read the namespace");
+            warn!(error = explain(&error), "could not read the namespace");
             false
         }
     }

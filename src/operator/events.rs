@@ -12,6 +12,8 @@ use lockkeeper_net::clock::token_bucket::TokenBucket;
 use tokio::sync::{Mutex, mpsc};
 use tracing::{debug, warn};
 
+use super::api_error::explain;
+
 /// Number of events that may be published without delay.
 const BURST: u32 = 25;
 
@@ -63,7 +65,9 @@ async fn publish(recorder: &Recorder, event: &Event, about: &ObjectReference) {
         Err(error) if is_of_terminating_namespace(&error) => {
             debug!(reason = event.reason, "a namespace that is going takes no new event");
         }
-        Err(error) => warn!(%error, reason = event.reason, "could not publish an event"),
+        Err(error) => {
+            warn!(error = explain(&error), reason = event.reason, "could not publish an event");
+        }
     }
 }
 

@@ -8,8 +8,7 @@ mod reading;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kube::Client;
 use lockkeeper_plan::connection::{
@@ -23,9 +22,6 @@ pub use self::error::FetchError;
 use self::openings::Openings;
 pub use self::reading::Reader;
 use super::defaults::Defaults;
-
-/// Time after which an unused handle is dropped, and its connections with it.
-const HANDLE_IDLE: Duration = Duration::from_mins(5);
 
 /// The connections to servers.
 pub struct Connections {
@@ -48,7 +44,13 @@ pub struct Connected<H> {
     pub number: u64,
     /// The handle.
     pub handle: H,
+    /// Keeps the handle for later reconciles.
+    pub kept: Kept,
 }
+
+/// Keeps a handle, and its connections with it, until every clone is dropped. An object has
+/// one for as long as it is watched.
+pub type Kept = Arc<()>;
 
 impl Connections {
     /// Creates the connections without connecting.
@@ -99,10 +101,10 @@ impl Connections {
             }
         };
         let backend = settings.place();
-        let (number, handle) = self.brokers.get(identity_of_broker(&settings), || {
+        let (number, handle, kept) = self.brokers.get(identity_of_broker(&settings), || {
             Broker::new(settings, self.broker_options.clone().with_gate(gate))
         });
-        Ok(Connected { backend, number, handle })
+        Ok(Connected { backend, number, handle, kept })
     }
 
     /// Returns the store that a `PressureQueue` refers to by the Secret `secret` of
@@ -136,17 +138,25 @@ impl Connections {
             }
         };
         let backend = settings.address();
-        let (number, handle) = self.stores.get(identity_of_store(&settings), || {
+        let (number, handle, kept) = self.stores.get(identity_of_store(&settings), || {
             Store::new(settings, self.store_options.clone().with_gate(gate))
         });
-        Ok(Connected { backend, number, handle })
+        Ok(Connected { backend, number, handle, kept })
+    }
+}
+
+impl Connections {
+    /// Closes the connections that no object uses any more.
+    pub fn close_unused(&self) {
+        self.brokers.drop_unused();
+        self.stores.drop_unused();
     }
 }
 
 /// Handles, keyed by everything that distinguishes connections, including the password. A
 /// rotated password creates a new handle, and the old one is not used again.
 struct Handles<H> {
-    all: Mutex<HashMap<String, (Instant, u64, H)>>,
+    all: Mutex<HashMap<String, (Weak<()>, u64, H)>>,
     numbers: AtomicU64,
 }
 
@@ -158,14 +168,24 @@ impl<H> Default for Handles<H> {
 
 impl<H: Clone> Handles<H> {
     /// Returns the handle and its number.
-    fn get(&self, identity: String, make: impl FnOnce() -> H) -> (u64, H) {
+    fn get(&self, identity: String, make: impl FnOnce() -> H) -> (u64, H, Kept) {
         let mut handles = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.retain(|_, (used, ..)| used.elapsed() < HANDLE_IDLE);
-        let (used, number, handle) = handles.entry(identity).or_insert_with(|| {
-            (Instant::now(), self.numbers.fetch_add(1, Ordering::Relaxed), make())
-        });
-        *used = Instant::now();
-        (*number, handle.clone())
+        handles.retain(|_, (kept, ..)| kept.strong_count() > 0);
+        let (weak, number, handle) = handles
+            .entry(identity)
+            .or_insert_with(|| (Weak::new(), self.numbers.fetch_add(1, Ordering::Relaxed), make()));
+        let kept = weak.upgrade().unwrap_or_default();
+        *weak = Arc::downgrade(&kept);
+        (*number, handle.clone(), kept)
+    }
+
+    fn drop_unused(&self) {
+        let mut handles = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let unused = handles.extract_if(|_, (kept, ..)| kept.strong_count() == 0);
+        let unused: Vec<_> = unused.collect();
+        // Not under the lock: the end of a handle closes its connections.
+        drop(handles);
+        drop(unused);
     }
 }
 
@@ -189,4 +209,30 @@ fn identity_of_store(s: &RedisSettings) -> String {
     let who = (&s.username, s.password.as_ref().map(ExposeSecret::expose_secret));
     let tls = s.tls.as_ref().map(identity_of_tls);
     format!("{:?}", (s.address(), who, tls))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_kept_while_an_object_uses_it_and_no_longer() {
+        let handles = Handles::<&str>::default();
+        let get = |identity: &str| handles.get(identity.to_owned(), || "handle");
+        let (number, _, kept) = get("a");
+        let (same, _, also) = get("a");
+        assert_eq!(number, same);
+        drop(kept);
+        handles.drop_unused();
+        assert_eq!(get("a").0, number, "another object uses it");
+        drop(also);
+        handles.drop_unused();
+        assert!(handles.all.lock().unwrap().is_empty());
+        let (next, _, _kept) = get("a");
+        assert_ne!(next, number);
+        // Also while only other handles are requested.
+        drop(get("b"));
+        drop(get("c"));
+        assert_eq!(handles.all.lock().unwrap().len(), 2, "a, and c until the next request");
+    }
 }

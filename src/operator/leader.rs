@@ -18,6 +18,7 @@ use lockkeeper_plan::MayAct;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::api_error::explain;
 use super::error::jitter;
 
 /// Settings of the leader election. The durations have the same meaning as in controllers
@@ -285,7 +286,7 @@ impl Candidate {
 /// Reason why the Lease could not be acquired or renewed.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    #[error(transparent)]
+    #[error("{}", explain(.0))]
     Api(#[from] kube::Error),
     #[error("the API server did not answer within {0:?}")]
     Late(Duration),

@@ -2,6 +2,7 @@
 //! own. See [`plan`](lockkeeper_plan) for the decisions.
 
 mod answers;
+pub mod api_error;
 mod api_server;
 mod cleanup;
 mod concurrency;
@@ -14,6 +15,7 @@ mod events;
 pub mod fetch;
 mod kind;
 mod kind_context;
+pub mod kubeconfig;
 pub mod leader;
 mod metrics;
 mod names;
@@ -96,7 +98,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
     /// There is no usable configuration for the API server.
-    #[error("no Kubernetes API server to talk to: {0}; set KUBECONFIG, or run in a pod")]
+    #[error("{}", api_error::explain(.0.as_ref()))]
     NoCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The HTTP address is in use or cannot be bound.
     #[error("could not listen on {address}: {source}; choose another --http-address")]

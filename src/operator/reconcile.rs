@@ -40,6 +40,7 @@ pub async fn reconcile<K: Kind>(
         }
         Ok(session) => {
             let backend = session.connected.backend.clone();
+            state.connection = Some(Arc::clone(&session.connected.kept));
             (Some(backend), apply(&kind, session, &mut state).await)
         }
     };

@@ -94,9 +94,10 @@ async fn within_patience(asking: impl Future<Output = Result<bool, ErrorClass>>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::fetch::Kept;
 
     fn connected(backend: &str, number: u64) -> Connected<()> {
-        Connected { backend: backend.to_owned(), number, handle: () }
+        Connected { backend: backend.to_owned(), number, handle: (), kept: Kept::default() }
     }
 
     async fn proves(

@@ -2,13 +2,13 @@
 //! the broker, and `status` for the report.
 
 mod apply;
-mod around;
 mod holding;
 mod metrics;
 mod remove;
 mod revoking;
 mod state;
 mod status;
+mod waiters;
 
 use std::fmt;
 use std::sync::Arc;

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use kube::{Resource, ResourceExt};
 
+use super::fetch::Kept;
+
 /// State of one object with status `S`. `D` is the part of its kind.
 pub struct ObjectState<S, D> {
     /// The object version of the last reconcile, and the time until which nothing is due.
@@ -27,6 +29,8 @@ pub struct ObjectState<S, D> {
     wrote_at: Option<Instant>,
     /// The outcome of the last event: Ready's status and reason.
     pub told: Option<(bool, String)>,
+    /// Keeps the connections of the last reconcile open.
+    pub connection: Option<Kept>,
     /// State of this kind only.
     pub detail: D,
 }
@@ -56,6 +60,7 @@ impl<S, D: Default> Default for ObjectState<S, D> {
             written: None,
             wrote_at: None,
             told: None,
+            connection: None,
             detail: D::default(),
         }
     }

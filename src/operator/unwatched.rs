@@ -14,6 +14,7 @@ use lockkeeper_api::FINALIZER;
 use lockkeeper_plan::ErrorClass;
 use tracing::{info, warn};
 
+use super::api_error::explain;
 use super::error::pause;
 use super::kind::Kind;
 use super::kind_context::KindContext;
@@ -58,6 +59,7 @@ impl<K: Kind> Leaving<K> {
                 if self.kind.states.forget(&uid) || is_unfinished {
                     self.left(place(object));
                 }
+                self.kind.shared.connections.close_unused();
             }
             Event::InitDone => {
                 let there = self.kind.cache.state();
@@ -66,6 +68,7 @@ impl<K: Kind> Leaving<K> {
                 for place in self.kind.states.forget_others(&there) {
                     self.left(place);
                 }
+                self.kind.shared.connections.close_unused();
             }
             Event::Init | Event::InitApply(_) | Event::Apply(_) => {}
         }
@@ -91,7 +94,7 @@ impl<K: Kind> Leaving<K> {
                 Err(kube::Error::Api(answer)) if answer.is_conflict() => AGAIN,
                 Err(error) => {
                     let kind = K::kind(&());
-                    warn!(%error, %kind, namespace, name, "cannot remove the finalizer of an object that is no longer watched");
+                    warn!(error = explain(&error), %kind, namespace, name, "cannot remove the finalizer of an object that is no longer watched");
                     pause(ErrorClass::Transient, failures)
                 }
             };

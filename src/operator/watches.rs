@@ -20,6 +20,7 @@ use kube::{Api, Resource, ResourceExt};
 use lockkeeper_plan::clean_text;
 use tracing::{error, warn};
 
+use super::api_error::explain;
 use super::context::Context;
 use super::decoding::Decoder;
 use super::error::jitter;
@@ -45,7 +46,7 @@ pub async fn until_installed<K: Kind>(apis: &[Api<Reduced<K>>], config: &watcher
                 }
                 _ => "trying again",
             };
-            error!(%error, namespace = api.namespace(), kind = %K::kind(&()), "cannot list: {advice}");
+            error!(error = explain(&error), namespace = api.namespace(), kind = %K::kind(&()), "cannot list: {advice}");
         }
         tokio::time::sleep(jitter(Duration::from_secs(2))).await;
     }
@@ -69,7 +70,7 @@ pub fn of<K: Kind>(
         let events = readable(events, namespace.clone(), cache.clone(), ctx);
         let events = events.inspect_err({
             let namespace = namespace.clone();
-            move |error| warn!(%error, namespace, kind = %K::kind(&()), "the watch failed, trying again")
+            move |error| warn!(error = explain(error), namespace, kind = %K::kind(&()), "the watch failed, trying again")
         });
         (namespace, events.boxed())
     };

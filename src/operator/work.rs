@@ -11,6 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use lockkeeper_api::FINALIZER;
 use tracing::{Instrument, debug, field, info_span, warn};
 
+use super::api_error::explain;
 use super::cleanup::cleanup;
 use super::concurrency::Connection;
 use super::error::{ReconcileError, pause_after};
@@ -80,6 +81,7 @@ async fn one<K: Kind>(
         .await;
         if let (Ok(_), Some(uid)) = (&done, removed) {
             kind.states.forget(&uid);
+            kind.shared.connections.close_unused();
         }
         let result = done.map(|_| pause).map_err(|error| match error {
             FinalizerError::ApplyFailed(error) | FinalizerError::CleanupFailed(error) => error,
@@ -88,7 +90,7 @@ async fn one<K: Kind>(
         if matches!(result, Err(ReconcileError::Outdated)) {
             debug!("the object was changed concurrently, reconciling again");
         } else if let Err(error) = &result {
-            let source = std::error::Error::source(error).map(ToString::to_string);
+            let source = std::error::Error::source(error).map(explain);
             warn!(%error, source, "to be tried again");
         }
         result

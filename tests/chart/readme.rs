@@ -97,7 +97,9 @@ fn cells(table: &str) -> Vec<Vec<String>> {
     };
     let mut rows: Vec<_> = table.lines().map(row).collect();
     let age = rows[0].iter().position(|cell| cell == "AGE").unwrap();
-    rows.iter_mut().for_each(|row| drop(row.remove(age)));
+    for row in &mut rows {
+        row.remove(age);
+    }
     rows
 }
 

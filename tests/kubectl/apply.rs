@@ -251,6 +251,22 @@ async fn an_impossible_plan_reports_the_reason_and_changes_nothing() {
         assert_eq!(blocked.code, Some(1), "{}{}", blocked.out, blocked.said);
         assert!(blocked.out.contains("! pq/frames"), "{}", blocked.out);
         assert!(blocked.out.contains(":closed"), "{}", blocked.out);
+
+        // Neither a queue that was only half created nor a lock of another protocol changes.
+        let key = format!("__pressure__:{}.half:bound", world.namespace);
+        let _: () = redis.set(&key, 1).await.unwrap();
+        assert_eq!(run(&world, APPLY, &good).await.code, Some(0));
+        let before = world.queues().await;
+        let impossible = object("Semaphore", "deploy", "slots: 2, protocol: Token")
+            + &object("PressureQueue", "half", "bound: 2");
+        for verb in [PLAN, APPLY] {
+            let blocked = run(&world, verb, &impossible).await;
+            assert_eq!(blocked.code, Some(1), "{}{}", blocked.out, blocked.said);
+            for part in ["! sem/deploy", "one of protocol ExclusiveQueue", "! pq/half", "half created"] {
+                assert!(blocked.out.contains(part), "{part}: {}", blocked.out);
+            }
+        }
+        assert_eq!(world.queues().await, before);
     })
     .await;
 }

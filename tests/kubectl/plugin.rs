@@ -2,6 +2,7 @@
 //! handles them.
 
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::api_server::{ApiServer, Fault};
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 use serde_json::Value;
@@ -9,6 +10,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::kubectl::{Ended, Folder, ended, in_namespace, program};
+use crate::operator::rights;
 
 /// Returns the words of each line.
 fn table(text: &str) -> Vec<Vec<String>> {
@@ -64,6 +66,81 @@ async fn as_a_plugin_it_is_called_as_kubectl_calls_it() {
         assert_eq!(ended(&mut elsewhere).await.out, "sem/deploy\n");
         let unknown = in_namespace(&world, &["list", "--context", "nowhere"]).await;
         assert_eq!(unknown.code, Some(69), "{}", unknown.said);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_api_server_is_found_as_by_kubectl_and_its_errors_are_sentences() {
+    in_a_world("plugin", async |world| {
+        world.apply::<Semaphore>("deploy", "{slots: 3}").await.unwrap();
+        let file = std::env::var("KUBECONFIG").unwrap();
+        let listed = async |environment: &[(&str, &str)], arguments: &[&str]| {
+            let mut list = program(&["list", "-n", &world.namespace, "-o", "name"]);
+            list.args(arguments).env("KUBECONFIG", &file).envs(environment.iter().copied());
+            ended(&mut list).await
+        };
+        let list = format!("/nowhere::{file}:/nowhere-else");
+        let proxy = ("HTTPS_PROXY", "http://127.0.0.1:9");
+        for environment in [
+            &[("KUBECONFIG", list.as_str())][..],
+            &[proxy],
+            &[proxy, ("NO_PROXY", "10.0.0.0/8, .svc, 127.0.0.1 ")],
+            &[("https_proxy", "socks5://127.0.0.1:9"), ("ALL_PROXY", "socks5://127.0.0.1:9")],
+        ] {
+            let found = listed(environment, &[]).await;
+            assert_eq!(found.out, "sem/deploy\n", "{environment:?}: {}", found.said);
+        }
+
+        let folder = Folder::new();
+        let by = |name: &str, server: &str, user: &str| {
+            let text = format!(
+                "{{apiVersion: v1, kind: Config, current-context: it, clusters: [{{name: it, cluster: \
+                 {{server: '{server}', insecure-skip-tls-verify: true}}}}], users: [{{name: it, user: \
+                 {{token: {user}}}}}], contexts: [{{name: it, context: {{cluster: it, user: it}}}}]}}"
+            );
+            folder.write(name, &text)
+        };
+        let text = std::fs::read_to_string(&file).unwrap();
+        let server = text.lines().find_map(|line| line.trim().strip_prefix("server: ")).unwrap();
+        let forbidden = rights::kubeconfig_of(&world, "carol");
+        let unknown = by("unknown", server, "nonsense");
+        let closed = by("closed", "https://127.0.0.1:9", "nonsense");
+        let far = by("far", "https://api.example.com", "nonsense");
+        let socks = [("HTTPS_PROXY", "socks5://127.0.0.1:9")];
+        for (kubeconfig, environment, code, says) in [
+            (&forbidden, &[][..], 77, "cannot list resource"),
+            (&unknown, &[], 69, "rejected the credentials"),
+            (&closed, &[], 69, "can't be reached (Connection refused"),
+            (&far, &[proxy], 69, "can't be reached ("),
+            (&far, &socks, 69, "the proxy for the API server has an unsupported protocol"),
+            (&far, &[proxy, ("NO_PROXY", "a,,b")], 69, "NO_PROXY is no list of hosts"),
+            (&"/nowhere".to_owned(), &[], 69, "there is no kubeconfig file"),
+        ] {
+            let variables = [&[("KUBECONFIG", kubeconfig.as_str())], environment].concat();
+            let ended = listed(&variables, &[]).await;
+            assert_eq!(ended.code, Some(code), "{}", ended.said);
+            assert!(ended.said.contains(says), "{says}: {}", ended.said);
+            assert_eq!(ended.said.trim_end().lines().count(), 1, "{}", ended.said);
+            for dump in ["Status {", "Some(", "ApiError", "ServiceError", "kube/"] {
+                assert!(!ended.said.contains(dump), "{}", ended.said);
+            }
+        }
+        let mut doctor = program(&["doctor", "-n", &world.namespace, "-o", "json"]);
+        let examined = ended(doctor.env("KUBECONFIG", &forbidden)).await;
+        assert_eq!(examined.code, Some(0), "{}", examined.said);
+        assert!(examined.out.contains("cannot list resource"), "{}", examined.out);
+        let hung = ApiServer::new().await;
+        hung.suffer(Fault::Hang);
+        let mut list = program(&["list", "-n", &world.namespace]);
+        let mut doctor = program(&["doctor", "-n", &world.namespace]);
+        for command in [&mut list, &mut doctor] {
+            let ended = ended(command.env("KUBECONFIG", &hung.kubeconfig)).await;
+            assert_eq!(ended.code, Some(69), "{}", ended.said);
+            assert!(ended.said.contains("the API server did not answer within 10s"), "{}", ended.said);
+        }
+        let selector = listed(&[], &["--selector", "a in ("]).await;
+        assert!(selector.said.contains("(400)"), "{}", selector.said);
     })
     .await;
 }

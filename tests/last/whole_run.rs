@@ -48,6 +48,7 @@ async fn in_the_whole_run_nothing_was_forbidden_malformed_or_given_a_password() 
         nothing_was_malformed(&requests);
         no_request_has_a_secret(&requests, &canaries);
         no_operator_output_has_a_secret(&world.namespace, &canaries);
+        no_log_line_is_debug_output();
         no_object_has_a_secret(&world.client, &canaries).await;
         println!("{}", used_rights(&requests));
         let unused = unused_rights(&requests, &rights(&world.client).await);
@@ -122,6 +123,20 @@ fn no_operator_output_has_a_secret(namespace: &str, canaries: &Canaries) {
     }
     let expected = ["log", "metrics", "traces"].map(ToOwned::to_owned);
     assert_eq!(of_our_own, expected.into(), "they are not where they were looked for");
+}
+
+/// Checks that the operators log what a value means, not how Rust stores it.
+fn no_log_line_is_debug_output() {
+    let folder = format!("{}/operator-logs", variable("LOCKKEEPER_DEV_DIR"));
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+            let dumps = ["Status {", "Some(", "ListMeta", "ApiError", "ServiceError", "HyperError"];
+            let dump = text.lines().find(|line| dumps.iter().any(|dump| line.contains(dump)));
+            assert_eq!(dump, None, "{}", path.display());
+        }
+    }
 }
 
 /// Checks the current objects of the cluster, including events of both APIs.

@@ -12,7 +12,12 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{Connection, Consumer};
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_plan::connection::RabbitmqSettings;
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_semaphore::{Broker, BrokerOptions, ManagedLock};
 use lockkeeper_testkit::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
+use tokio_util::sync::CancellationToken;
 
 use crate::operator::holders::client::Client;
 
@@ -241,6 +246,43 @@ async fn a_semaphore_of_amqp_locks_python_has_that_librarys_queues_and_holders()
         world.api::<Semaphore>().delete("deploy", &DeleteParams::default()).await.unwrap();
         eventually("the slots are gone", PATIENCE, async || {
             queues(&world).await == named(&["B-3"])
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn undesired_records_and_a_lost_token_queue_are_drift_and_are_repaired() {
+    in_a_world("undesired", async |world| {
+        let _operator = world.operator().await;
+        world.semaphore("deploy", "slots: 2").await;
+        world.semaphore("closed", "slots: 0, protocol: Token").await;
+        world.semaphore_ready("deploy").await;
+        world.semaphore_ready("closed").await;
+        let desired = queues(&world).await;
+
+        let settings = RabbitmqSettings::from_urls(&world.amqp_url(), None).unwrap();
+        let broker = Broker::new(settings, BrokerOptions::default());
+        let lock = LockName::new(format!("{}.deploy", world.namespace)).unwrap();
+        let fenced = DesiredSlots { records: Some(Duration::ZERO), ..DesiredSlots::new(2) };
+        let managed = ManagedLock::new(&broker, &lock, fenced);
+        managed.apply(Some(2), false, &CancellationToken::new()).await.unwrap();
+        let client = Client::connect(&world).await;
+        client.delete(&format!("{}.closed.semaphore", world.namespace)).await;
+
+        for (name, note) in [
+            ("deploy", "2 slots: 0 added, 0 removed, slot records removed"),
+            ("closed", "0 tokens: 0 added, 0 removed, the token queue made again"),
+        ] {
+            eventually("an event is recorded", PATIENCE, async || {
+                let events = world.events(name).await;
+                events.iter().any(|(reason, said, _)| reason == "DriftRepaired" && said == note)
+            })
+            .await;
+        }
+        eventually("only the desired queues exist", PATIENCE, async || {
+            queues(&world).await == desired
         })
         .await;
     })

@@ -25,7 +25,7 @@ mod queues;
 mod references;
 mod restarts;
 mod revoking;
-mod rights;
+pub(crate) mod rights;
 mod risks;
 mod secrecy;
 mod settings;

@@ -91,7 +91,7 @@ async fn a_holder_is_revoked_once_and_its_successor_never() {
         assert_eq!(why, LostReason::Revoked { text: "alice  rolls back".to_owned() });
         let said = answered(&world, "HolderRevoked").await;
         assert_eq!(said.len(), 1, "{said:?}");
-        for part in [&format!("slot 1 of the holder {}", ids[0]), "alice  rolls back", "2026-01-02"] {
+        for part in [&format!("slot 1 from holder {}", ids[0]), "alice  rolls back", "2026-01-02"] {
             assert!(said[0].contains(part), "{said:?}");
         }
 

@@ -5,10 +5,10 @@
 use std::time::Instant;
 
 use futures::future::join_all;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use lockkeeper_api::{PressureQueue, Semaphore};
 use lockkeeper_testkit::environment::{memory, peak};
-use lockkeeper_testkit::world::{PATIENCE, has_reason, in_a_world};
+use lockkeeper_testkit::world::{PATIENCE, eventually, has_reason, in_a_world};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -74,6 +74,38 @@ async fn large_metadata_costs_little_memory_also_at_a_start() {
         all_ready().await;
         let grown = peak(operator.pid()).saturating_sub(before);
         assert!(grown < 32, "it starts with {grown} MiB more");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_connections_of_deleted_objects_are_closed_without_a_new_one() {
+    const OBJECTS: usize = 12;
+    in_a_world("deleted", async |world| {
+        let operator = world.operator().await;
+        let threads =
+            || std::fs::read_dir(format!("/proc/{}/task", operator.pid())).unwrap().count();
+        world.semaphore("first", "slots: 1").await;
+        world.semaphore_ready("first").await;
+        // The other objects' connections differ in a management API, which does not exist.
+        let before = threads();
+        for number in 0..OBJECTS {
+            let name = format!("own-{number}");
+            let management = format!("http://a:b@127.0.0.1:{}", number + 1);
+            let uris = [("amqpUri", world.amqp_url()), ("managementUri", management)];
+            world.secret(&name, &uris).await;
+            let reference =
+                format!("rabbitmqClusterReference: {{connectionSecret: {{name: {name}}}}}");
+            let spec = format!("{{slots: 0, {reference}}}");
+            world.apply::<Semaphore>(&name, &spec).await.unwrap();
+        }
+        let more = before + OBJECTS;
+        eventually("each has a connection", PATIENCE, async || threads() > more).await;
+        for number in 0..OBJECTS {
+            let name = format!("own-{number}");
+            world.api::<Semaphore>().delete(&name, &DeleteParams::default()).await.unwrap();
+        }
+        eventually("they are closed", PATIENCE, async || threads() <= before + 3).await;
     })
     .await;
 }

@@ -5,6 +5,7 @@
 //! without Kubernetes.
 
 pub mod connection;
+pub mod difference;
 pub mod naming;
 pub mod pressure_queue;
 pub mod quota;

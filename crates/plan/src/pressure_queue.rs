@@ -1,13 +1,15 @@
-//! Decides what happens to a pressure queue. Inputs are the desired state, the observed
-//! keys in Redis and the last status. Outputs are effects to apply and conditions to
-//! report. See the crate `pressure` for reading and changing a queue.
+//! A pressure queue as values: the desired state, the observed keys in Redis, the effects
+//! on them and their results. See `plan` for the decisions, and the crate `pressure` for
+//! reading and changing a queue.
 
 pub mod doctor;
+mod plan;
 mod remark;
 
 use std::fmt;
 
-pub use remark::{Remark, eviction, residue};
+pub use self::plan::{QueuePlan, plan};
+pub use self::remark::{Remark, eviction, residue};
 
 /// Label of the data list in lists of key suffixes, because the list itself has no
 /// suffix.
@@ -192,87 +194,26 @@ pub enum QueueEffect {
     Close,
 }
 
-/// The planned effects and conditions.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueuePlan {
-    /// Effects, applied in this order.
-    pub effects: Vec<QueueEffect>,
-    /// Conditions, reported whether or not the effects succeed.
-    pub remarks: Vec<Remark>,
-}
-
-/// Plans the next effects. The function is total and pure. The rules are those of the
-/// source document "pressure 0.15". Where it does not specify a case, these rules apply:
-///
-/// * An existing queue is adopted with its data.
-/// * Data is never removed.
-/// * An action that a client is allowed to take (close, delete) is not drift.
-#[must_use]
-pub fn plan(desired: &DesiredQueue, seen: &ObservedQueue, past: &PreviousStatus) -> QueuePlan {
-    if !seen.wrong_types.is_empty() {
-        // The keys contain foreign data, which any change could destroy.
-        let remarks =
-            seen.wrong_types.iter().map(|key| Remark::WrongType { key: key.clone() }).collect();
-        return QueuePlan { effects: Vec::new(), remarks };
-    }
-    match seen.bound {
-        None => plan_absent(desired, seen, *past),
-        Some(bound) => plan_existing(desired, seen, *past, bound),
-    }
-}
-
-fn plan_absent(desired: &DesiredQueue, seen: &ObservedQueue, past: PreviousStatus) -> QueuePlan {
-    let wants_closed = desired.state == DesiredState::Closed;
-    if !seen.leftovers.is_empty() {
-        let residue = Remark::Residue { keys: seen.leftovers.clone() };
-        return QueuePlan { effects: Vec::new(), remarks: vec![residue] };
-    }
-    // A queue that existed is not created again just to be closed.
-    if past.existed && (past.closed || wants_closed) {
-        return QueuePlan { effects: Vec::new(), remarks: vec![Remark::Completed] };
-    }
-    let mut effects = vec![QueueEffect::Create { bound: desired.bound }];
-    if wants_closed {
-        effects.push(QueueEffect::Close);
-    }
-    let remarks = if past.existed { vec![Remark::Recreated] } else { Vec::new() };
-    QueuePlan { effects, remarks }
-}
-
-fn plan_existing(
-    desired: &DesiredQueue,
-    seen: &ObservedQueue,
-    past: PreviousStatus,
-    bound: u64,
-) -> QueuePlan {
-    let mut plan = QueuePlan::default();
-    let missing = seen.never_written();
-    if !missing.is_empty() {
-        // Its creator may be active right now, and would overwrite every change.
-        plan.remarks.push(Remark::HalfCreated { missing });
-        return plan;
-    }
-    if bound != desired.bound {
-        plan.effects.push(QueueEffect::SetBound { bound: desired.bound });
-    }
-    match (desired.state, seen.closed) {
-        (DesiredState::Closed, false) => {
-            plan.effects.push(QueueEffect::Close);
-            if seen.producer.busy {
-                let who = seen.producer.id.clone();
-                plan.remarks.push(Remark::WaitingForProducer { who });
-            }
-        }
-        (DesiredState::Open, true) => plan.remarks.push(Remark::ClosedByClient),
-        (DesiredState::Open, false) | (DesiredState::Closed, true) => {}
-    }
-    if past.existed && past.closed && !seen.closed && desired.state == DesiredState::Open {
-        plan.remarks.push(Remark::Reopened);
-    }
-    if desired.bound > 0 && seen.length > desired.bound {
-        plan.remarks.push(Remark::Overfilled { length: seen.length, bound: desired.bound });
-    }
-    plan
+/// The result of an effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// It was applied.
+    Done,
+    /// Nothing was left to do.
+    AlreadySo,
+    /// The queue does not exist, or no longer exists: observe again.
+    Absent,
+    /// Not created, because keys exist of an unfinished deletion, or of a queue that lost
+    /// its `:bound`. `lockkeeper queue create --adopt` restores it.
+    Residue {
+        /// Suffixes of the existing keys.
+        keys: Vec<String>,
+    },
+    /// Not closed, because a producer holds its role. Nothing was changed.
+    ProducerBusy {
+        /// The producer's id, if it set one.
+        who: Option<String>,
+    },
 }
 
 #[cfg(test)]

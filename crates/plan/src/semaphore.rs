@@ -2,12 +2,14 @@
 //! and returns effects and conditions. Pure logic. See `naming` for names, and the module
 //! `semaphore` for probing, declaring and deleting queues.
 
+mod lock_plan;
 mod observed;
 pub mod risk;
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
+pub use self::lock_plan::{Auxiliary, LockPlan, shared_queue};
 pub use self::observed::{Counts, Observed, ObservedSlots, ObservedTokens};
 use super::clean_text;
 use super::naming::MAX_SLOTS;

@@ -34,6 +34,6 @@ pub use connection::StoreOptions;
 pub use doctor::{QueueDoctor, RepairAction, Repaired};
 pub use error::StoreError;
 pub use reply::StoreIdentity;
-pub use store::{Applied, Deletion, Holder, Removed, Store, TakenRoles};
+pub use store::{Deletion, Holder, Removed, Store, TakenRoles};
 
-pub use lockkeeper_plan::pressure_queue::{DesiredQueue, ObservedQueue, QueueEffect};
+pub use lockkeeper_plan::pressure_queue::{Applied, DesiredQueue, ObservedQueue, QueueEffect};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
-use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_plan::pressure_queue::{Applied, ObservedQueue, QueueEffect};
 use redis::{FromRedisValue, Pipeline, RedisError};
 use tokio::time::Instant;
 
@@ -64,28 +64,6 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Store").field(self.0.pool.settings()).finish()
     }
-}
-
-/// The result of an effect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Applied {
-    /// It was applied.
-    Done,
-    /// Nothing was left to do.
-    AlreadySo,
-    /// The queue does not exist, or no longer exists: observe again.
-    Absent,
-    /// Not created, because keys exist of an unfinished deletion, or of a queue that lost
-    /// its `:bound`: see [`Store::adopt`].
-    Residue {
-        /// Suffixes of the existing keys.
-        keys: Vec<String>,
-    },
-    /// Not closed, because a producer holds its role. Nothing was changed.
-    ProducerBusy {
-        /// The producer's id, if it set one.
-        who: Option<String>,
-    },
 }
 
 impl Store {

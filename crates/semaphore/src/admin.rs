@@ -4,4 +4,5 @@
 pub mod broker;
 mod converge;
 mod identity;
+pub mod managed;
 pub mod resize;

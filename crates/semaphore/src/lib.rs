@@ -20,6 +20,7 @@ mod queues;
 mod session;
 
 pub use self::admin::broker::Broker;
+pub use self::admin::managed::{ManagedLock, Source};
 pub use self::admin::resize::{ResizeError, ResizeTo, Resized};
 pub use self::client::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, LostReason, Permit, RunError, Start,

@@ -37,6 +37,8 @@ struct Entry {
 
 #[derive(Deserialize)]
 struct User {
+    /// Empty for a request with invalid credentials.
+    #[serde(default)]
     username: String,
 }
 

@@ -12,6 +12,7 @@ use lockkeeper_api::all_crds;
 
 use super::finding::Finding;
 use crate::cli::kubernetes::Cluster;
+use crate::operator::api_error::explain;
 
 /// Label selector of the operator's Deployment, independent of the release name.
 const OPERATOR: &str = "app.kubernetes.io/name=lockkeeper";
@@ -42,7 +43,7 @@ pub(super) async fn definitions(cluster: &Cluster) -> Vec<Finding> {
             Err(error) => {
                 findings.push(Finding::remark(
                     about,
-                    format!("can't be read: {error}"),
+                    format!("can't be read: {}", explain(&error)),
                     "ask a user with permission to read CustomResourceDefinitions",
                 ));
                 continue;
@@ -94,7 +95,7 @@ pub(super) async fn operator(
                 "ask a user with permission to list Deployments, or set --operator-namespace";
             return vec![Finding::remark(
                 "operator",
-                format!("can't be looked for: {error}"),
+                format!("can't be looked for: {}", explain(&error)),
                 next,
             )];
         }
@@ -166,7 +167,7 @@ async fn rights(cluster: &Cluster, deployment: &Deployment, namespaces: &[String
                         missing.push(format!("{verb} {of} in {namespace}"));
                     }
                     Err(error) => {
-                        let message = format!("its rights can't be asked for: {error}");
+                        let message = format!("its rights can't be asked for: {}", explain(&error));
                         let next = "ask a user with permission to create SubjectAccessReviews";
                         return vec![Finding::remark(about, message, next)];
                     }

@@ -3,22 +3,13 @@
 //! immutable fields, cannot be checked.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::ResourceExt;
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};
-use lockkeeper_api::validate::{self, DefaultRules};
-use lockkeeper_api::{GROUP, PressureQueue, Semaphore, all_crds};
-use serde::de::DeserializeOwned;
+use lockkeeper_api::{GROUP, all_crds};
 use serde_json::{Value, json};
 
 use super::schema::{self, Problem, did_you_mean};
+use crate::cli::kinds::{KINDS, Object, Reader};
 use crate::cli::manifest::Manifest;
-
-/// An object that the API server would accept, with defaults applied.
-#[derive(Clone, Debug)]
-pub(in crate::cli) enum Object {
-    Semaphore(Box<Semaphore>),
-    Queue(Box<PressureQueue>),
-}
 
 /// Checks objects of all kinds.
 pub(in crate::cli) struct Checker {
@@ -33,17 +24,22 @@ struct Kind {
     version: String,
     schema: Value,
     rules: CompiledSchema,
+    read: Reader,
 }
 
 impl Checker {
     pub fn new() -> Self {
-        let kinds = all_crds().into_iter().flat_map(|crd| {
-            let name = crd.spec.names.kind.clone();
-            crd.spec.versions.into_iter().map(move |version| {
+        let kinds = all_crds().into_iter().filter_map(|crd| {
+            let (_, read) = KINDS.into_iter().find(|(name, _)| *name == crd.spec.names.kind)?;
+            Some((crd.spec, read))
+        });
+        let kinds = kinds.flat_map(|(crd, read)| {
+            let name = crd.names.kind;
+            crd.versions.into_iter().map(move |version| {
                 let schema = version.schema.and_then(|schema| schema.open_api_v3_schema);
                 let schema = serde_json::to_value(schema).unwrap_or_default();
                 let rules = compile_schema(&schema);
-                Kind { name: name.clone(), version: version.name, schema, rules }
+                Kind { name: name.clone(), version: version.name, schema, rules, read }
             })
         });
         let metadata = schemars::schema_for!(ObjectMeta);
@@ -52,8 +48,8 @@ impl Checker {
         Self { kinds: kinds.collect(), validator: Validator::new(), metadata }
     }
 
-    /// Returns the typed object, or all its problems.
-    pub fn check(&self, manifest: &Manifest) -> Result<Object, Vec<Problem>> {
+    /// Returns the typed object, with defaults applied, or all its problems.
+    pub fn check(&self, manifest: &Manifest) -> Result<Box<dyn Object>, Vec<Problem>> {
         let kind = self.kind(manifest).map_err(|problem| vec![problem])?;
         let mut value = manifest.value.clone();
 
@@ -80,10 +76,7 @@ impl Checker {
         if let Err(errors) = self.validator.validate_compiled(&kind.rules, &value, None) {
             return Err(errors.into_iter().map(|error| rule(&kind.schema, &error)).collect());
         }
-        match kind.name.as_str() {
-            "Semaphore" => typed(value).map(|object| Object::Semaphore(Box::new(object))),
-            _ => typed(value).map(|object| Object::Queue(Box::new(object))),
-        }
+        (kind.read)(value).map_err(|error| vec![Problem::new("", error.to_string())])
     }
 
     fn kind(&self, manifest: &Manifest) -> Result<&Kind, Problem> {
@@ -144,37 +137,6 @@ impl Checker {
     }
 }
 
-impl Object {
-    /// Sets the namespace if the object has none.
-    pub fn in_namespace(mut self, namespace: &str) -> Self {
-        let metadata = match &mut self {
-            Self::Semaphore(object) => &mut object.metadata,
-            Self::Queue(object) => &mut object.metadata,
-        };
-        metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-        self
-    }
-
-    /// Returns `sem/NAME` or `pq/NAME`.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Semaphore(object) => format!("sem/{}", object.name_any()),
-            Self::Queue(object) => format!("pq/{}", object.name_any()),
-        }
-    }
-
-    /// Returns the reason why the operator would reject the object although the API
-    /// server accepts it. This concerns names, which may derive from the object's name
-    /// and namespace.
-    pub fn remark(&self) -> Option<String> {
-        let refused = match self {
-            Self::Semaphore(object) => validate::semaphore(object, DefaultRules::ANYTHING).err(),
-            Self::Queue(object) => validate::pressure_queue(object, DefaultRules::ANYTHING).err(),
-        };
-        refused.map(|error| format!("the operator will refuse it: {error}"))
-    }
-}
-
 /// Converts a rule's error to a problem at the field that the rule specifies.
 fn rule(schema: &Value, error: &kube::core::cel::ValidationError) -> Problem {
     let pointer = error.field_path.split('.').filter(|part| !part.is_empty());
@@ -186,10 +148,6 @@ fn rule(schema: &Value, error: &kube::core::cel::ValidationError) -> Problem {
         format!("{}{field}", error.field_path),
         format!("Invalid value: {}", error.message),
     )
-}
-
-fn typed<K: DeserializeOwned>(value: Value) -> Result<K, Vec<Problem>> {
-    serde_json::from_value(value).map_err(|error| vec![Problem::new("", error.to_string())])
 }
 
 fn is_dns(name: &str, max: usize, dots: bool) -> bool {

@@ -1,14 +1,14 @@
 //! Output of a plan: with a sign and a color for each change for users, as JSON for
 //! programs.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, stdout};
 
+use lockkeeper_plan::difference::{Difference, Sign};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, Format};
-use crate::cli::validate::INVALID;
 
 /// Version of the JSON format. Must be raised for changes that would mislead programs.
 const FORMAT_VERSION: u32 = 1;
@@ -29,39 +29,29 @@ pub(in crate::cli) enum Action {
     Blocked,
 }
 
-/// One difference.
-#[derive(Clone, Debug, Serialize)]
-pub(in crate::cli) struct Change {
-    pub what: &'static str,
-    #[serde(skip_serializing_if = "Value::is_null")]
-    pub before: Value,
-    #[serde(skip_serializing_if = "Value::is_null")]
-    pub after: Value,
-}
-
-impl Change {
-    pub fn new(what: &'static str, before: impl Into<Value>, after: impl Into<Value>) -> Self {
-        Self { what, before: before.into(), after: after.into() }
+impl Action {
+    /// Returns the action for an object that can be applied.
+    pub fn of(exists: bool, changes: &[Difference]) -> Self {
+        match (exists, changes.is_empty()) {
+            (_, true) => Self::None,
+            (false, false) => Self::Create,
+            (true, false) => Self::Update,
+        }
     }
 
-    fn line(&self) -> (Paint, String) {
-        let text = |value: &Value| match value {
-            Value::String(text) => text.clone(),
-            value => value.to_string(),
-        };
-        let (before, after) = (text(&self.before), text(&self.after));
-        match (self.before.is_null(), self.after.is_null()) {
-            (true, _) => (Paint::Green, format!("+ {}: {after}", self.what)),
-            (false, true) => (Paint::Red, format!("- {}: {before}", self.what)),
-            (false, false) => (Paint::Yellow, format!("~ {}: {before} -> {after}", self.what)),
-        }
+    /// Whether the object is created or changed.
+    pub fn changes(self) -> bool {
+        matches!(self, Self::Create | Self::Update)
     }
 }
 
 /// The required changes of one object, with their reasons.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::cli) struct Shown {
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
+    /// kubectl's short name of the kind.
+    #[serde(skip)]
+    pub short: &'static str,
     pub namespace: String,
     pub name: String,
     /// The server, without credentials.
@@ -69,7 +59,7 @@ pub(in crate::cli) struct Shown {
     /// Name of the lock or queue.
     pub target: String,
     pub action: Action,
-    pub changes: Vec<Change>,
+    pub changes: Vec<Difference>,
     /// Number of holders of slots or tokens that would be removed.
     pub draining: u32,
     pub notes: Vec<String>,
@@ -126,13 +116,13 @@ impl<'a> Plan<'a> {
         match self.summary.blocked {
             0 => Ok(()),
             1 => Err(Failure::new(
-                INVALID,
+                Failure::INVALID,
                 "1 object can't be applied: see the reason in its entry of the plan",
             )),
             blocked => {
                 let message =
                     format!("{blocked} objects can't be applied: see the reasons in their entries");
-                Err(Failure::new(INVALID, message))
+                Err(Failure::new(Failure::INVALID, message))
             }
         }
     }
@@ -142,10 +132,7 @@ impl<'a> Plan<'a> {
             Format::Table | Format::Wide => output::write(&self.text(format == Format::Wide)),
             Format::Json | Format::Yaml => output::print_data(format, self),
             Format::Name => {
-                let changed = self
-                    .objects
-                    .iter()
-                    .filter(|s| matches!(s.action, Action::Create | Action::Update));
+                let changed = self.objects.iter().filter(|shown| shown.action.changes());
                 output::write(&changed.map(|shown| shown.called() + "\n").collect::<String>())
             }
         }
@@ -179,8 +166,7 @@ impl<'a> Plan<'a> {
 impl Shown {
     /// Returns the name of the object, with kubectl's short name of its kind.
     pub fn called(&self) -> String {
-        let kind = if self.kind == "Semaphore" { "sem" } else { "pq" };
-        format!("{kind}/{}", self.name)
+        format!("{}/{}", self.short, self.name)
     }
 
     fn lines(&self, coloured: bool) -> Vec<String> {
@@ -194,7 +180,8 @@ impl Shown {
         let Self { target, server, namespace, .. } = self;
         let head =
             format!("{sign} {} in {namespace}: {target} on {server}{suspended}", self.called());
-        let mut details: Vec<(Paint, String)> = self.changes.iter().map(Change::line).collect();
+        let line = |change: &Difference| (Paint::of(change.sign()), change.to_string());
+        let mut details: Vec<(Paint, String)> = self.changes.iter().map(line).collect();
         if self.draining > 0 {
             let line = format!(
                 "! held, and kept until released: {} (apply needs --allow-drain)",
@@ -219,6 +206,14 @@ enum Paint {
 }
 
 impl Paint {
+    fn of(sign: Sign) -> Self {
+        match sign {
+            Sign::Added => Self::Green,
+            Sign::Changed => Self::Yellow,
+            Sign::Removed => Self::Red,
+        }
+    }
+
     fn on(self, text: &str, coloured: bool) -> String {
         let code = match self {
             Self::Red => "31",

@@ -7,6 +7,8 @@ use lockkeeper_api::conditions::reason;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::{ALLOWED_NAMESPACES, SettingsError};
 
+use crate::operator::api_error::explain;
+
 /// Time for which a read object is cached. Objects with the same Secret share its reads.
 /// A rotated password or certificate is used after at most this time.
 pub(super) const FRESH: Duration = Duration::from_secs(10);
@@ -50,7 +52,7 @@ pub enum FetchError {
     #[error("the operator's default connection: {0}")]
     DefaultSettings(#[source] SettingsError),
     /// The API server did not return the Secret.
-    #[error("could not read the Secret {name:?}: {source}")]
+    #[error("could not read the Secret {name:?}: {}", explain(&**.source))]
     Unreadable {
         /// The Secret's name.
         name: String,
@@ -89,7 +91,7 @@ pub enum FetchError {
         name: String,
     },
     /// The API server did not return the `RabbitmqCluster`.
-    #[error("could not read the RabbitmqCluster {name:?}: {source}")]
+    #[error("could not read the RabbitmqCluster {name:?}: {}", explain(&**.source))]
     ClusterUnreadable {
         /// The cluster's name.
         name: String,

@@ -6,9 +6,8 @@ use lockkeeper_api::PressureQueue;
 use lockkeeper_api::conditions::{READY, find, reason};
 use lockkeeper_plan::pressure_queue::doctor::needs_second_look;
 use lockkeeper_plan::pressure_queue::{
-    DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
+    Applied as Effected, DesiredState, PreviousStatus, QueueEffect, QueuePlan, Remark, plan,
 };
-use lockkeeper_pressure::Applied as Effected;
 
 use super::doctor;
 use super::state::{Observation, QueueState};
@@ -100,55 +99,49 @@ impl Step<'_> {
     /// Applies the effects in order. Returns the resulting remarks.
     async fn apply(
         &self,
-        planned: QueuePlan,
+        mut planned: QueuePlan,
         notes: &mut Vec<EventRecord>,
     ) -> Result<Vec<Remark>, StepError> {
-        let Self { ctx, queue, old, valid, store, .. } = self;
-        let drift = old.observed_generation == queue.metadata.generation
-            && find(&old.conditions, READY).is_some_and(|c| c.status == "True");
-        let QueuePlan { effects, mut remarks } = planned;
-        let recreated = remarks.contains(&Remark::Recreated);
-        for effect in effects {
+        let Self { ctx, valid, store, .. } = self;
+        let recreated = planned.remarks.contains(&Remark::Recreated);
+        for effect in std::mem::take(&mut planned.effects) {
             if !ctx.goes_on() {
                 break;
             }
             let effected = store.apply(&valid.queue, &effect);
-            match (ctx.metrics.timed(Asked::redis("apply"), effected).await?, &effect) {
-                (Effected::Done, QueueEffect::Create { .. }) if recreated => {
-                    ctx.metrics.corrected(*queue);
-                    notes.push(note(true, Remark::Recreated.reason(), &Remark::Recreated));
-                }
-                (Effected::Done, QueueEffect::Create { bound }) => {
-                    notes.push(note(false, "Created", &format!("Created with bound {bound}")));
-                }
-                (Effected::Done, QueueEffect::SetBound { bound }) => {
-                    if drift {
-                        ctx.metrics.corrected(*queue);
-                    }
-                    let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
-                    let message = format!("The bound is now {bound}");
-                    notes.push(
-                        EventRecord::new(drift, reason, message).action(format!("BoundTo{bound}")),
-                    );
-                }
-                (Effected::Done, QueueEffect::Close) => {
-                    notes.push(note(false, "Closed", &"Closed, as the spec asks"));
-                }
-                (Effected::ProducerBusy { who }, _) => {
-                    let waiting = Remark::WaitingForProducer { who };
-                    remarks.retain(|r| !matches!(r, Remark::WaitingForProducer { .. }));
-                    remarks.push(waiting);
-                    continue;
-                }
-                (Effected::Residue { keys }, _) => remarks.push(Remark::Residue { keys }),
-                // Another client was faster. The next observation shows the result.
-                (Effected::AlreadySo | Effected::Absent, _) => {}
-            }
-            if effect == QueueEffect::Close {
-                remarks.retain(|r| !matches!(r, Remark::WaitingForProducer { .. }));
+            let effected = ctx.metrics.timed(Asked::redis("apply"), effected).await?;
+            planned.record(&effect, &effected);
+            if effected == Effected::Done {
+                notes.push(self.changed(&effect, recreated));
             }
         }
-        Ok(remarks)
+        Ok(planned.remarks)
+    }
+
+    /// Returns the event of a change, and counts a repair. `recreated` is true if the queue
+    /// was deleted while open.
+    fn changed(&self, effect: &QueueEffect, recreated: bool) -> EventRecord {
+        let Self { ctx, queue, old, .. } = self;
+        let drift = old.observed_generation == queue.metadata.generation
+            && find(&old.conditions, READY).is_some_and(|c| c.status == "True");
+        match effect {
+            QueueEffect::Create { .. } if recreated => {
+                ctx.metrics.corrected(*queue);
+                note(true, Remark::Recreated.reason(), &Remark::Recreated)
+            }
+            QueueEffect::Create { bound } => {
+                note(false, "Created", &format!("Created with bound {bound}"))
+            }
+            QueueEffect::SetBound { bound } => {
+                if drift {
+                    ctx.metrics.corrected(*queue);
+                }
+                let reason = if drift { "DriftRepaired" } else { "BoundChanged" };
+                let message = format!("The bound is now {bound}");
+                EventRecord::new(drift, reason, message).action(format!("BoundTo{bound}"))
+            }
+            QueueEffect::Close => note(false, "Closed", &"Closed, as the spec asks"),
+        }
     }
 }
 

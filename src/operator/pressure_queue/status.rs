@@ -55,27 +55,13 @@ pub(super) fn outcome(found: &Observation) -> Outcome {
             Remark::Completed => {
                 return Outcome::Ready { reason: reason::COMPLETED, message };
             }
-            Remark::HalfCreated { .. } => {
-                return Outcome::Blocked { reason: reason::HALF_CREATED, message };
-            }
-            Remark::Residue { .. } => {
-                return Outcome::Blocked { reason: reason::RESIDUE, message };
-            }
-            Remark::WrongType { .. } => {
-                return Outcome::Blocked { reason: reason::WRONG_TYPE, message };
-            }
             Remark::WaitingForProducer { .. } => {
                 return Outcome::Working { reason: WAITING_FOR_ROLE, message };
             }
-            Remark::Recreated
-            | Remark::Overfilled { .. }
-            | Remark::ClosedByClient
-            | Remark::Reopened
-            | Remark::RoleStuck { .. }
-            | Remark::LostToken
-            | Remark::LeasesEnded { .. }
-            | Remark::SurplusToken { .. }
-            | Remark::CounterDrift { .. } => {}
+            remark if remark.blocks() => {
+                return Outcome::Blocked { reason: remark.reason(), message };
+            }
+            _ => {}
         }
     }
     if found.seen.bound.is_none() {

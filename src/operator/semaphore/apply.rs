@@ -8,10 +8,8 @@ use lockkeeper_api::conditions::{ConditionUpdate, READY, RECONCILING, find, reas
 use lockkeeper_api::semaphore::{MAX_LISTED_HOLDERS, to_i32};
 use lockkeeper_api::validate::ValidSemaphore;
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
-use lockkeeper_plan::semaphore::{
-    Observed, ObservedSlots, plan, plan_slots, settled_mark, sweep_to,
-};
-use lockkeeper_semaphore::{Broker, BrokerError, Converged};
+use lockkeeper_plan::semaphore::{Auxiliary, Observed, ObservedSlots, plan_slots, settled_mark};
+use lockkeeper_semaphore::{Broker, BrokerError, Converged, ManagedLock, Source};
 
 use super::state::{Observation, SemaphoreState};
 use super::status::in_sync_message;
@@ -92,18 +90,22 @@ enum Progress {
 type Ensured = (Observation, Result<Progress, StepError>);
 
 impl Step<'_> {
+    /// Returns the lock with its desired state.
+    fn managed(&self) -> ManagedLock<'_> {
+        ManagedLock::new(&self.broker, &self.valid.lock, self.valid.desired)
+    }
+
     /// Converges the slots to the spec. Fails if they could not be observed.
     async fn ensure_slots(
         &self,
         memory: &mut SemaphoreState,
         notes: &mut Vec<EventRecord>,
     ) -> Result<Ensured, StepError> {
-        let (lock, desired) = (&self.valid.lock, self.valid.desired);
         let declares = self.first_look && self.sweep_due && !self.valid.suspend;
-        let mark = match self.written_mark() {
-            None if declares => self.broker.find_mark_for_change(lock, desired.overshoot).await?,
-            None => self.broker.find_highest_slot(lock, desired.overshoot).await?,
-            mark => mark,
+        let mark = if declares {
+            self.managed().mark_for_change(self.written_mark()).await?
+        } else {
+            self.managed().mark(self.written_mark()).await?
         };
         let mark = mark.map(|mark| mark.max(memory.detail.reaches));
         let (mut observation, progress) = if declares {
@@ -119,7 +121,8 @@ impl Step<'_> {
         if self.sweep_due && matches!(progress, Ok(Progress::Done { .. })) {
             let seen = &observation.seen;
             memory.detail.swept = Some((Instant::now(), seen.clone()));
-            observation.mark = seen.numbered().map(|seen| settled_mark(desired.slots, seen));
+            let slots = self.valid.desired.slots;
+            observation.mark = seen.numbered().map(|seen| settled_mark(slots, seen));
         }
         Ok((observation, progress))
     }
@@ -138,7 +141,7 @@ impl Step<'_> {
         let none = ObservedSlots::default();
         let raise_to = mark.and(plan_slots(desired, &none, self.written_mark()).raise_mark_to);
         let mark = self.raise_mark(memory, mark, raise_to).await?;
-        match self.apply(memory, mark, &[], notes).await {
+        match self.apply(memory, mark, &Auxiliary::default(), notes).await {
             Ok(Converged { seen, waiting, declared, .. }) => {
                 let observation = Observation { waiting, ..Observation::new(seen, mark) };
                 Ok((observation, Ok(Progress::Done { added: declared })))
@@ -152,9 +155,10 @@ impl Step<'_> {
                 | BrokerError::TokensLimited { .. }
                 | BrokerError::NodeDown { .. }),
             ) => {
-                let highest = mark.unwrap_or_default();
-                let seen = self.look(sweep_to(desired, highest), highest.max(desired.slots));
-                Ok((Observation::new(seen.await?, mark), Err(error.into())))
+                let managed = self.managed();
+                let seen = managed.observe(mark, Source::Probes);
+                let seen = self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await?;
+                Ok((Observation::new(seen, mark), Err(error.into())))
             }
             Err(error) => Err(error.into()),
         }
@@ -175,30 +179,30 @@ impl Step<'_> {
         observation: &mut Observation,
         notes: &mut Vec<EventRecord>,
     ) -> Result<Progress, StepError> {
+        let mut auxiliary = Auxiliary::default();
+        if self.sweep_due && !self.valid.suspend {
+            let source = Source::List { since: None };
+            auxiliary = self.managed().observe_auxiliary(&observation.seen, source).await?;
+            observation.waiting = auxiliary.waiting;
+        }
         // plan: pure. Without a sweep, the slots are those of the last one, and no change
         // to them is due.
-        let planned = plan(self.valid.desired, &observation.seen, self.written_mark());
-        let (add, remove) = planned.changes();
-        let lost = if self.sweep_due && !self.valid.suspend {
-            self.look_around(observation).await?
-        } else {
-            Vec::new()
-        };
+        let planned = self.managed().plan(&observation.seen, auxiliary, self.written_mark());
+        let (add, remove) = planned.slots.changes();
         if self.valid.suspend && add + remove > 0 {
             let unit = self.valid.lock.unit().many();
             return Ok(Progress::Blocked(format!(
                 "Suspended: {add} {unit} to add and {remove} to remove once suspend is false"
             )));
         }
-        let is_in_sync = planned.is_empty() && lost.is_empty();
-        if !self.sweep_due || self.valid.suspend || is_in_sync {
+        if !self.sweep_due || self.valid.suspend || planned.is_empty() {
             return Ok(Progress::Done { added: 0 });
         }
 
         // apply: under the admin mutex.
         observation.mark =
-            self.raise_mark(memory, observation.mark, planned.raise_mark_to()).await?;
-        let converged = self.apply(memory, observation.mark, &lost, notes).await?;
+            self.raise_mark(memory, observation.mark, planned.slots.raise_mark_to()).await?;
+        let converged = self.apply(memory, observation.mark, &planned.auxiliary, notes).await?;
         let Converged { seen, waiting, declared, .. } = converged;
         (observation.seen, observation.waiting) = (seen, waiting);
         Ok(Progress::Done { added: declared })
@@ -209,49 +213,44 @@ impl Step<'_> {
         self.old.highest_slot.and_then(|mark| u32::try_from(mark).ok())
     }
 
-    async fn look(&self, sweep_to: u32, holders_to: u32) -> Result<Observed, BrokerError> {
-        let seen = self.broker.observe(&self.valid.lock, sweep_to, holders_to);
-        self.ctx.metrics.timed(Asked::rabbitmq("observe"), seen).await
-    }
-
     /// Observes slots and holders, without the admin mutex.
     async fn observe(
         &self,
         memory: &SemaphoreState,
         mark: Option<u32>,
     ) -> Result<Observed, BrokerError> {
-        let (lock, desired) = (&self.valid.lock, self.valid.desired);
-        let mark = mark.unwrap_or_default();
-        let holders_to = mark.max(desired.slots);
+        let (managed, metrics) = (self.managed(), &self.ctx.metrics);
         match &memory.detail.swept {
             // Between two sweeps only the holders are observed. For tokens, one observation
             // contains everything.
             Some((_, Observed::Numbered(swept))) if !self.sweep_due => {
-                let now = self.look(0, holders_to).await?;
+                let now = managed.observe_holders(mark);
+                let now = metrics.timed(Asked::rabbitmq("observe"), now).await?;
                 let held = now.numbered().map(|now| now.held.clone()).unwrap_or_default();
                 Ok(Observed::Numbered(ObservedSlots { held, ..swept.clone() }))
             }
             swept => {
                 let since = swept.as_ref().map(|(at, _)| *at);
-                let seen = self.broker.sweep(lock, sweep_to(desired, mark), holders_to, since);
-                self.ctx.metrics.timed(Asked::rabbitmq("sweep"), seen).await
+                let seen = managed.observe(mark, Source::List { since });
+                metrics.timed(Asked::rabbitmq("sweep"), seen).await
             }
         }
     }
 
-    /// Converges slots up to the mark. `lost` describes auxiliary queues that are missing.
+    /// Converges the lock, given the high-water mark and its other queues.
     async fn apply(
         &self,
         memory: &mut SemaphoreState,
         mark: Option<u32>,
-        lost: &[&'static str],
+        auxiliary: &Auxiliary,
         notes: &mut Vec<EventRecord>,
     ) -> Result<Converged, BrokerError> {
-        let (lock, desired) = (&self.valid.lock, self.valid.desired);
-        memory.detail.reaches = memory.detail.reaches.max(desired.slots);
+        let slots = self.valid.desired.slots;
+        memory.detail.reaches = memory.detail.reaches.max(slots);
         let metrics = &self.ctx.metrics;
-        let sweep = sweep_to(desired, mark.unwrap_or_default());
-        let converged = self.broker.converge(lock, desired, sweep, self.first_look, &self.ctx.stop);
+        let thorough = self.first_look || auxiliary.has_surplus_records;
+        let managed = self.managed();
+        let converged = managed.apply(mark, thorough, &self.ctx.stop);
         let converged = metrics.timed(Asked::rabbitmq("converge"), converged).await;
         match &converged {
             Ok(converged) => metrics.waited_for_mutex(converged.mutex_wait),
@@ -259,28 +258,29 @@ impl Step<'_> {
             Err(_) => {}
         }
         let converged = converged?;
-        if converged.declared + converged.deleted > 0 || !lost.is_empty() {
+        let repairs = auxiliary.repairs();
+        if converged.declared + converged.deleted > 0 || !repairs.is_empty() {
             if !self.first_look {
                 metrics.corrected(self.semaphore);
             }
-            notes.push(self.resized(&converged, lost));
+            notes.push(self.resized(&converged, &repairs));
         }
         Ok(converged)
     }
 
     /// Returns the event of a change.
-    fn resized(&self, converged: &Converged, lost: &[&'static str]) -> EventRecord {
+    fn resized(&self, converged: &Converged, repairs: &[String]) -> EventRecord {
         let drift = !self.first_look;
         let slots = self.valid.desired.slots;
         let count = self.valid.lock.unit().count(slots);
         let Converged { declared, deleted, .. } = converged;
         let mut message = format!("{count}: {declared} added, {deleted} removed");
-        for what in lost {
-            message.extend([", ", what, " made again"]);
+        for repair in repairs {
+            message.extend([", ", repair]);
         }
         let reason = if drift { "DriftRepaired" } else { "Resized" };
         let what = if drift { "Repair" } else { "Resize" };
-        let more = if lost.is_empty() { "" } else { "AndMore" };
+        let more = if repairs.is_empty() { "" } else { "AndMore" };
         EventRecord::new(drift, reason, message).action(format!("{what}To{slots}{more}"))
     }
 

@@ -15,6 +15,7 @@ use lockkeeper_semaphore::{BrokerError, Revocation, RevokeError};
 use super::apply::Step;
 use super::holding::Holding;
 use super::state::SemaphoreState;
+use crate::operator::api_error::explain;
 use crate::operator::context::Context;
 use crate::operator::outcome::EventRecord;
 
@@ -174,7 +175,9 @@ pub(super) async fn clear(ctx: &Context, semaphore: &Semaphore, memory: &mut Sem
         Ok(_) => {}
         // The object was changed or deleted concurrently. It is observed again soon.
         Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => {}
-        Err(error) => tracing::warn!(%error, "the request {REVOKE} could not be taken off"),
+        Err(error) => {
+            tracing::warn!(error = explain(&error), "the request {REVOKE} could not be taken off");
+        }
     }
 }
 

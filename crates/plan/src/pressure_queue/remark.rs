@@ -110,6 +110,12 @@ impl Remark {
             Self::WrongType { .. } => "WrongType",
         }
     }
+
+    /// Whether the queue cannot be changed until a user or a client acts.
+    #[must_use]
+    pub fn blocks(&self) -> bool {
+        matches!(self, Self::HalfCreated { .. } | Self::Residue { .. } | Self::WrongType { .. })
+    }
 }
 
 impl fmt::Display for Remark {

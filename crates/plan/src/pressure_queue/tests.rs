@@ -286,3 +286,51 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_result_of_an_effect_decides_which_condition_stays() {
+    let busy = |who: &str| Remark::WaitingForProducer { who: Some(who.to_owned()) };
+    let other = Remark::Overfilled { length: 3, bound: 2 };
+    let keys = vec![":closed".to_owned()];
+    let by = |who: &str| Applied::ProducerBusy { who: Some(who.to_owned()) };
+    let (close, set) = (QueueEffect::Close, QueueEffect::SetBound { bound: 2 });
+    for (effect, applied, left) in [
+        (&set, Applied::Done, vec![busy("old"), other.clone()]),
+        (&close, Applied::Done, vec![other.clone()]),
+        (&close, Applied::AlreadySo, vec![other.clone()]),
+        (&close, Applied::Absent, vec![other.clone()]),
+        (&close, by("new"), vec![other.clone(), busy("new")]),
+        (
+            &QueueEffect::Create { bound: 2 },
+            Applied::Residue { keys: keys.clone() },
+            vec![busy("old"), other.clone(), Remark::Residue { keys: keys.clone() }],
+        ),
+    ] {
+        let remarks = vec![busy("old"), other.clone()];
+        let mut planned = QueuePlan { effects: Vec::new(), remarks };
+        planned.record(effect, &applied);
+        assert_eq!(planned.remarks, left, "{effect:?} {applied:?}");
+    }
+}
+
+#[test]
+fn each_effect_is_a_difference_and_a_queue_in_the_way_blocks_the_plan() {
+    let lines = |desired: &DesiredQueue, seen: &ObservedQueue| -> (Vec<String>, bool) {
+        let planned = plan(desired, seen, &NEW);
+        let differences = planned.differences(seen);
+        (differences.iter().map(ToString::to_string).collect(), planned.is_blocked())
+    };
+    let of = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let absent = ObservedQueue::default();
+    assert_eq!(lines(&OPEN, &absent), (of(&["+ bound: 10"]), false));
+    assert_eq!(lines(&CLOSED, &absent), (of(&["+ bound: 10", "+ state: Closed"]), false));
+    let changed = of(&["~ bound: 5 -> 10", "~ state: Open -> Closed"]);
+    assert_eq!(lines(&CLOSED, &used(5, 2)), (changed, false));
+    assert_eq!(lines(&OPEN, &used(10, 2)), (vec![], false));
+    let leftovers = ObservedQueue { leftovers: of(&[":closed"]), ..absent.clone() };
+    let foreign = ObservedQueue { wrong_types: of(&[":bound"]), ..absent };
+    let half_created = ObservedQueue { not_full: 0, producer_free: 0, ..fresh(10) };
+    for seen in [leftovers, foreign, half_created] {
+        assert_eq!(lines(&OPEN, &seen), (vec![], true), "{seen:?}");
+    }
+}

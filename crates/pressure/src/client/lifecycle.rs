@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lockkeeper_plan::pressure_queue::QueueEffect;
+use lockkeeper_plan::pressure_queue::{Applied, QueueEffect};
 
 use super::pace::Attempt;
 use super::{Awaited, Queue, QueueError, QueueRole, Wait};
 use crate::store::{Start, Step};
-use crate::{Applied, Deletion, Removed, TakenRoles};
+use crate::{Deletion, Removed, TakenRoles};
 
 /// Time for which a deletion that must not wait still waits for a client that took a role
 /// in its middle.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
-use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_plan::pressure_queue::{Applied, ObservedQueue, QueueEffect};
 use tokio::sync::Mutex;
 
 use super::batch::BatchSize;
@@ -18,7 +18,7 @@ use super::taken::Taken;
 use super::waiting::Waiting;
 use crate::reply::Verdict;
 use crate::scripts::{Call, Script};
-use crate::store::{Applied, Store};
+use crate::store::Store;
 use crate::{StoreError, StoreOptions, scripts};
 
 /// The state of the consumer's side of a [`Queue`].

@@ -1,4 +1,4 @@
-//! The options of a store. See `connection` for what they limit.
+//! The options of a store. See `connection` for the limits that they set.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct StoreOptions {
     pub longest_answer: usize,
     /// During a deletion, how long a role must have been neither free nor ever taken
     /// before it counts as gone. Default 1 s. See
-    /// [`Store::delete`](super::Store::delete).
+    /// [`Store::delete`](crate::Store::delete).
     pub nameless_role_grace: Duration,
     /// Limits of the connections that are being opened.
     pub gate: Gate,

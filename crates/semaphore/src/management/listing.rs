@@ -47,6 +47,8 @@ pub struct ListedLock {
     pub slots: BTreeSet<u32>,
     /// The highest slot that has any queue, up to [`MAX_SLOTS`].
     pub highest: u32,
+    /// Whether the first slot has a record queue.
+    pub has_records: bool,
     /// Whether a slot has the holder queue `B[i]`, and whether one has `C[i]`.
     holders: (bool, bool),
 }
@@ -111,7 +113,7 @@ impl ListedQueues {
                 "A" => drop(listed.slots.insert(slot)),
                 "B" => listed.holders.0 = true,
                 "C" => listed.holders.1 = true,
-                _ => {}
+                _ => listed.has_records |= slot == 1,
             }
             if slot <= MAX_SLOTS {
                 listed.highest = slot.max(listed.highest);
@@ -202,6 +204,13 @@ mod tests {
         assert_eq!(of("a", Profile::Guideline), Some((vec![1, 3, 10_001], 7)));
         assert_eq!(of("b", Profile::AmqpLocksPython), Some((vec![2], 2)));
         assert_eq!(of("b", Profile::Guideline), None);
+    }
+
+    #[test]
+    fn a_list_shows_whether_the_first_slot_has_a_record_queue() {
+        let listed = ListedQueues::new(None, ["a-1-A", "a-1-F", "b-2-F"].into_iter());
+        let has = |name| listed.of(&LockName::new(name).unwrap()).map(|of| of.has_records);
+        assert_eq!(["a", "b", "c"].map(has), [Some(true), Some(false), None]);
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! The auxiliary queues of a Semaphore: the wait queue with its waiters, and the slots'
-//! records.
+//! The waiters of a Semaphore: how many there are, and which of them are woken.
 
 use lockkeeper_plan::semaphore::wake_ups;
 use lockkeeper_semaphore::BrokerError;
@@ -8,24 +7,6 @@ use super::apply::Step;
 use super::state::Observation;
 
 impl Step<'_> {
-    /// Returns descriptions of the auxiliary queues that should exist but do not. Reads the
-    /// number of waiters on the way.
-    pub(super) async fn look_around(
-        &self,
-        observation: &mut Observation,
-    ) -> Result<Vec<&'static str>, BrokerError> {
-        let (lock, desired) = (&self.valid.lock, self.valid.desired);
-        let mut lost = Vec::new();
-        if lock.wait_queue().is_some() {
-            observation.waiting = self.broker.waiting(lock).await?;
-            if observation.waiting.is_none() {
-                lost.push("the wait queue");
-            }
-        }
-        lost.extend(self.broker.missing_auxiliary(lock, desired).await?);
-        Ok(lost)
-    }
-
     /// Reads the number of waiters unless known, and wakes as many as can get a slot.
     /// `woken` is true if waiters were already notified of slots that a change added.
     pub(super) async fn tell_waiters(&self, observation: &mut Observation, woken: bool) {
