@@ -46,9 +46,8 @@ generate: ## Write all that is generated: crds/, the chart's definitions and REA
 	@dev/build-servers
 	@dev/generate
 
-bench: ## Measure, with the optimised program
+bench: ## Measure, with the optimised programs
 	@dev/install
-	@cargo build --quiet --release
 	@dev/bench $(ARGS)
 
 prove: ## Judge our clients and those in Python, and write docs/proved: make prove [SRC=<amqp-locks-python>]

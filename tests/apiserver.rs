@@ -1,13 +1,12 @@
 //! An API server with faults: the operator waits until it recovers, does not flood it,
 //! and then applies the changes that were requested in the meantime.
 
-use crate::{api_server, world};
-
 use std::time::{Duration, Instant};
 
-use api_server::{ApiServer, Fault};
 use lockkeeper_api::Semaphore;
-use world::{PATIENCE, World, eventually, in_a_world};
+use lockkeeper_testkit::api_server::{ApiServer, Fault};
+use lockkeeper_testkit::world;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 
 /// Duration of each fault.
 const TROUBLE: Duration = Duration::from_secs(4);

@@ -2,12 +2,12 @@
 //! the permissions that it needs, and its pod runs at the Pod Security level
 //! "restricted".
 
-use crate::{environment, own_server};
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{random, variable};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,8 +17,6 @@ mod policies;
 mod readme;
 mod rendering;
 mod values;
-
-use environment::{random, variable};
 
 /// Every permission of the operator (group, resource, verb), and its purpose.
 const RIGHTS: &[(&str, &str, &str, &str)] = &[
@@ -326,7 +324,7 @@ fn the_default_connections_are_a_mounted_secret_and_only_where_one_is_named() {
 /// support each of them.
 #[test]
 fn the_program_knows_every_setting_that_the_chart_makes() {
-    let help = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let help = Command::new(built::lockkeeper())
         .args(["operator", "--help"])
         .env_clear()
         .output()

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use lockkeeper_api::all_crds;
+use lockkeeper_testkit::built;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -14,10 +15,8 @@ use serde_json::Value;
 fn the_committed_resource_definitions_are_what_the_types_give_now() {
     let now = format!("{}/crds-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     std::fs::create_dir_all(&now).unwrap();
-    let written = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
-        .args(["crds", "--output-dir", &now])
-        .status()
-        .unwrap();
+    let written =
+        Command::new(built::lockkeeper()).args(["crds", "--output-dir", &now]).status().unwrap();
     assert!(written.success());
     let files = |folder: &Path| -> BTreeSet<String> {
         let entries = std::fs::read_dir(folder).unwrap();
@@ -39,7 +38,7 @@ fn the_committed_resource_definitions_are_what_the_types_give_now() {
 
 #[test]
 fn the_definitions_are_printed_as_they_are_written() {
-    let printed = Command::new(env!("CARGO_BIN_EXE_lockkeeper")).arg("crds").output().unwrap();
+    let printed = Command::new(built::lockkeeper()).arg("crds").output().unwrap();
     let printed = String::from_utf8(printed.stdout).unwrap();
     let documents: Vec<Value> = printed
         .split("---\n")
@@ -302,7 +301,7 @@ fn the_examples_run_commands_that_this_program_understands() {
             let arguments: Vec<&str> =
                 arguments.as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
             assert_eq!(arguments[0], "lockkeeper");
-            let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+            let output = Command::new(built::lockkeeper())
                 .args(&arguments[1..])
                 .env("AMQP_URL", "amqp://127.0.0.1:1")
                 .output()

@@ -7,10 +7,8 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test fails by panicking, in its helpers too"
+    reason = "a test fails by panicking"
 )]
-
-mod support;
 
 mod apiserver;
 mod broker;
@@ -35,9 +33,3 @@ mod rooms;
 mod scale;
 mod store;
 mod streams;
-
-use support::{
-    api_server, audit, authority, canaries, collector, environment, evaluator, own_server,
-    pressure_pseudo, pressure_text, pressure_text_unblocked, redis as redis_support, redis_tls,
-    world,
-};

@@ -23,13 +23,21 @@ const CRATES: &[(&str, &[&str], &[&str])] = &[
         &["amqp", "net", "plan", "pressure", "semaphore"],
         &["kube", "kube-client", "k8s-openapi", "schemars", "axum", "clap"],
     ),
+    (
+        "bench",
+        &["amqp", "api", "net", "plan", "pressure", "prove", "semaphore", "testkit"],
+        &["indicatif", "prometheus-client"],
+    ),
+    (
+        "testkit",
+        &["amqp", "api", "net", "plan", "pressure", "prove", "semaphore"],
+        &["indicatif", "prometheus-client"],
+    ),
     ("prove", &["plan"], &["redis", "reqwest", "kube", "axum"]),
 ];
 
 /// Maximum length of a file. A longer file has two subjects.
 const MAX_LINES: usize = 400;
-/// Exceptions with their own maximum: the shared environment of tests.
-const LONGER: [(&str, usize); 1] = [("tests/support/world.rs", 500)];
 
 #[test]
 fn a_crate_reaches_only_the_crates_below_it() {
@@ -38,6 +46,9 @@ fn a_crate_reaches_only_the_crates_below_it() {
         let ours = found.iter().filter_map(|name| name.strip_prefix("lockkeeper-"));
         ours.map(ToOwned::to_owned).collect()
     };
+    for development in ["bench", "prove", "testkit"] {
+        assert!(!ours(&all).contains(development), "the program must not reach {development}");
+    }
     for (name, below, foreign) in CRATES {
         let found = dependencies(&["--package", &format!("lockkeeper-{name}"), "--all-features"]);
         let expected = below.iter().chain([name]).map(ToString::to_string).collect();
@@ -89,16 +100,14 @@ fn only_the_folder_of_a_kind_names_it_in_the_operator() {
 #[test]
 fn every_file_starts_with_its_purpose_and_has_one_subject() {
     let mut wrong = Vec::new();
-    for file in ["src", "crates", "tests", "benches"].into_iter().flat_map(sources) {
+    for file in ["src", "crates", "tests"].into_iter().flat_map(sources) {
         let path = file.path.display();
         if !file.text.starts_with("//! ") {
             wrong.push(format!("{path}: must start with //! and its purpose"));
         }
         let lines = file.text.lines().count();
-        let exception = LONGER.iter().find(|(longer, _)| file.path.as_path() == Path::new(longer));
-        let most = exception.map_or(MAX_LINES, |(_, most)| *most);
-        if lines > most {
-            wrong.push(format!("{path}: {lines} lines, more than {most}: two subjects?"));
+        if lines > MAX_LINES {
+            wrong.push(format!("{path}: {lines} lines, more than {MAX_LINES}: two subjects?"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -180,7 +189,7 @@ fn sources(folder: &str) -> Vec<Source> {
             }
         }
     }
-    assert!(folder == "benches" || found.len() > 5, "{folder} has {} files", found.len());
+    assert!(found.len() > 5, "{folder} has {} files", found.len());
     found
 }
 

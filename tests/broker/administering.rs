@@ -6,9 +6,9 @@ use std::time::Duration;
 use lockkeeper_plan::naming::{MAX_SLOTS, Profile};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Broker, BrokerOptions, ResizeError, ResizeTo, Resized};
+use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::rabbitmq::Vhost;
 use crate::broker::{broker, desired, existing, lock};
 
 async fn change(

@@ -6,11 +6,11 @@ use std::time::Duration;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, lock, resize};
 
 async fn refused(settings: RabbitmqSettings) -> BrokerError {

@@ -11,11 +11,11 @@ use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerError, Client, ClientOptions, Converged, Expected, Fault, Permit,
     Verdict,
 };
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::broker;
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 fn lock() -> LockName {
     LockName::new("ci.deploy").unwrap().with_protocol(Protocol::ExclusiveConsumer)

@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::{RabbitmqSettings, SecretData};
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::authority::Authority;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::broker::support::authority::Authority;
-use crate::broker::support::own_server::OwnServer;
-use crate::broker::support::rabbitmq::eventually;
 use crate::broker::{lock, resize};
 
 /// A broker that requires certificates, the authority of its own and its clients'
 /// certificates, and another authority.
-struct Place {
+struct TlsBroker {
     server: OwnServer,
     authority: Authority,
     stranger: Authority,
 }
 
-impl Place {
+impl TlsBroker {
     async fn new() -> Self {
         let (authority, stranger) = (Authority::new(), Authority::new());
         authority.sign("server", "DNS:localhost");
@@ -78,7 +78,7 @@ async fn is_refused(settings: RabbitmqSettings, says: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_side_of_an_encrypted_connection_checks_the_other_and_reports_the_error() {
-    let place = Place::new().await;
+    let place = TlsBroker::new().await;
     let text = |name| place.authority.text(name);
     let (authority, chain, key) = (text("ca.crt"), text("client.crt"), text("client.key"));
     let ours = [("ca.crt", authority.as_str()), ("tls.crt", &chain), ("tls.key", &key)];
@@ -125,7 +125,7 @@ fn key_with(key: &str, line: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_encrypted_connection_to_a_broker_that_hangs_is_closed_and_opened_again() {
-    let place = Place::new().await;
+    let place = TlsBroker::new().await;
     let text = |name| place.authority.text(name);
     let (authority, chain, key) = (text("ca.crt"), text("client.crt"), text("client.key"));
     let ours = [("ca.crt", authority.as_str()), ("tls.crt", &chain), ("tls.key", &key)];

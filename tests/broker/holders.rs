@@ -11,9 +11,9 @@ use lockkeeper_plan::semaphore::Counts;
 use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Holders, Permit, Verdict,
 };
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::net::TcpListener;
 
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, lock, resize};
 
 async fn look(broker: &Broker, slots: u32) -> Holders {

@@ -11,10 +11,10 @@ use lockkeeper_semaphore::{
     Broker, BrokerError, BrokerOptions, Expected, ResizeError, ResizeTo, Resized, Revocation,
     RevokeError,
 };
+use lockkeeper_testkit::management_proxy::{Fault, ManagementProxy};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::management_proxy::{Fault, ManagementProxy};
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, desired, existing, lock};
 
 /// More than two overshoots above the other broker's slots.

@@ -1,8 +1,6 @@
 //! The semaphore's protocol against a real broker: which queues are declared and deleted,
 //! in which order, and the effects of faults and of other clients.
 
-use crate::support;
-
 mod administering;
 mod connecting;
 mod consumers;
@@ -26,8 +24,8 @@ use std::ops::RangeInclusive;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Broker, BrokerError, Converged};
-use support::proxy::Method;
-use support::rabbitmq::{Vhost, patient};
+use lockkeeper_testkit::proxy::Method;
+use lockkeeper_testkit::rabbitmq::{Vhost, patient};
 use tokio_util::sync::CancellationToken;
 
 /// Returns a handle whose requests outlast a busy broker.

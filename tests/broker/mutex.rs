@@ -6,10 +6,10 @@ use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 
-use crate::broker::support::proxy::{Method, Proxy, Sender, When};
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, existing, lock, resize};
 
 fn impatient(vhost: &Vhost) -> Broker {

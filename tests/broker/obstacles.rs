@@ -9,11 +9,11 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected, Fault, ResizeTo};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::proxy::Proxy;
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, desired, existing, lock, resize, sweep_to};
 
 fn assert_in_the_way(error: &BrokerError, queue: &str, how: &str) {

@@ -8,10 +8,10 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Confirmation};
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::json;
 
-use crate::broker::support::proxy::Proxy;
-use crate::broker::support::rabbitmq::Vhost;
 use crate::broker::{broker, lock, resize};
 
 /// Returns an administrator over the proxy. Without the management API, it observes with probes.

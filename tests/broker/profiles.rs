@@ -6,11 +6,11 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::{LockName, Profile};
 use lockkeeper_plan::semaphore::{DeletionOrder, DesiredSlots, Observed, ObservedSlots};
 use lockkeeper_semaphore::{Broker, BrokerOptions, Converged};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::proxy::Proxy;
-use crate::broker::support::rabbitmq::Vhost;
 use crate::broker::{broker, deleted_one_by_one, desired, lock, resize, sweep_to};
 
 fn python() -> LockName {
@@ -82,7 +82,7 @@ async fn the_holder_of_a_slot_of_amqp_locks_python_is_reported() {
         let holders = broker.holders(&python(), &seen, 3, 50).await;
         holders.list.into_iter().map(|holder| (holder.id, holder.slot)).collect::<Vec<_>>()
     };
-    crate::broker::support::rabbitmq::eventually("it is known by its id", async || {
+    lockkeeper_testkit::rabbitmq::eventually("it is known by its id", async || {
         ids().await == [("4fz".to_owned(), Some(2))]
     })
     .await;

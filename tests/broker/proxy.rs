@@ -7,12 +7,11 @@ use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOption
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When, named, nth};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-use crate::broker::support::environment::variable;
-use crate::broker::support::proxy::{Method, Proxy, Sender, When, named, nth};
-use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 
 async fn connect(proxy: &Proxy, vhost: &Vhost) -> Connection {
     let mut uri: AMQPUri = variable("AMQP_URL").parse().unwrap();

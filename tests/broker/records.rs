@@ -12,10 +12,10 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Broker, BrokerOptions, Converged, Expected, Fault};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, desired, lock, sweep_to};
 
 const DELAY: Duration = Duration::from_secs(15);

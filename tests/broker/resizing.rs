@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use lockkeeper_plan::MayAct;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::proxy::Proxy;
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, deleted_one_by_one, desired, existing, lock, resize, sweep_to};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::connection::{Probe, RabbitmqSettings};
 use lockkeeper_semaphore::Broker;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::{Vhost, patient};
 
-use crate::broker::support::own_server::OwnServer;
-use crate::broker::support::proxy::{Method, Proxy, Sender, When};
-use crate::broker::support::rabbitmq::{Vhost, patient};
 use crate::broker::{broker, lock, resize};
 
 /// Longer than the client waits for an answer about a queue (3 s), and shorter than it then

@@ -15,11 +15,11 @@ use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper_semaphore::{
     Broker, BrokerError, BrokerOptions, Converged, Expected, Fault, ResizeError, ResizeTo,
 };
+use lockkeeper_testkit::proxy::{Proxy, When, named};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::proxy::{Proxy, When, named};
-use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 use crate::broker::{broker, desired, lock};
 
 const QUEUE: &str = "ci.deploy.semaphore";
@@ -209,11 +209,10 @@ async fn a_crash_amid_publishing_is_made_up_for_and_never_for_too_much() {
     let through = Broker::new(proxy.settings(vhost.settings()), BrokerOptions::default());
     for at in [1, 3] {
         let mut published = 0;
-        let cut =
-            proxy.cut_at(When::After, move |method: &crate::broker::support::proxy::Method| {
-                published += u32::from(method.name == "basic.publish");
-                published == at
-            });
+        let cut = proxy.cut_at(When::After, move |method: &lockkeeper_testkit::proxy::Method| {
+            published += u32::from(method.name == "basic.publish");
+            published == at
+        });
         make(&through, &classic(), 4).await.unwrap_err();
         cut.wait().await;
         assert!(total(&vhost).await.unwrap() <= 4, "more than desired");

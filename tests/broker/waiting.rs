@@ -9,10 +9,10 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Consumer};
 use lockkeeper_plan::naming::Profile;
 use lockkeeper_semaphore::Converged;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::support::rabbitmq::{Vhost, eventually, look};
 use crate::broker::{broker, desired, lock, resize};
 
 /// Starts a foreign client that waits as the protocol describes.

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lockkeeper_testkit::environment::random;
 use serde_json::Value;
 
-use crate::chart::environment::random;
 use crate::chart::{DRY_RUN, documents, given, kubectl, of_kind};
 
 fn root() -> &'static Path {

@@ -9,12 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{random, signal, variable};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::world::next_database;
 use serde_json::{Value, json};
 
-use crate::chart::environment::{random, signal, variable};
 use crate::chart::given;
-use crate::chart::own_server::OwnServer;
-use crate::world::next_database;
 
 const RELEASE: &str = "lockkeeper-system";
 /// Any free port of this machine.
@@ -33,13 +34,13 @@ const EXAMPLES: [&str; 7] = [
 ];
 
 /// A cluster, a virtual host and a Redis database for this test only.
-pub(super) struct Place {
+pub(super) struct Installation {
     pub(super) cluster: OwnServer,
     vhost: String,
     database: i64,
 }
 
-impl Place {
+impl Installation {
     pub(super) async fn new() -> Self {
         let place = Self {
             cluster: OwnServer::kubernetes().await,
@@ -153,7 +154,7 @@ impl Place {
         let logs = PathBuf::from(variable("LOCKKEEPER_DEV_DIR")).join("operator-logs");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("installed-{}.log", random()));
-        let mut operator = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        let mut operator = Command::new(built::lockkeeper());
         operator
             .args(arguments.iter().map(|argument| argument.as_str().unwrap()))
             .env_clear()
@@ -231,7 +232,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Installation {
     fn drop(&mut self) {
         // Also after a failure of the test, when its queues still exist.
         if std::thread::panicking() {
@@ -297,7 +298,7 @@ fn prometheus_definitions() -> String {
 
 #[tokio::test]
 async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_rights() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     for namespace in [RELEASE, "team-a", "team-b"] {
         place.kubectl(&["create", "namespace", namespace], "").unwrap();
     }

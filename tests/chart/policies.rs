@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::environment::random;
 use serde_json::{Value, json};
 
-use crate::chart::environment::random;
 use crate::chart::{DRY_RUN, Restricted, kubectl, rendered, rendered_as};
 
 /// Policies for one namespace. Deleted when dropped.

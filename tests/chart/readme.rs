@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use super::installing::Place;
-use crate::chart::environment::variable;
-use crate::world::{PATIENCE, eventually};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, eventually};
+
+use super::installing::Installation;
 
 /// A fenced block: its language, and its text.
 type Block = (String, String);
@@ -36,7 +38,7 @@ fn block<'a>(blocks: &'a [Block], language: &str, text: &str) -> &'a str {
 struct Checkout(PathBuf);
 
 impl Checkout {
-    fn new(place: &Place) -> Self {
+    fn new(place: &Installation) -> Self {
         let root = place.cluster.directory().join("checkout");
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
         for folder in ["examples/secret", "examples/semaphore"] {
@@ -63,8 +65,8 @@ impl Checkout {
     }
 
     /// Starts a script as a user's shell would, with the broker's address in `AMQP_URL`.
-    fn start(&self, place: &Place, script: &str) -> Child {
-        let programs = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    fn start(&self, place: &Installation, script: &str) -> Child {
+        let programs = Path::new(built::lockkeeper()).parent().unwrap();
         let path = format!("{}:{}", programs.display(), variable("PATH"));
         place
             .command("bash", &["-euxc", script])
@@ -112,7 +114,7 @@ async fn the_blocks_of_the_readme_run_as_written() {
     let shown = block(&blocks, "console", "kubectl get sem");
     assert_eq!(blocks.len(), 5, "a block that is not run: {blocks:?}");
 
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let checkout = Checkout::new(&place);
     succeeded(checkout.start(&place, install));
     let operator = place.started();

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, ClientOptions, Verdict};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender, When};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, taking, through};
 use crate::client::{any, held, lock, resize};
 
@@ -22,7 +22,7 @@ with_protocols! {
 /// The broker refuses to show a missing slot and closes the channel, just as the client
 /// closes it because the answer is no longer awaited.
 async fn a_verification_given_up_before_it_is_refused_does_not_lose_the_slot(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let permit = through(&proxy, &place, LONG).acquire(&any()).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_verification_given_up_before_it_is_refused_does_not_lose_the_slot(pro
 /// declared in the meantime.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_given_up_is_answered_before_its_connection_ends() {
-    let place = Place::create(Protocol::default()).await;
+    let place = TestLock::create(Protocol::default()).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &place, LONG);
@@ -69,7 +69,7 @@ async fn a_claim_given_up_is_answered_before_its_connection_ends() {
 /// The same for a claim that is answered later than the client waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_without_an_answer_in_time_is_answered_before_its_connection_ends() {
-    let place = Place::create(Protocol::default()).await;
+    let place = TestLock::create(Protocol::default()).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let lock = through(&proxy, &place, Duration::from_secs(3));
@@ -89,7 +89,7 @@ async fn a_claim_without_an_answer_in_time_is_answered_before_its_connection_end
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_give_up_take_no_slot_from_another() {
     let protocol = Protocol::default();
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let other = lock(&place);
     let proxies = [Proxy::start().await, Proxy::start().await, Proxy::start().await];
@@ -122,7 +122,7 @@ async fn clients_that_give_up_take_no_slot_from_another() {
 /// Directly after a claim, the broker can still delete its queue together with the
 /// connection of another client.
 async fn a_slot_is_verified_soon_after_it_was_taken(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let options = ClientOptions::default()

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Client, Permit};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 
-use crate::client::support::environment::is_soak;
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, held, held_by, lock, quick, resize};
 
 with_protocols! {
@@ -60,7 +60,7 @@ fn aborts() -> u32 {
 }
 
 async fn an_acquire_aborted_at_any_point_leaves_no_slot_held(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let client = Client::new(place.settings(), quick());
     let lock = client.semaphore(place.lock_name());
@@ -89,7 +89,7 @@ async fn an_acquire_aborted_at_any_point_leaves_no_slot_held(protocol: Protocol)
 }
 
 async fn a_release_or_verify_aborted_at_any_point_still_frees_the_slot(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let client = Client::new(place.settings(), quick());
     let lock_ = client.semaphore(place.lock_name());
@@ -108,7 +108,7 @@ async fn acquired(lock: &lockkeeper_semaphore::Lock) -> Permit {
 }
 
 async fn waiting_aborted_at_any_point_leaves_neither_a_slot_nor_a_place(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let permit = acquired(&lock(&place)).await;
     let client = Client::new(place.settings(), quick());

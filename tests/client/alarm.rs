@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Client, Verdict};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::own_server::OwnServer;
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, brief, name};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,10 +12,10 @@ use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, Lock, LostReason, Start};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::rabbitmq::{Vhost, eventually, look};
 use crate::client::{SOON, any, broker, quick};
 
 const HOLDER_QUEUE: &str = "ci.deploy-1-C";

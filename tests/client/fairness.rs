@@ -13,14 +13,12 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, Consumer};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Client, Lock, Permit};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{ConnectionState, Method, Observer, Passed, Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{
-    ConnectionState, Method, Observer, Passed, Proxy, Sender, When,
-};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::wire::{LONG, about, taking, through};
 use crate::client::{any, lock, name, quick, resize};
 
@@ -44,7 +42,7 @@ with_protocols! {
 
 /// A lock with one slot, and a channel to observe its waiters.
 pub(super) struct Scene {
-    pub place: Place,
+    pub place: TestLock,
     _connection: Connection,
     pub channel: Channel,
     /// In front of the scene's own clients.
@@ -55,7 +53,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub async fn new(protocol: Protocol) -> Arc<Self> {
-        let place = Place::create(protocol).await;
+        let place = TestLock::create(protocol).await;
         resize(&place, 1).await;
         let (connection, channel) = place.channel().await;
         if protocol == Protocol::TrueMutex {
@@ -138,7 +136,7 @@ impl Observer for Waiters {
 }
 
 /// Declares the wait queue of a true mutex.
-async fn declare_wait_queue(channel: &Channel, place: &Place) {
+async fn declare_wait_queue(channel: &Channel, place: &TestLock) {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
     arguments.insert("x-expires".into(), AMQPValue::LongInt(10_000));
@@ -258,7 +256,10 @@ async fn a_late_wake_up_does_not_cost_the_next_waiter_its_turn(protocol: Protoco
 }
 
 /// Returns a waiter whose process is suspended.
-pub(super) async fn deaf_waiter(place: &Place, priority: i32) -> (Connection, Channel, Consumer) {
+pub(super) async fn deaf_waiter(
+    place: &TestLock,
+    priority: i32,
+) -> (Connection, Channel, Consumer) {
     let (connection, channel) = place.channel().await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
@@ -276,7 +277,7 @@ pub(super) fn sent(proxy: &Proxy, name: &str, suffix: &str) -> usize {
 }
 
 async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let _deaf = deaf_waiter(&place, 255).await;
     let proxy = Proxy::start().await;
@@ -304,7 +305,7 @@ async fn only_with_barge_a_client_takes_a_slot_before_the_waiters(protocol: Prot
 /// If each client that looks joined the waiters, the next ones would find waiters, and
 /// many clients would keep each other busy although there are slots for all.
 async fn a_client_takes_a_surplus_slot_without_joining_the_waiters(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 4).await;
     let _deaf = deaf_waiter(&place, 255).await;
     let proxy = Proxy::start().await;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Client, Permit, Start};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::environment::is_soak;
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, broker, held, held_by, quick};
 
 with_protocols! {
@@ -36,7 +36,7 @@ fn fenced(slots: u32) -> DesiredSlots {
     DesiredSlots { records: Some(Duration::ZERO), ..DesiredSlots::new(slots) }
 }
 
-async fn resize(place: &Place, slots: u32) {
+async fn resize(place: &TestLock, slots: u32) {
     let desired = fenced(slots);
     let cancel = CancellationToken::new();
     broker(place)
@@ -45,14 +45,14 @@ async fn resize(place: &Place, slots: u32) {
         .unwrap();
 }
 
-async fn destroy(place: &Place) {
+async fn destroy(place: &TestLock) {
     let cancel = CancellationToken::new();
     broker(place).destroy(&place.lock_name(), fenced(0), Some(SLOTS), &cancel).await.unwrap();
     assert_eq!(place.queues().await, Vec::<String>::new());
 }
 
 async fn tokens_grow_over_crashes_shrinks_and_recreations_of_the_semaphore(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, SLOTS).await;
     let proxy = Proxy::start().await;
     let lock = Client::new(proxy.settings(place.settings()), quick()).semaphore(place.lock_name());

@@ -7,11 +7,11 @@ use std::time::Duration;
 use lockkeeper_plan::naming::{LockName, Profile};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, Client, Lock, Verdict};
+use lockkeeper_testkit::amqp_locks_python::AmqpLocksPython;
+use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::register::Register;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::amqp_locks_python::AmqpLocksPython;
-use crate::client::support::rabbitmq::Vhost;
-use crate::client::support::register::Register;
 use crate::client::{any, broker, name, quick};
 
 /// Far longer than any contention. Endless contention must fail the test.

@@ -7,10 +7,10 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{
     AcquireError, Client, LostReason, Moment, Permit, RunError, Start, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{BRIEF, SOON, any, brief, held, held_by, lock, quick, resize, starting_at};
 
 with_protocols! {
@@ -41,7 +41,7 @@ with_protocols! {
 }
 
 async fn a_slot_is_acquired_verified_and_released(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let one = lock(&place).try_acquire(&any()).await.unwrap();
     let two = lock(&place).try_acquire(&any()).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_slot_is_acquired_verified_and_released(protocol: Protocol) {
 }
 
 async fn a_lock_without_slots_is_distinguished_from_one_that_is_full(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let error = lock(&place).try_acquire(&any()).await.unwrap_err();
     assert_eq!(error, AcquireError::Missing { lock: "ci.deploy".to_owned() });
     let error = lock(&place).acquire(&any()).await.unwrap_err();
@@ -68,7 +68,7 @@ async fn a_lock_without_slots_is_distinguished_from_one_that_is_full(protocol: P
 }
 
 async fn two_permits_of_one_client_never_share_a_slot_or_a_connection(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let lock = lock(&place);
     let one = lock.try_acquire(&starting_at(1)).await.unwrap();
@@ -81,7 +81,7 @@ async fn two_permits_of_one_client_never_share_a_slot_or_a_connection(protocol: 
 }
 
 async fn a_search_starts_at_the_requested_slot(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 40).await;
     let lock = lock(&place);
     let options = |start| any().with_start(start);
@@ -106,7 +106,7 @@ async fn a_search_starts_at_the_requested_slot(protocol: Protocol) {
 }
 
 async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let held = lock(&place).try_acquire(&any()).await.unwrap();
     assert!(held.is_valid());
@@ -120,7 +120,7 @@ async fn a_slot_whose_queue_went_away_is_lost_although_its_connection_lives(prot
 }
 
 async fn a_killed_connection_loses_its_slot_immediately_with_the_close_reason(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     for (given, reason) in [
         ("maintenance", "ConnectionClosed { text: \"CONNECTION_FORCED - maintenance\" }"),
@@ -147,7 +147,7 @@ async fn a_killed_connection_loses_its_slot_immediately_with_the_close_reason(pr
 
 /// lapin does not always end a request that meets the end of its connection.
 async fn a_verification_ends_with_its_connection(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let client = Client::new(proxy.settings(place.settings()), quick());
@@ -168,7 +168,7 @@ async fn a_verification_ends_with_its_connection(protocol: Protocol) {
 }
 
 async fn a_slot_stays_held_for_longer_than_its_heartbeats_would_last(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let lock = Client::new(place.settings(), brief()).semaphore(place.lock_name());
     let held = lock.try_acquire(&any()).await.unwrap();
@@ -181,7 +181,7 @@ async fn a_slot_stays_held_for_longer_than_its_heartbeats_would_last(protocol: P
 async fn a_shrink_is_reported_and_the_slot_stays_with_its_holder_until_its_release(
     protocol: Protocol,
 ) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let _one = lock(&place).try_acquire(&any()).await.unwrap();
     let two = lock(&place).try_acquire(&any()).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_shrink_is_reported_and_the_slot_stays_with_its_holder_until_its_relea
 }
 
 async fn no_two_of_many_at_once_get_the_same_slot(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 8).await;
     let locks: Vec<_> = (0..20).map(|_| lock(&place)).collect();
     for _ in 0..3 {
@@ -215,7 +215,7 @@ async fn no_two_of_many_at_once_get_the_same_slot(protocol: Protocol) {
 /// The effect of a shrink between the client's check and its declare, without having to
 /// hit that moment.
 async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let permit = lock(&place).try_acquire(&starting_at(3)).await.unwrap();
     assert_eq!(permit.slot(), Some(1), "slot 3 does not exist");
@@ -223,7 +223,7 @@ async fn a_slot_that_is_gone_when_its_holder_queue_is_declared_is_not_acquired(p
 }
 
 async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 3).await;
     let first = lock(&place).try_acquire(&any()).await.unwrap();
     let second = lock(&place).try_acquire(&starting_at(1)).await.unwrap();
@@ -232,7 +232,7 @@ async fn a_lost_race_costs_a_channel_and_the_next_free_slot_is_taken(protocol: P
 }
 
 async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let settings = proxy.settings(place.settings());
@@ -252,7 +252,7 @@ async fn a_cut_off_holder_knows_before_the_broker_gives_its_slot_away(protocol: 
 }
 
 async fn work_under_a_lock_is_stopped_when_the_lock_is_lost(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let lock = lock(&place);
     let done = lock.run(&any(), None, async |permit| permit.slot()).await;
@@ -271,7 +271,7 @@ async fn work_under_a_lock_is_stopped_when_the_lock_is_lost(protocol: Protocol) 
 }
 
 async fn a_client_that_is_closed_leaves_no_connection(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let client = Client::new(place.settings(), quick().with_warm(2));
     let lock = client.semaphore(place.lock_name());

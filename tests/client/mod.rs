@@ -1,8 +1,6 @@
 //! The lock client against a real broker: acquiring, waiting, proving, losing and
 //! releasing, with other clients and during faults.
 
-use crate::support;
-
 mod abandoning;
 mod aborting;
 mod alarm;
@@ -30,8 +28,8 @@ use std::time::Duration;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed, sweep_to};
 use lockkeeper_semaphore::{AcquireOptions, Broker, Client, ClientOptions, Lock, Permit, Start};
-use support::protocols::{At, name};
-use support::rabbitmq::patient;
+use lockkeeper_testkit::protocols::{At, name};
+use lockkeeper_testkit::rabbitmq::patient;
 use tokio_util::sync::CancellationToken;
 
 fn broker(at: &impl At) -> Broker {

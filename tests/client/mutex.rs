@@ -10,10 +10,10 @@ use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{
     AcquireError, BrokerError, Client, Expected, ResizeError, ResizeTo, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, TestLock};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,7 +39,7 @@ async fn a_true_mutex_needs_no_administrator_and_has_one_holder() {
 /// and wakes no waiter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_third_party_holder_is_excluded_and_followed_without_a_wake_up() {
-    let place = Place::create(Protocol::TrueMutex).await;
+    let place = TestLock::create(Protocol::TrueMutex).await;
     let (connection, channel) = place.channel().await;
     let exclusive = QueueDeclareOptions::exclusive();
     let declare = || channel.queue_declare("ci.deploy".into(), exclusive, FieldTable::default());
@@ -82,7 +82,7 @@ async fn a_mutex_named_like_a_semaphore_is_waited_for_without_its_wait_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mutex_is_observed_but_not_administered() {
-    let place = Place::create(Protocol::TrueMutex).await;
+    let place = TestLock::create(Protocol::TrueMutex).await;
     let (broker, name, stop) = (broker(&place), place.lock_name(), CancellationToken::new());
     let permit = lock(&place).acquire(&any().with_identity("bob")).await.unwrap();
     let seen = broker.observe(&name, 0, 0).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_mutex_is_observed_but_not_administered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ordinary_queue_with_the_name_of_a_mutex_is_reported() {
-    let place = Place::create(Protocol::TrueMutex).await;
+    let place = TestLock::create(Protocol::TrueMutex).await;
     let (_connection, channel) = place.channel().await;
     let durable = QueueDeclareOptions::durable();
     channel.queue_declare("ci.deploy".into(), durable, FieldTable::default()).await.unwrap();

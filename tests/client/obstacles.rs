@@ -7,13 +7,13 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Proxy, Sender, When};
+use lockkeeper_testkit::rabbitmq::eventually;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Proxy, Sender, When};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{SOON, any, broker, lock, quick, resize};
 
 with_protocols! {
@@ -49,7 +49,7 @@ fn is_unreachable(error: &AcquireError) -> bool {
 }
 
 async fn a_silent_server_ends_an_acquisition_at_its_limit(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     // The kernel accepts connections to it, and nothing answers.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
@@ -73,7 +73,7 @@ async fn a_silent_server_ends_an_acquisition_at_its_limit(protocol: Protocol) {
 async fn a_broker_that_stops_answering_ends_an_acquisition_soon_after_its_limit(
     protocol: Protocol,
 ) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let options = quick().with_operation_timeout(LONG).with_heartbeat(Duration::from_mins(5));
@@ -97,13 +97,13 @@ fn is_from_client(method: &lockkeeper_prove::wire::Method, name: &str) -> bool {
 }
 
 /// Sets the maximum number of connections to the virtual host.
-async fn limit_connections(place: &Place, most: i64) {
+async fn limit_connections(place: &TestLock, most: i64) {
     let limit = format!("vhost-limits/{}/max-connections", place.vhost().name);
     place.management.put(&limit, json!({"value": most})).await;
 }
 
 async fn a_connection_limit_is_waited_for_until_it_passes(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let holder = lock(&place).try_acquire(&any()).await.unwrap();
     let proxy = Proxy::start().await;
@@ -143,7 +143,7 @@ async fn a_connection_limit_is_waited_for_until_it_passes(protocol: Protocol) {
 /// Each needs two connections. If each kept the one that it has, none would get a second.
 async fn clients_at_a_connection_limit_do_not_block_each_other(protocol: Protocol) {
     const CLIENTS: usize = 4;
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 4).await;
     limit_connections(&place, 4).await;
     let acquire = || {
@@ -158,7 +158,7 @@ async fn clients_at_a_connection_limit_do_not_block_each_other(protocol: Protoco
 }
 
 async fn a_queue_limit_ends_an_acquisition(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     // A mutex needs a queue for its holder, and one for its waiters.
     let lock = Client::new(place.settings(), quick()).mutex(place.lock_name());
@@ -171,7 +171,7 @@ async fn a_queue_limit_ends_an_acquisition(protocol: Protocol) {
 }
 
 /// Deletes the lock, although it is held.
-async fn delete(place: &Place) {
+async fn delete(place: &TestLock) {
     if place.lock_name().has_slots() {
         let stop = CancellationToken::new();
         let lock = place.lock_name();
@@ -182,7 +182,7 @@ async fn delete(place: &Place) {
 }
 
 async fn a_deleted_lock_is_waited_for_until_it_is_created_again(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let holder = lock(&place).try_acquire(&any()).await.unwrap();
     let (proxy, limited_proxy) = (Proxy::start().await, Proxy::start().await);
@@ -213,7 +213,7 @@ async fn a_deleted_lock_is_waited_for_until_it_is_created_again(protocol: Protoc
 }
 
 async fn a_lock_that_never_existed_is_not_waited_for(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let (forever, limited) = (lock(&place), lock(&place));
     let both =
         async { (forever.acquire(&any()).await, limited.acquire_timeout(&any(), LONG).await) };

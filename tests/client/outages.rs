@@ -6,10 +6,10 @@ use std::time::Duration;
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, LostReason, Permit, RunError};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, brief, lock, quick, resize};
 
 with_protocols! {
@@ -24,14 +24,14 @@ with_protocols! {
 }
 
 /// Returns the number of clients that wait, or hold a token that they waited for.
-async fn consumers(place: &Place) -> usize {
+async fn consumers(place: &TestLock) -> usize {
     // The first waiter of a mutex declares it.
     let Some(queue) = place.queue(&place.wait_queue()).await else { return 0 };
     queue["consumer_details"].as_array().map_or(0, Vec::len)
 }
 
 async fn waiting_survives_the_end_of_its_connections(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let holder = lock(&place).try_acquire(&any()).await.unwrap();
     let proxy = Proxy::start().await;
@@ -67,7 +67,7 @@ async fn waiting_survives_the_end_of_its_connections(protocol: Protocol) {
 }
 
 async fn a_waiter_that_the_broker_refuses_gives_up(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let _holder = lock(&place).try_acquire(&any()).await.unwrap();
     let (username, password) = place.user(Some([".*", ".*", ".*"])).await;
@@ -93,7 +93,7 @@ fn suspend(permit: &Permit) {
 }
 
 async fn a_process_suspended_for_too_long_reports_the_loss(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let (settings, name) = (place.settings(), place.lock_name());
     let suspended = tokio::task::spawn_blocking(move || {

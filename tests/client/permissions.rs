@@ -8,9 +8,9 @@ use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{
     AcquireError, Broker, BrokerError, BrokerOptions, Client, Lock, ResizeTo, Verdict,
 };
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, name, quick, resize};
 
 async fn lock_of(vhost: &Vhost, read: &str) -> Lock {

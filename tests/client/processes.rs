@@ -2,16 +2,17 @@
 //! nothing is left over. The processes run the example `guarded`, which writes to a
 //! register that only a slot's holder may write to.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::{TestLock, options, with_protocols};
+use lockkeeper_testkit::rabbitmq::{unique, within};
 use tokio::process::{Child, Command};
 
-use crate::client::support::environment::is_soak;
-use crate::client::support::protocols::{Place, options, with_protocols};
-use crate::client::support::rabbitmq::{unique, within};
 use crate::client::{held, name, resize};
 
 with_protocols! {
@@ -28,16 +29,8 @@ fn times() -> u32 {
     if is_soak() { 1_000 } else { 15 }
 }
 
-fn guarded() -> PathBuf {
-    // Next to the directory of the test programs.
-    let own = std::env::current_exe().unwrap();
-    let program = own.parent().unwrap().parent().unwrap().join("examples/guarded");
-    assert!(program.exists(), "{} is missing: cargo build --examples", program.display());
-    program
-}
-
-fn start(place: &Place, registers: &Path) -> Child {
-    Command::new(guarded())
+fn start(place: &TestLock, registers: &Path) -> Child {
+    Command::new(built::example("guarded"))
         .args([name().as_str(), &times().to_string()])
         .arg(registers)
         .args(options(place.protocol).get(1))
@@ -49,7 +42,7 @@ fn start(place: &Place, registers: &Path) -> Child {
 }
 
 async fn of_64_processes_no_two_ever_hold_the_same_slot_and_all_end(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, SLOTS).await;
     let registers = std::env::temp_dir().join(format!("lockkeeper-{}", unique()));
     std::fs::create_dir(&registers).unwrap();

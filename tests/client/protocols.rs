@@ -3,11 +3,11 @@
 use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, BrokerError, Client, ClientOptions, Expected, Fault};
+use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, within};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::name;
-use crate::client::support::rabbitmq::{Vhost, eventually, within};
 use crate::client::{SOON, any, broker};
 
 const BOTH: [Protocol; 2] = [

@@ -15,13 +15,13 @@ use lapin::types::FieldTable;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper_plan::semaphore::{DesiredSlots, Holder, sweep_to};
 use lockkeeper_semaphore::{Client, Lock, ResizeTo};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, held_of, name, quick};
 
 /// The Python version of Debian's python3-pika.

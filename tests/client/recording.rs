@@ -12,11 +12,11 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Client, Verdict};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, When};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, When};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, held, lock, name, quick, resize};
 
 with_protocols! {
@@ -53,7 +53,7 @@ pub(super) async fn publish(channel: &Channel, slot: u32, record: &SlotRecord) {
 }
 
 /// Returns all records in the queue, which keeps them.
-pub(super) async fn records(place: &Place, slot: u32) -> Vec<SlotRecord> {
+pub(super) async fn records(place: &TestLock, slot: u32) -> Vec<SlotRecord> {
     let (connection, channel) = place.channel().await;
     let queue = name().record_queue(slot).unwrap();
     let mut found = Vec::new();
@@ -75,12 +75,12 @@ pub(super) fn first(delay: Duration) -> SlotRecord {
     SlotRecord::seed(1_000, since, delay, RecordState::Released)
 }
 
-async fn kill_holders(place: &Place) {
+async fn kill_holders(place: &TestLock) {
     place.close_until("hold", "test", async || held(place).await.is_empty()).await;
 }
 
 async fn each_holder_of_a_slot_has_a_greater_token_than_those_before(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     seed(&channel, 1, &first(Duration::ZERO)).await;
@@ -107,7 +107,7 @@ async fn each_holder_of_a_slot_has_a_greater_token_than_those_before(protocol: P
 }
 
 async fn a_record_left_twice_or_lost_or_unreadable_never_repeats_a_token(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     seed(&channel, 1, &first(Duration::ZERO)).await;
@@ -143,7 +143,7 @@ async fn a_record_left_twice_or_lost_or_unreadable_never_repeats_a_token(protoco
 
 async fn a_slot_whose_holder_ended_uncleanly_rests_for_the_lock_delay(protocol: Protocol) {
     let (delay, hour) = (Duration::from_secs(1), Duration::from_hours(1));
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     seed(&channel, 1, &first(hour)).await;
@@ -171,7 +171,7 @@ async fn a_slot_whose_holder_ended_uncleanly_rests_for_the_lock_delay(protocol: 
 }
 
 async fn records_made_under_a_holder_say_that_the_slot_is_held(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let holder = lock(&place).acquire(&any()).await.unwrap();
     assert_eq!(holder.slot(), Some(1));
@@ -192,7 +192,7 @@ async fn records_made_under_a_holder_say_that_the_slot_is_held(protocol: Protoco
 }
 
 async fn a_record_that_reaches_no_queue_gives_no_token(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     seed(&channel, 1, &first(Duration::ZERO)).await;

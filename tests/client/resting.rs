@@ -8,12 +8,12 @@ use lockkeeper_plan::naming::Protocol;
 use lockkeeper_plan::record::{RecordState, SlotRecord};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{AcquireError, Client};
+use lockkeeper_testkit::protocols::{At, TestLock, name, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::recording::{first, publish, records, seed};
-use crate::client::support::protocols::{At, Place, name, with_protocols};
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::eventually;
 use crate::client::{any, broker, held, lock, quick, resize};
 
 with_protocols! {
@@ -32,8 +32,8 @@ fn left(delay: Duration) -> SlotRecord {
 }
 
 /// Creates a lock with one slot, whose last holder ended uncleanly.
-async fn abandoned(protocol: Protocol, delay: Duration) -> Place {
-    let place = Place::create(protocol).await;
+async fn abandoned(protocol: Protocol, delay: Duration) -> TestLock {
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (connection, channel) = place.channel().await;
     seed(&channel, 1, &left(delay)).await;
@@ -124,7 +124,7 @@ async fn a_slot_lost_while_it_rests_is_waited_for_again(protocol: Protocol) {
 
 async fn a_sweep_while_a_record_is_read_keeps_the_lock_delay(protocol: Protocol) {
     let delay = Duration::from_secs(3);
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let desired = DesiredSlots { records: Some(delay), ..DesiredSlots::new(1) };
     let sweep = async || {
         let (to, cancel) = (sweep_to(desired, 1), CancellationToken::new());

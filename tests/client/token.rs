@@ -14,10 +14,10 @@ use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Client, Lock, LostReason, Moment, ResizeTo, Verdict,
 };
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::{Vhost, eventually, look};
 use crate::client::{BRIEF, SOON, any, brief, broker, name, quick};
 
 const QUEUE: &str = "ci.deploy.semaphore";

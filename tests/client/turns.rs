@@ -10,11 +10,11 @@ use lapin::BasicProperties;
 use lapin::options::BasicPublishOptions;
 use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_semaphore::{Lock, Permit, Start};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender, When, named};
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::client::fairness::{Scene, deaf_waiter, sent};
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender, When, named};
-use crate::client::support::rabbitmq::eventually;
 use crate::client::wire::{LONG, about, giving_back, taking, through};
 use crate::client::{any, lock, resize};
 
@@ -212,7 +212,7 @@ async fn a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter(p
 /// Many clients that begin together on a few slots would lose race after race, each at the cost
 /// of a search and a channel.
 async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 4).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &place, LONG);
@@ -246,7 +246,7 @@ async fn a_client_that_loses_races_for_few_slots_joins_the_waiters(protocol: Pro
 
 /// Most slots are held by others. A search for more free slots would go through all of them.
 async fn after_a_lost_race_one_free_slot_among_twenty_is_enough(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 30).await;
     let proxy = Proxy::start().await;
     let client = through(&proxy, &place, LONG);

@@ -7,11 +7,11 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{AcquireError, Client};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender};
+use lockkeeper_testkit::rabbitmq::{eventually, look};
 use serde_json::json;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Method, Proxy, Sender};
-use crate::client::support::rabbitmq::{eventually, look};
 use crate::client::{SOON, any, broker, lock, name, quick, resize};
 
 with_protocols! {
@@ -51,7 +51,7 @@ async fn wake(channel: &Channel) {
 }
 
 async fn without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     let queue = name().wait_queue().unwrap().as_str().into();
@@ -73,7 +73,7 @@ async fn without_a_wait_queue_waiting_ends_with_a_slot_or_with_the_time(protocol
 
 /// Waits until the client behind this proxy has checked once more since it started to
 /// wait, because it acquires slots that are free then out of order.
-async fn settled(proxy: &Proxy, place: &Place) {
+async fn settled(proxy: &Proxy, place: &TestLock) {
     let is_answer = |method: &Method| {
         let name = method.name.as_str();
         method.sender == Sender::Broker && ["basic.ack", "queue.declare-ok"].contains(&name)
@@ -94,7 +94,7 @@ async fn settled(proxy: &Proxy, place: &Place) {
 }
 
 async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let administrator = broker(&place);
     let waiting = async || administrator.waiting(&place.lock_name()).await.unwrap();
@@ -128,10 +128,10 @@ async fn a_release_wakes_the_waiter_of_the_highest_priority_and_only_that_one(pr
 }
 
 async fn a_closed_lock_is_waited_for_until_it_has_a_slot(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let (_connection, channel) = place.channel().await;
     wait_queue(&channel).await;
-    let waiter = |place: &Place| {
+    let waiter = |place: &TestLock| {
         let lock = lock(place);
         tokio::spawn(async move { lock.acquire(&any()).await })
     };
@@ -157,7 +157,7 @@ async fn a_closed_lock_is_waited_for_until_it_has_a_slot(protocol: Protocol) {
 }
 
 async fn a_waiter_asks_the_broker_nothing_and_is_woken_by_a_release(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let administrator = broker(&place);
     let waiting = async || administrator.waiting(&place.lock_name()).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_waiter_asks_the_broker_nothing_and_is_woken_by_a_release(protocol: Pr
 }
 
 async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let (_connection, channel) = place.channel().await;
     wait_queue(&channel).await;
@@ -218,7 +218,7 @@ async fn a_wake_up_that_its_waiter_does_not_use_wakes_the_next_one(protocol: Pro
 
 /// The wake-up for it may have gone to a suspended waiter.
 async fn a_waiter_finds_a_new_slot_without_being_woken(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let _permit = lock(&place).acquire(&any()).await.unwrap();
     let proxy = Proxy::start().await;

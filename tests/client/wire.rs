@@ -10,12 +10,12 @@ use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
     Start, Verdict,
 };
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::{Awaited, Method, Proxy, Sender, When, nth};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::support::protocols::{At, Place, with_protocols};
-use crate::client::support::proxy::{Awaited, Method, Proxy, Sender, When, nth};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, held, lock, name, resize};
 
 with_protocols! {
@@ -38,7 +38,7 @@ with_protocols! {
 pub(super) const LONG: Duration = Duration::from_secs(15);
 
 /// Returns the lock over the proxy, without background activity.
-pub(super) fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
+pub(super) fn through(proxy: &Proxy, place: &TestLock, operation_timeout: Duration) -> Lock {
     let quiet = Duration::from_mins(10);
     let options = ClientOptions::default()
         .with_heartbeat(quiet)
@@ -49,7 +49,7 @@ pub(super) fn through(proxy: &Proxy, place: &Place, operation_timeout: Duration)
 }
 
 /// Returns the same after one acquisition: connected, with open channels.
-async fn warm(proxy: &Proxy, place: &Place, operation_timeout: Duration) -> Lock {
+async fn warm(proxy: &Proxy, place: &TestLock, operation_timeout: Duration) -> Lock {
     let lock = through(proxy, place, operation_timeout);
     let permit = lock.try_acquire(&any()).await.unwrap();
     assert_eq!(permit.verify().await, Ok(Verdict::Held));
@@ -94,7 +94,7 @@ pub(super) fn about((name, suffix): (&'static str, &'static str)) -> impl Awaite
 }
 
 async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 3).await;
     let proxy = Proxy::start().await;
     let lock = warm(&proxy, &place, LONG).await;
@@ -121,7 +121,7 @@ async fn an_uncontended_acquire_sends_five_methods_at_most_and_opens_nothing(pro
 
 /// Hazard A7.
 async fn a_lost_race_costs_one_channel_and_no_connection(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let proxy = Proxy::start().await;
     let lock = warm(&proxy, &place, LONG).await;
@@ -146,7 +146,7 @@ async fn a_lost_race_costs_one_channel_and_no_connection(protocol: Protocol) {
 
 /// Each time, another client takes the slot while the claim is on its way.
 async fn an_attempt_ends_after_as_many_lost_races_as_allowed(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let (method, suffix) = taking(protocol);
     let second = if suffix.ends_with('B') { "-2-B" } else { "-2-C" };
     for races in 1..=2 {
@@ -177,7 +177,7 @@ async fn an_attempt_ends_after_as_many_lost_races_as_allowed(protocol: Protocol)
 
 /// Hazard A8.
 async fn a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let (_connection, channel) = place.channel().await;
     for options in [any(), first()] {
         resize(&place, 1).await;
@@ -205,7 +205,7 @@ async fn a_slot_removed_while_its_holder_queue_is_on_its_way_is_not_acquired(pro
 async fn a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection(
     protocol: Protocol,
 ) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 1).await;
     let proxy = Proxy::start().await;
     let lock = warm(&proxy, &place, Duration::from_secs(3)).await;
@@ -230,7 +230,7 @@ async fn a_release_whose_answer_is_lost_frees_the_slot_by_ending_its_connection(
 }
 
 async fn a_connection_cut_at_any_method_of_a_cycle_leaves_no_slot_taken(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     resize(&place, 2).await;
     let (mut acquired, mut failed) = (0, 0);
     for when in [When::Before, When::After] {

@@ -6,11 +6,11 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::protocols::name;
 use tokio_util::sync::CancellationToken;
 
 use crate::clusters::{broker, resize};
-use crate::support::cluster::Cluster;
-use crate::support::protocols::name;
 
 /// Returns the slots whose queues the cluster knows.
 async fn existing(cluster: &Cluster, lock: &LockName) -> BTreeSet<u32> {

@@ -10,6 +10,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::semaphore::DesiredSlots;
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::rabbitmq::eventually;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -17,10 +21,6 @@ use rand::{RngExt, SeedableRng};
 use self::loops::Loops;
 use self::register::Register;
 use crate::clusters::resize;
-use crate::support::cluster::Cluster;
-use crate::support::environment::is_soak;
-use crate::support::protocols::name;
-use crate::support::rabbitmq::eventually;
 
 const SLOTS: u32 = 3;
 

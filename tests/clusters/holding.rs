@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{AcquireError, Client, ClientOptions, Lock, Moment, Verdict};
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::protocols::{name, with_protocols};
+use lockkeeper_testkit::proxy::{Method, Proxy, When};
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio::task::JoinSet;
 
 use crate::clusters::{broker, first, is_node_down, lock, lock_through, resize};
-use crate::support::cluster::Cluster;
-use crate::support::protocols::{name, with_protocols};
-use crate::support::proxy::{Method, Proxy, When};
-use crate::support::rabbitmq::eventually;
 
 with_protocols! {
     every {

@@ -1,5 +1,5 @@
 //! Locks on a cluster of three RabbitMQ nodes while one of them is down, hangs, restarts or
-//! is separated from the others. See `support::cluster` for the nodes and their faults.
+//! is separated from the others. See `lockkeeper_testkit::cluster` for the nodes and their faults.
 
 mod administering;
 mod faults;
@@ -14,9 +14,8 @@ use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, Lock,
     Start,
 };
+use lockkeeper_testkit::cluster::Cluster;
 use tokio_util::sync::CancellationToken;
-
-use crate::support::cluster::Cluster;
 
 /// Returns an administrator at this node.
 fn broker(cluster: &Cluster, node: usize) -> Broker {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Client, ClientOptions, Lock, Moment, Permit, Verdict};
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::protocols::name;
 use tokio::task::JoinHandle;
 
 use crate::clusters::{first, lock_through, resize};
-use crate::support::cluster::Cluster;
-use crate::support::protocols::name;
 
 /// Limit for a client of the majority to acquire the slot of a separated holder. A quorum
 /// queue of RabbitMQ 4.3 takes 60 s to return the token.

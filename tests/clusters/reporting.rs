@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Broker, BrokerOptions, Risk, Risks};
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio_util::sync::CancellationToken;
 
 use crate::clusters::{broker, first, lock, resize};
-use crate::support::cluster::Cluster;
-use crate::support::protocols::name;
-use crate::support::rabbitmq::eventually;
 
 /// Mnesia's refusals name it, and Khepri's do not.
 #[tokio::test(flavor = "multi_thread")]

@@ -16,17 +16,17 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions};
 use lapin::types::FieldTable;
 use lockkeeper_api::{Semaphore, all_crds};
 use lockkeeper_plan::naming::LockName;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::rabbitmq::within;
+use lockkeeper_testkit::world::is_ready;
 use serde_json::json;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
-
-use crate::support::cluster::Cluster;
-use crate::support::environment::variable;
-use crate::support::own_server::OwnServer;
-use crate::support::rabbitmq::within;
-use crate::support::world::is_ready;
 
 const SEMAPHORES: usize = 100;
 
@@ -119,7 +119,7 @@ impl Semaphores {
         secrets.create(&PostParams::default(), &secret).await.unwrap();
 
         let log = format!("{}/operator-{}.log", variable("LOCKKEEPER_DEV_DIR"), cluster.vhost.name);
-        let operator = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        let operator = Command::new(built::lockkeeper())
             .args(["operator", "--http-address", "127.0.0.1:0", "--drift-interval", "3s"])
             .args(["--watch-namespace", NAMESPACE])
             .env("KUBECONFIG", &kubeconfig)

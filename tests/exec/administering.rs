@@ -2,12 +2,12 @@
 //! number of slots, waiting for removed ones, listing waiters and revoking a holder.
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::environment::variable;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, json_of, lockkeeper, outcome, semaphore};
 
 with_protocols! {
@@ -30,7 +30,7 @@ async fn counts(at: &impl At) -> [u64; 2] {
 }
 
 /// Starts a command that holds a slot until it is ended.
-async fn holding(place: &Place, scratch: &Scratch, name: &str) -> Running {
+async fn holding(place: &TestLock, scratch: &Scratch, name: &str) -> Running {
     let file = scratch.file("register");
     let known = scratch.holders();
     let known: Vec<&str> = known.iter().map(String::as_str).collect();
@@ -41,7 +41,7 @@ async fn holding(place: &Place, scratch: &Scratch, name: &str) -> Running {
 }
 
 async fn set_reaches_its_number_from_any_state_and_may_be_repeated(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     for (slots, before) in [("3", 0), ("3", 3), ("1", 3), ("1", 1), ("4", 1), ("0", 4)] {
         let set = semaphore(&place, &["set", LOCK, slots]).await;
         assert_eq!(set.code, Some(0), "{set:?}");
@@ -65,7 +65,7 @@ async fn set_reaches_its_number_from_any_state_and_may_be_repeated(protocol: Pro
 }
 
 async fn a_shrink_waits_until_what_it_removed_is_released(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 2).await;
     let scratch = Scratch::new();
     let mut held = holding(&place, &scratch, "build-41").await;
@@ -89,7 +89,7 @@ async fn a_shrink_waits_until_what_it_removed_is_released(protocol: Protocol) {
 }
 
 async fn removed_slots_are_waited_for_and_no_others(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 2).await;
     let scratch = Scratch::new();
     let mut first = holding(&place, &scratch, "build-41").await;
@@ -127,7 +127,7 @@ async fn removed_slots_are_waited_for_and_no_others(protocol: Protocol) {
 }
 
 async fn waiters_are_listed_and_a_holder_is_revoked_without_kubernetes(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     assert_eq!(json_of(&place, &["waiters", LOCK]).await, json!({"waiting": 0, "waiters": []}));
     let scratch = Scratch::new();

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::environment::{random, signal};
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio::process::{Child, Command};
-
-use crate::exec::environment::{random, signal};
-use crate::exec::support::rabbitmq::eventually;
 
 /// Writes the holder into the file `$0` until it is ended, in two processes. The interval
 /// is long enough that many of these do not overload the machine.

@@ -2,10 +2,10 @@
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::eventually;
 use crate::exec::{LOCK, create, lockkeeper, run, succeed};
 
 with_protocols! {
@@ -17,13 +17,13 @@ with_protocols! {
 }
 
 /// Returns whether slot 2, which was removed, is held.
-async fn is_held(place: &Place) -> bool {
+async fn is_held(place: &TestLock) -> bool {
     let broker = Broker::new(place.settings(), BrokerOptions::default());
     broker.observe(&place.lock_name(), 2, 2).await.unwrap().numbered().unwrap().held.contains(&2)
 }
 
 /// A command on slot 2 of 2, and one on slot 1.
-async fn two(place: &Place, scratch: &Scratch, options: &[&str], script: &str) -> [Running; 2] {
+async fn two(place: &TestLock, scratch: &Scratch, options: &[&str], script: &str) -> [Running; 2] {
     create(place, 2).await;
     let register = scratch.file("register");
     let first = ["exec", LOCK, "--", "sh", "-c", WRITE, &register];
@@ -42,7 +42,7 @@ const WORK: &str = r#"echo "slot $LOCK_SLOT" >>"$0"
     while :; do sleep 0.02; done"#;
 
 async fn a_shrink_changes_nothing_for_a_command_that_may_finish(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let scratch = Scratch::new();
     let [mut first, mut second] = two(&place, &scratch, &["--heartbeat", "2s"], WORK).await;
     succeed(&place, &["semaphore", "shrink", LOCK, "1", "--no-wait"]).await;
@@ -62,7 +62,7 @@ async fn a_shrink_changes_nothing_for_a_command_that_may_finish(protocol: Protoc
 }
 
 async fn a_shrink_ends_a_command_that_is_to_stop_and_its_slot_is_given_back(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let scratch = Scratch::new();
     let options = ["--heartbeat", "2s", "--on-drain", "stop"];
     let [_first, mut second] = two(&place, &scratch, &options, WORK).await;
@@ -73,7 +73,7 @@ async fn a_shrink_ends_a_command_that_is_to_stop_and_its_slot_is_given_back(prot
 }
 
 async fn a_command_that_is_to_stop_and_does_not_is_killed(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let scratch = Scratch::new();
     let deaf = r#"trap '' TERM; echo "slot $LOCK_SLOT" >>"$0"; echo "$LOCK_HOLDER_ID" >>"$0"
         while :; do sleep 0.02; done"#;

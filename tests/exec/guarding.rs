@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_testkit::environment::{signal, signal_group};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+
 use crate::exec::commands::{Running, Scratch, WRITE, alive, child_of};
-use crate::exec::environment::{signal, signal_group};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper};
 
 #[tokio::test(flavor = "multi_thread")]

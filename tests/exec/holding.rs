@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::exec::environment::signal;
-use crate::exec::support::rabbitmq::Vhost;
 use crate::exec::{LOCK, create, lockkeeper, run};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::hostile::amqp::{self, behaviours};
+use lockkeeper_testkit::hostile::redis::{Answer, When};
+use lockkeeper_testkit::hostile::{Peer, send};
+use lockkeeper_testkit::protocols::TestLock;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::hostile::amqp::{self, behaviours};
-use crate::exec::support::hostile::redis::{Answer, When};
-use crate::exec::support::hostile::{Peer, send};
-use crate::exec::support::protocols::Place;
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, outcome, program, succeed};
 
 /// Number of processes at the same time.
@@ -103,17 +104,17 @@ async fn publish_nested(vhost: &Vhost, queue: &str) {
 
 /// Returns a command that holds the lock until its stdin is closed. It then asks whether it
 /// still holds the lock.
-fn held_until_closed(place: &Place, scratch: &Scratch) -> Running {
+fn held_until_closed(place: &TestLock, scratch: &Scratch) -> Running {
     let script = r#"echo held >>"$0"; read end; exec "$PROGRAM" verify"#;
     let words = ["exec", LOCK, "--", "sh", "-c", script, &scratch.file("held")];
     let mut command = lockkeeper(place, &words);
-    command.env("PROGRAM", env!("CARGO_BIN_EXE_lockkeeper")).stdin(Stdio::piped());
+    command.env("PROGRAM", built::lockkeeper()).stdin(Stdio::piped());
     Running::start(scratch, "holder", command)
 }
 
 /// A waiter reads it as a wake-up, and a holder as a notification.
 async fn is_read_while_held(protocol: Protocol, queue: &str) {
-    let (place, scratch) = (Place::create(protocol).await, Scratch::new());
+    let (place, scratch) = (TestLock::create(protocol).await, Scratch::new());
     create(&place, 1).await;
     let mut holder = held_until_closed(&place, &scratch);
     eventually("it is held", async || !scratch.read("held").is_empty()).await;
@@ -127,7 +128,7 @@ async fn is_read_while_held(protocol: Protocol, queue: &str) {
 
 /// It takes the place of the token, or of the slot's record.
 async fn is_read_to_acquire(protocol: Protocol, more: &[&str], queue: &str) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let slots = ["semaphore", "create", LOCK, "--slots", "1"];
     succeed(&place, &[&slots[..], more].concat()).await;
     place.purge(queue).await;

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{random, signal};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+
 use crate::exec::commands::{Running, Scratch, child_of};
-use crate::exec::environment::{random, signal};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, outcome, prefixed, run, succeed};
 
 /// A copy of the program that every user may run. Removed at the end.
@@ -20,7 +22,7 @@ impl Copy {
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
         let program = folder.join("lockkeeper");
-        std::fs::copy(env!("CARGO_BIN_EXE_lockkeeper"), &program).unwrap();
+        std::fs::copy(built::lockkeeper(), &program).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         Self(folder)
     }

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::protocols::{TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::protocols::{Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, outcome, prefixed, run, succeed};
 
 with_protocols! {
@@ -100,7 +100,7 @@ async fn exec_reports_a_connection_limit_and_waits_until_it_passes() {
 }
 
 async fn exec_reports_a_deleted_lock_and_waits_until_it_is_created_again(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 0).await;
     let scratch = Scratch::new();
     let waiting = lockkeeper(&place, &["exec", LOCK, "--", "sh", "-c", "exit 7"]);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures::future::join_all;
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::eventually;
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::environment::is_soak;
-use crate::exec::support::own_server::OwnServer;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::proxy::Proxy;
-use crate::exec::support::rabbitmq::eventually;
 use crate::exec::{LOCK, create, lockkeeper, program, spoken, succeed};
 
 with_protocols! {
@@ -85,7 +85,7 @@ async fn lose(protocol: Protocol, loss: Loss, script: &str) {
 }
 
 async fn lose_once(protocol: Protocol, loss: Loss, script: &str) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     let delay = if loss.frees_at_once() { delay(protocol) } else { &[] };
     succeed(&place, &[&["semaphore", "create", LOCK, "--slots", "1"], delay].concat()).await;
     let scratch = Scratch::new();
@@ -155,7 +155,7 @@ async fn lose_once(protocol: Protocol, loss: Loss, script: &str) {
 
 /// Makes waiters check for a free slot continuously, so that the next holder starts as
 /// soon as the broker frees the slot.
-async fn wake_at_once(place: &Place) -> Infallible {
+async fn wake_at_once(place: &TestLock) -> Infallible {
     let administrator = Broker::new(place.settings(), BrokerOptions::default());
     loop {
         administrator.wake(&place.lock_name(), 1).await.unwrap();
@@ -169,7 +169,7 @@ fn delay(protocol: Protocol) -> &'static [&'static str] {
     if has_slots { &["--lock-delay", "3s"] } else { &[] }
 }
 
-async fn close(place: &Place, connections: &[String], reason: &str) {
+async fn close(place: &TestLock, connections: &[String], reason: &str) {
     for connection in connections {
         place.management.close_connection(connection, reason).await;
     }
@@ -210,7 +210,7 @@ async fn a_command_that_ignores_term_is_killed_in_time(protocol: Protocol) {
 /// Starts a holder with this `--on-lost`, and makes it lose its lock.
 /// With `warn`, the command's file `register.go` exists once exec has said so.
 async fn closed(protocol: Protocol, on_lost: &str, script: &str) -> Scratch {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");
@@ -246,7 +246,7 @@ async fn on_lost_selects_how_the_command_is_stopped(protocol: Protocol) {
 }
 
 async fn a_stop_that_is_shorter_than_the_deadline_has_no_effect(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");

@@ -1,9 +1,10 @@
 //! A management API with wrong or endless answers, and its effects on a process that uses
 //! it.
 
-use crate::exec::environment::peak;
-use crate::exec::support::management_proxy::{Fault, ManagementProxy};
-use crate::exec::support::rabbitmq::Vhost;
+use lockkeeper_testkit::environment::peak;
+use lockkeeper_testkit::management_proxy::{Fault, ManagementProxy};
+use lockkeeper_testkit::rabbitmq::Vhost;
+
 use crate::exec::{LOCK, Outcome, lockkeeper, outcome, succeed};
 
 /// Maximum memory in MiB that an answer may cost.

@@ -1,8 +1,6 @@
 //! `lockkeeper exec` and related subcommands as processes, on a real broker: exit codes,
 //! signals, the command when the lock is lost, and the administration of semaphores.
 
-use crate::support;
-
 mod administering;
 pub mod commands;
 mod draining;
@@ -28,11 +26,11 @@ mod waiting;
 
 use std::process::Stdio;
 
-use environment::variable;
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::protocols::{At, options};
 use serde_json::Value;
-use support::environment;
-use support::protocols::{At, options};
 use tokio::process::Command;
 
 /// The lock of most tests.
@@ -69,7 +67,7 @@ fn spoken<'a>(protocol: Protocol, arguments: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn program(prefix: &[&str], arguments: &[&str]) -> Command {
-    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let program = built::lockkeeper();
     let words: Vec<&str> =
         prefix.iter().copied().chain([program]).chain(arguments.to_vec()).collect();
     let mut command = Command::new(words[0]);

@@ -3,11 +3,11 @@
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::environment::variable;
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, Outcome, lockkeeper, outcome, run, succeed};
 
 /// Runs a verb of `lockkeeper mutex` to its end.

@@ -8,11 +8,11 @@ use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerOptions, Client, ClientOptions, Permit, ResizeTo,
 };
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::json;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::exec::support::rabbitmq::Vhost;
 use crate::exec::{LOCK, Outcome, lockkeeper, outcome, run, succeed};
 
 /// A protocol, its name, and the Python clients for it.

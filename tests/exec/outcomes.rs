@@ -3,10 +3,11 @@
 use std::process::Stdio;
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::AsyncWriteExt;
 
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::Vhost;
 use crate::exec::{LOCK, create, lockkeeper, outcome, run, spoken, succeed};
 
 with_protocols! {
@@ -79,9 +80,9 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
 }
 
 async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
-    let inside = env!("CARGO_BIN_EXE_lockkeeper");
+    let inside = built::lockkeeper();
     let says = if place.slot(1).is_some() { "is held: wait longer" } else { "no token" };
     for wait in [&["--no-wait"][..], &["--timeout", "300ms"]] {
         let inner = spoken(protocol, &[&["exec", LOCK], wait, &["--", "true"]].concat());
@@ -100,7 +101,7 @@ async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) 
 }
 
 async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     succeed(&place, &["semaphore", "create", LOCK, "--slots", "2", "--fencing"]).await;
     let show = "env | grep ^LOCK_ | sort; echo $AMQP_URL";
     let of = |text: &str, name: &str| {
@@ -116,7 +117,7 @@ async fn the_command_finds_its_lock_in_the_environment_and_no_other(protocol: Pr
     assert!(token(&second) > token(&first), "{first} {second}");
 
     // A mutex inside the semaphore: the semaphore's variables must not be visible.
-    let inside = env!("CARGO_BIN_EXE_lockkeeper");
+    let inside = built::lockkeeper();
     let nested = ["exec", LOCK, "--", inside, "exec", "--mutex", "m", "--", "sh", "-c", show];
     let mut command = lockkeeper(&place, &nested);
     command.env("LOCK_SLOT", "77").env("LOCK_TOKEN_ID", "77");
@@ -152,7 +153,7 @@ async fn the_command_is_run_as_written_and_reads_our_input() {
 }
 
 async fn nothing_of_ours_is_left_at_the_broker_afterwards(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let before = place.queues().await;
     for _ in 0..3 {

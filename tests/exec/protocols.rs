@@ -1,10 +1,10 @@
 //! The other two protocols on the command line: acquiring a lock, and administering it
 //! without Kubernetes.
 
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::Value;
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, Outcome, lockkeeper, run, succeed};
 
 const CONSUMER: &[&str] = &["--protocol", "ExclusiveConsumer"];

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, lockkeeper, run, succeed};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::{Value, json};
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::support::rabbitmq::Vhost;
 use crate::exec::{LOCK, json_of, lockkeeper, semaphore, succeed};
 
 fn counts(slots: u32, held: u32, free: u32, draining: u32) -> Value {

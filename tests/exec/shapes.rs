@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::iter;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{random, signal};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::process::Command;
 
 use crate::exec::commands::{Running, Scratch, alive_with, child_of};
-use crate::exec::environment::{random, signal};
-use crate::exec::support::proxy::Proxy;
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{lockkeeper, succeed};
 
 /// Number of cases at the same time.
@@ -59,7 +60,7 @@ pub enum Shape {
 impl Shape {
     /// Returns the command without its file. `folder` is for a program, `inner` a lock.
     pub fn words(&self, folder: &str, inner: &str) -> Vec<OsString> {
-        let program = env!("CARGO_BIN_EXE_lockkeeper");
+        let program = built::lockkeeper();
         let words: Vec<&str> = match self {
             Self::Words(words) => words.to_vec(),
             Self::Script(script) => vec!["sh", "-c", script],

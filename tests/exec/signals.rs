@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+
 use crate::exec::commands::{Running, Scratch, WRITE, alive, child_of, has_children};
-use crate::exec::environment::signal;
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, prefixed, succeed};
 
 /// The environment of the tests may ignore some signals.

@@ -4,12 +4,13 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{signal, variable};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::exec::commands::{Running, Scratch, WRITE, alive};
-use crate::exec::environment::{signal, variable};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, succeed};
 
 /// Runs a shell line on a separate terminal, whose output goes to the file `shown`. In
@@ -20,7 +21,7 @@ fn at_a_terminal(vhost: &Vhost, scratch: &Scratch, line: &str) -> Child {
     let mut command = Command::new("env");
     let variables =
         bare.as_std().get_envs().filter_map(|(k, v)| Some((k.to_owned(), v?.to_owned())));
-    let folder = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let folder = Path::new(built::lockkeeper()).parent().unwrap();
     command
         .args(["--default-signal=INT,QUIT,HUP", "script"])
         .args(["--quiet", "--return", "--flush", "--command", line, &scratch.file("shown")])

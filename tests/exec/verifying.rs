@@ -5,13 +5,14 @@ use std::process::Stdio;
 
 use lapin::options::QueuePurgeOptions;
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
 use crate::exec::commands::{Running, Scratch, WRITE};
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, Outcome, lockkeeper, outcome, run, succeed};
 
 with_protocols! {
@@ -111,7 +112,7 @@ async fn a_lock_of_another_protocol_is_refused_by_every_verb() {
 /// Starts a command that verifies its lock for each line of its input, and prints the exit
 /// codes.
 async fn verifying(at: &impl At, scratch: &Scratch, words: &[&str]) -> (Running, ChildStdin) {
-    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let program = built::lockkeeper();
     let line =
         r#"echo $LOCK_HOLDER_ID >>$1; while read go; do "$0" verify; echo "code $?" >&2; done"#;
     let file = scratch.file("register");
@@ -125,7 +126,7 @@ async fn verifying(at: &impl At, scratch: &Scratch, words: &[&str]) -> (Running,
 }
 
 async fn a_command_learns_whether_its_lock_is_still_held(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     succeed(&place, &["semaphore", "create", LOCK, "--slots", "1"]).await;
     let scratch = Scratch::new();
     let (mut running, mut stdin) = verifying(&place, &scratch, &["exec", LOCK]).await;

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::{Protocol, QueueType};
 use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 
 use crate::exec::commands::{Running, Scratch};
-use crate::exec::support::own_server::OwnServer;
-use crate::exec::support::protocols::{At, Place, with_protocols};
-use crate::exec::support::rabbitmq::{Vhost, eventually};
 use crate::exec::{LOCK, create, lockkeeper, program, spoken};
 
 with_protocols! {
@@ -84,7 +84,7 @@ async fn exec_that_waits_survives_a_restart_of_the_broker() {
 
 /// The broker gives the wake-up to the suspended one, whose priority is higher.
 async fn a_suspended_waiter_delays_the_next_one_by_a_few_seconds(protocol: Protocol) {
-    let place = Place::create(protocol).await;
+    let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let scratch = Scratch::new();
     let file = scratch.file("register");

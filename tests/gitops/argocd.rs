@@ -2,10 +2,9 @@
 
 use kube::api::{Patch, PatchParams};
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::evaluator::{Verdicts, answer, example, objects};
+use lockkeeper_testkit::world::{PATIENCE, World, has_reason, in_a_world};
 use serde_json::{Value, json};
-
-use crate::gitops::evaluator::{Verdicts, answer, example, objects};
-use crate::gitops::world::{PATIENCE, World, has_reason, in_a_world};
 
 /// The kinds, the directories of their actions, and the actions.
 const ACTIONS: [(&str, &str, &[&str]); 2] = [

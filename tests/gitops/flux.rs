@@ -1,8 +1,7 @@
 //! Flux: its Kustomization in its own types.
 
+use lockkeeper_testkit::evaluator::{answer, evaluate, objects};
 use serde_json::json;
-
-use crate::gitops::evaluator::{answer, evaluate, objects};
 
 #[test]
 fn the_kustomization_has_only_what_flux_reads_and_its_expressions_parse() {

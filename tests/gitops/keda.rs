@@ -7,12 +7,12 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use kube::Api;
 use kube::api::PostParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::evaluator::{evaluate, objects};
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-
-use crate::gitops::evaluator::{evaluate, objects};
-use crate::gitops::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 
 /// Returns the object of a kind in an example's file.
 fn of_kind(file: &str, kind: &str) -> Value {
@@ -153,7 +153,7 @@ async fn the_list_that_keda_measures_is_as_long_as_the_queue_and_the_job_empties
         };
         assert_eq!(length().await, 0);
 
-        let mut put = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        let mut put = Command::new(built::lockkeeper())
             .args(["queue", "put", &queue, "--keep-open"])
             .env("REDIS_URL", world.redis_url())
             .stdin(Stdio::piped())

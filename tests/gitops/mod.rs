@@ -2,8 +2,6 @@
 //! KEDA, and the ownership of fields. See `last::verdicts` for their verdicts on
 //! statuses.
 
-use crate::{environment, evaluator, world};
-
 mod argocd;
 mod flux;
 mod keda;

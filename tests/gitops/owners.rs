@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use kube::ResourceExt;
 use kube::api::ListParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::random;
+use lockkeeper_testkit::evaluator::objects;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, in_a_world, kubectl};
 use serde_json::{Value, json};
-
-use crate::gitops::environment::random;
-use crate::gitops::evaluator::objects;
-use crate::gitops::world::{Kind, PATIENCE, World, eventually, in_a_world, kubectl};
 
 /// How pipelines apply: Flux and Argo CD with `ServerSideApply=true`, and Argo CD
 /// without.

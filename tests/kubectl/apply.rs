@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use lapin::options::QueueDeleteOptions;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 use redis::AsyncCommands;
 use serde_json::Value;
 
-use crate::kubectl::environment::variable;
-use crate::kubectl::world::{PATIENCE, World, eventually, in_a_world};
 use crate::kubectl::{Ended, Folder, ended, program};
 
 /// Creates a directory with the connection Secrets of a world, as manifests.

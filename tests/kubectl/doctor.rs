@@ -4,10 +4,10 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::world::{PATIENCE, World, has_reason, in_a_world};
 use serde_json::{Value, json};
 
 use crate::kubectl::in_namespace;
-use crate::kubectl::world::{PATIENCE, World, has_reason, in_a_world};
 
 /// Installs an operator's Deployment in the world's namespace, without pods. Its status
 /// reports this number of ready pods.

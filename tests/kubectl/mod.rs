@@ -1,8 +1,6 @@
 //! The subcommands for users of kubectl and for pipelines, as processes against a real
 //! API server, broker and Redis. One file per subject.
 
-use crate::{environment, world};
-
 mod apply;
 mod doctor;
 mod plugin;
@@ -11,8 +9,9 @@ mod validate;
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use lockkeeper_testkit::world::World;
+use lockkeeper_testkit::{built, environment};
 use tokio::process::Command;
-use world::World;
 
 /// Result of a run of the program.
 struct Ended {
@@ -53,7 +52,7 @@ async fn ended(command: &mut Command) -> Ended {
 
 /// Returns the program's command, without connections in the environment.
 fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut command = Command::new(built::lockkeeper());
     command.args(arguments);
     for name in ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL", "REDIS_URL"] {
         command.env_remove(name);

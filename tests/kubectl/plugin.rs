@@ -2,12 +2,13 @@
 //! handles them.
 
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::api_server::{ApiServer, Fault};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::api_server::{ApiServer, Fault};
-use crate::kubectl::world::{PATIENCE, World, eventually, in_a_world};
 use crate::kubectl::{Ended, Folder, ended, in_namespace, program};
 use crate::operator::rights;
 
@@ -21,7 +22,7 @@ fn table(text: &str) -> Vec<Vec<String>> {
 async fn by_kubectl(arguments: &[&str]) -> Ended {
     let folder = Folder::new();
     let file = folder.0.join("kubectl-lockkeeper");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lockkeeper"), &file).unwrap();
+    std::os::unix::fs::symlink(built::lockkeeper(), &file).unwrap();
     let path = format!("{}:{}", folder.0.display(), std::env::var("PATH").unwrap());
     let mut kubectl = Command::new("kubectl");
     kubectl.arg("lockkeeper").args(arguments).env("PATH", path);
@@ -282,7 +283,7 @@ async fn suspended_objects_are_left_alone_until_they_are_resumed() {
         api.patch("deploy", &kube::api::PatchParams::default(), &more).await.unwrap();
         world
             .until::<Semaphore>("deploy", "suspended", PATIENCE, |s| {
-                crate::kubectl::world::has_reason(s, "Ready", "Suspended")
+                lockkeeper_testkit::world::has_reason(s, "Ready", "Suspended")
             })
             .await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 1));

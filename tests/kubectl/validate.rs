@@ -4,9 +4,9 @@ use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, Request};
 use kube::{Api, ResourceExt};
 use lockkeeper_api::all_crds;
+use lockkeeper_testkit::world::{World, in_a_world};
 use serde_json::{Value, json};
 
-use crate::kubectl::world::{World, in_a_world};
 use crate::kubectl::{Ended, Folder, ended, program};
 
 /// Specs, and the text that the rejection must contain. Empty for accepted specs.

@@ -3,15 +3,13 @@
 //! docs/conditions.md. dev/test runs it last. It first makes a short run of its own, so
 //! that there is always something to check.
 
-use crate::{audit, evaluator, world};
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use lockkeeper_testkit::audit::Reader;
+use lockkeeper_testkit::evaluator::{TOOLS, Verdicts};
+use lockkeeper_testkit::world;
+use lockkeeper_testkit::world::in_a_world;
 use serde_json::{Value, json};
-
-use audit::Reader;
-use evaluator::{TOOLS, Verdicts};
-use world::in_a_world;
 
 /// The contents of docs/conditions.md.
 struct Documented {

@@ -4,8 +4,6 @@
 //! last. It first makes a short run of its own, so that there is always something to
 //! check.
 
-use crate::{audit, canaries, collector, environment, world};
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
@@ -18,14 +16,13 @@ use k8s_openapi::api::rbac::v1::{
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::audit::{OPERATOR, Reader, Request};
+use lockkeeper_testkit::canaries::Canaries;
+use lockkeeper_testkit::collector::Collector;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, eventually, in_a_world};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use audit::{OPERATOR, Reader, Request};
-use canaries::Canaries;
-use collector::Collector;
-use environment::variable;
-use world::{PATIENCE, eventually, in_a_world};
 
 /// Set by `dev/test` when it runs every test.
 const WHOLE: &str = "LOCKKEEPER_WHOLE_RUN";

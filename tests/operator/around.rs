@@ -16,10 +16,10 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Broker, BrokerOptions, ManagedLock};
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
 use tokio_util::sync::CancellationToken;
 
 use crate::operator::holders::client::Client;
-use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, kubectl};
 
 /// Starts a foreign client that waits for a slot of `deploy` as the protocol describes.
 async fn waiter(world: &World) -> (Connection, Consumer) {

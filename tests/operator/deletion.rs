@@ -11,13 +11,15 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, Semaphore};
+use lockkeeper_testkit::audit;
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::pressure_text::{TextClient, Worker};
+use lockkeeper_testkit::world::{
+    Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
+};
 
-use crate::operator::audit;
-use crate::operator::environment::is_soak;
-use crate::operator::own_server::OwnServer;
-use crate::operator::pressure_text::{TextClient, Worker};
 use crate::operator::queues::{data, keys, send, text, until_blocked};
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// The API server deletes a namespace in several rounds.
 const NAMESPACE: Duration = Duration::from_secs(300);

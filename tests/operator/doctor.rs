@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use kube::api::DeleteParams;
 use lockkeeper_api::PressureQueue;
-
-use crate::operator::pressure_text::{Returning, TextClient, Worker};
-use crate::operator::queues::{data, send, text, until_blocked};
-use crate::operator::world::{
+use lockkeeper_testkit::pressure_text::{Returning, TextClient, Worker};
+use lockkeeper_testkit::world::{
     Kind, Operator, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
 };
+
+use crate::operator::queues::{data, send, text, until_blocked};
 
 /// Starts an operator with quick intervals, for which two seconds without activity are
 /// long.

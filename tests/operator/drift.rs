@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 use crate::operator::holders::client::Client;
-use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// Time limit for a started repair, on a machine with other work. Shorter than the default
 /// interval, so that a sweep that comes an interval late is noticed.

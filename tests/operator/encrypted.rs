@@ -6,17 +6,17 @@ use std::time::Duration;
 use axum::body::Bytes;
 use kube::api::ListParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
-
-use crate::operator::authority::Authority;
-use crate::operator::canaries::Canaries;
-use crate::operator::collector::Collector;
-use crate::operator::own_server::OwnServer;
-use crate::operator::redis_support::connect;
-use crate::operator::redis_tls::TlsServer;
-use crate::operator::settings::CORRECTED;
-use crate::operator::world::{
+use lockkeeper_testkit::authority::Authority;
+use lockkeeper_testkit::canaries::Canaries;
+use lockkeeper_testkit::collector::Collector;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::redis::connect;
+use lockkeeper_testkit::redis_tls::TlsServer;
+use lockkeeper_testkit::world::{
     Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
 };
+
+use crate::operator::settings::CORRECTED;
 
 #[tokio::test]
 async fn a_queue_is_reached_over_tls_by_its_secret_and_a_wrong_authority_is_reported() {

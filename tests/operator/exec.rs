@@ -1,12 +1,12 @@
 //! `lockkeeper exec sem/NAME`: the lock of a resource, found through Kubernetes.
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::world::{World, in_a_world};
 use tokio::process::Command;
-
-use crate::operator::world::{World, in_a_world};
 
 /// Returns exit code, output and messages of `lockkeeper exec` in the world's namespace.
 async fn exec(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let output = Command::new(built::lockkeeper())
         .arg("exec")
         .args(arguments)
         .args(["-n", &world.namespace, "--", "env"])

@@ -5,11 +5,11 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper_api::{FORCE_FINALIZE, PressureQueue, Semaphore};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
 
 use crate::operator::holders::client::Client;
-use crate::operator::pressure_text::TextClient;
 use crate::operator::queues::{keys, text};
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world};
 
 /// Deletes an object. The policy rejects deletion of objects that are in use according to
 /// their status, so the operator is suspended before, as if its last observation were
@@ -126,7 +126,7 @@ async fn a_semaphore_of_tokens_and_one_of_consumers_are_guarded_too() {
 
     in_a_world("guarded-kinds", async |world| {
         let operator = world.operator().await;
-        let management = crate::operator::environment::variable("RABBITMQ_MANAGEMENT_URL");
+        let management = lockkeeper_testkit::environment::variable("RABBITMQ_MANAGEMENT_URL");
         let settings = RabbitmqSettings::from_urls(&world.amqp_url(), Some(&management)).unwrap();
         let client = Client::new(settings, ClientOptions::default());
         let rows = [

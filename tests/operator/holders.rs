@@ -6,11 +6,11 @@ mod rhythm;
 use std::time::Duration;
 
 use lockkeeper_api::{Semaphore, SemaphoreStatus};
+use lockkeeper_testkit::audit::{Reader, Request};
+use lockkeeper_testkit::rabbitmq::eventually;
+use lockkeeper_testkit::world::{Kind as _, PATIENCE, World, has, has_reason, in_a_world, kubectl};
 
 use self::client::{Client, LOCKED};
-use crate::operator::audit::{Reader, Request};
-use crate::operator::support::rabbitmq::eventually;
-use crate::operator::world::{Kind as _, PATIENCE, World, has, has_reason, in_a_world, kubectl};
 
 /// Returns the holder queue of a slot of the semaphore `deploy`.
 fn holder(world: &World, slot: u32) -> String {

@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::peak;
+use lockkeeper_testkit::hostile::Management;
+use lockkeeper_testkit::hostile::amqp::{self, Sent, Step};
+use lockkeeper_testkit::hostile::redis::{Answer, When};
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, in_a_world};
 
-use crate::operator::environment::peak;
-use crate::operator::support::hostile::Management;
-use crate::operator::support::hostile::amqp::{self, Sent, Step};
-use crate::operator::support::hostile::redis::{Answer, When};
 use crate::operator::tenancy::{leave, lock_by, neighbour, operator_of_both, queue_by};
-use crate::operator::world::{Kind, PATIENCE, World, in_a_world};
 
 /// Maximum growth of the operator's memory, in MiB. The chart's limit is 256 MiB.
 const GROWTH: u64 = 96;

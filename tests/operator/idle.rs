@@ -9,12 +9,12 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use lapin::options::QueueDeleteOptions;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::audit::Reader;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::{memory, random, variable};
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-
-use crate::operator::audit::Reader;
-use crate::operator::environment::{memory, random, variable};
-use crate::operator::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready, signal};
 
 const SEMAPHORES: usize = 150;
 const QUEUES: usize = 50;
@@ -230,7 +230,7 @@ impl Alone {
         let changed = original.replace(&api_server(), &format!("https://127.0.0.1:{port}"));
         assert_ne!(changed, original);
         std::fs::write(&kubeconfig, changed).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        let child = Command::new(built::lockkeeper())
             .args(["operator", "--http-address", "127.0.0.1:0", "--watch-namespace", &name])
             .env("KUBECONFIG", &kubeconfig)
             .env_remove("AMQP_URL")

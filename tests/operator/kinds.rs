@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use kube::api::{Patch, PatchParams};
 use lockkeeper_api::{PressureQueue, PressureQueueSpec, Semaphore, SemaphoreSpec};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, in_a_world, kubectl};
 use serde_json::json;
 
 use crate::operator::holders::client::Client;
-use crate::operator::pressure_text::TextClient;
 use crate::operator::queues::text;
-use crate::operator::world::{Kind, PATIENCE, World, in_a_world, kubectl};
 
 mod names;
 mod rules;

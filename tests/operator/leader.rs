@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender};
+use lockkeeper_testkit::world::{Operator, PATIENCE, World, eventually, in_a_world};
 use serde_json::json;
 
-use crate::operator::environment::variable;
 use crate::operator::rights;
-use crate::operator::support::proxy::{Method, Proxy, Sender};
-use crate::operator::world::{Operator, PATIENCE, World, eventually, in_a_world};
 
 /// Grants the operators permissions on a Lease in the test's namespace: those that the
 /// chart grants on the Lease of the release.

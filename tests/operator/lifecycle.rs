@@ -4,12 +4,12 @@
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{DeleteParams, WatchEvent, WatchParams};
 use lockkeeper_api::PressureQueue;
-
-use crate::operator::pressure_text::{TextClient, Worker};
-use crate::operator::queues::{data, keys, send, text, until_blocked};
-use crate::operator::world::{
+use lockkeeper_testkit::pressure_text::{TextClient, Worker};
+use lockkeeper_testkit::world::{
     Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
 };
+
+use crate::operator::queues::{data, keys, send, text, until_blocked};
 
 /// Returns the events of this reason about an object, each with its count.
 async fn events(world: &World, name: &str, reason: &str) -> Vec<i32> {

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::environment::peak;
+use lockkeeper_testkit::management_proxy::{Fault, ManagementProxy};
+use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 
-use crate::operator::environment::peak;
 use crate::operator::holders::client::Client;
-use crate::operator::support::management_proxy::{Fault, ManagementProxy};
-use crate::operator::support::rabbitmq::Vhost;
-use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
 /// Maximum memory in MiB that an answer may cost.
 const MOST: u64 = 16;

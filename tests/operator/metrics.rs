@@ -7,13 +7,13 @@ use std::process::Stdio;
 
 use kube::api::DeleteParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::observability::{helps, meanings};
 use crate::operator::holders::client::Client;
 use crate::operator::leader::{candidate, comes_to_lead, let_in, stands_by};
-use crate::operator::world::{Operator, PATIENCE, World, eventually, has, in_a_world};
 
 /// Reads a file of the project.
 fn file(path: &str) -> String {

@@ -1,10 +1,6 @@
 //! The operator as a process, against a real API server, RabbitMQ and Redis. One file per
 //! subject. The names of the tests describe the expected behavior.
 
-use crate::{audit, canaries, collector, pressure_text, redis_support, redis_tls, support, world};
-
-use support::{authority, environment, own_server};
-
 mod around;
 mod deletion;
 mod doctor;

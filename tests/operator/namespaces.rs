@@ -5,12 +5,14 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{
+    Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
+};
 use serde_json::{Value, json};
 
-use crate::operator::environment::variable;
 use crate::operator::owners::next_second;
 use crate::operator::rights;
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// Returns the same world in another namespace, which [`leave`] deletes.
 async fn beside(world: &World, suffix: &str) -> World {

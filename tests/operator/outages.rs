@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper_api::{PressureQueue, Semaphore};
-
-use crate::operator::own_server::OwnServer;
-use crate::operator::world::{Kind, PATIENCE, World, has, has_reason, in_a_world, is_ready};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, has, has_reason, in_a_world, is_ready};
 
 /// A stopped server is reported after at most one observation interval, 10 s. This limit
 /// and those below leave time for a busy machine.

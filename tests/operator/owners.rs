@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 
 use kube::api::DeleteParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::{random, variable};
+use lockkeeper_testkit::world::{
+    Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
+};
 
-use crate::operator::environment::{random, variable};
 use crate::operator::queues::keys;
 use crate::operator::settings::{CORRECTED, no_password_shows};
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 #[tokio::test]
 async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_allowed() {

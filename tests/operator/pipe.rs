@@ -2,15 +2,15 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::world::{World, in_a_world};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-
-use crate::operator::world::{World, in_a_world};
 
 /// Returns exit code, output and messages of `lockkeeper queue VERB` in the world's
 /// namespace.
 async fn queue(world: &World, line: &str, input: &str) -> (Option<i32>, String, String) {
-    let mut process = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let mut process = Command::new(built::lockkeeper())
         .arg("queue")
         .args(line.split(' '))
         .args(["-n", &world.namespace])

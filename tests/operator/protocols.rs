@@ -16,12 +16,12 @@ use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_semaphore::{
     AcquireError, AcquireOptions, Client, ClientOptions, Lock, Permit, Start,
 };
-
-use crate::operator::environment::variable;
-use crate::operator::holders::client::Client as Foreign;
-use crate::operator::world::{
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{
     Kind as _, PATIENCE, World, eventually, has_reason, in_a_world, kubectl,
 };
+
+use crate::operator::holders::client::Client as Foreign;
 
 /// A protocol, and its visible properties.
 #[derive(Clone, Copy)]

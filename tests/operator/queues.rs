@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use kube::api::DeleteParams;
 use lockkeeper_api::PressureQueue;
-
-use crate::operator::pressure_text::{TextClient, TextError, TextQueue, Worker};
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, TextQueue, Worker};
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, has, in_a_world, is_ready};
 
 /// Returns the queue of a `PressureQueue` with default name, for foreign clients.
 pub fn text(world: &World, name: &str) -> TextQueue {

@@ -9,13 +9,15 @@ use kube::{Api, ResourceExt};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{
+    PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
+};
 use serde_json::{Value, json};
 
-use crate::operator::environment::variable;
 use crate::operator::settings::CORRECTED;
-use crate::operator::world::{PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready};
 
-const DEFINITION: &str = include_str!("../support/rabbitmqcluster.yaml");
+const DEFINITION: &str = include_str!("rabbitmqcluster.yaml");
 const ALLOWED: &str = "rabbitmq.com/topology-allowed-namespaces";
 
 fn definitions(world: &World) -> Api<CustomResourceDefinition> {

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper_api::Semaphore;
-
-use crate::operator::world::{Operator, PATIENCE, World, in_a_world, is_ready};
+use lockkeeper_testkit::world::{Operator, PATIENCE, World, in_a_world, is_ready};
 
 /// A resize, with the slots whose queues change first and last.
 #[derive(Clone, Copy, Debug)]

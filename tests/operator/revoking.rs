@@ -9,11 +9,11 @@ use lockkeeper_api::{REVOKE, Semaphore};
 use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper_semaphore::{AcquireOptions, Client, ClientOptions, LostReason, Permit, Start};
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 use serde_json::json;
 
-use crate::operator::environment::variable;
 use crate::operator::holders::client::Client as Foreign;
-use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
 /// Adds the broker's administrator to the connection, in a Secret of its own.
 async fn with_administrator(world: &World) {

@@ -4,10 +4,9 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::Api;
 use kube::api::PostParams;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually};
 use serde_json::{Value, json};
-
-use crate::operator::environment::variable;
-use crate::operator::world::{PATIENCE, World, eventually};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 

@@ -3,10 +3,9 @@
 
 use lockkeeper_api::Semaphore;
 use lockkeeper_api::conditions::find;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, has_reason, in_a_world};
 use serde_json::json;
-
-use crate::operator::environment::variable;
-use crate::operator::world::{PATIENCE, has_reason, in_a_world};
 
 /// Returns the message of the condition.
 fn message(object: &Semaphore) -> String {

@@ -2,13 +2,14 @@
 //! addresses, and the Secret of a connection.
 
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, has_reason, in_a_world};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::operator::environment::variable;
 use crate::operator::rights;
 use crate::operator::settings::no_password_shows;
-use crate::operator::world::{Kind, PATIENCE, World, has_reason, in_a_world};
 
 /// Passwords with a character that has a meaning in URLs. None may show from `canary-` on.
 const PASSWORDS: [&str; 4] = ["s3cr@canary-2/word", "canary-1#2", "canary-1?2", "canary-@canary-2"];
@@ -16,7 +17,7 @@ const PASSWORDS: [&str; 4] = ["s3cr@canary-2/word", "canary-1#2", "canary-1?2", 
 /// Runs `lockkeeper` with these variables. Returns its exit code, and its output and
 /// messages.
 async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let output = Command::new(built::lockkeeper())
         .args(arguments)
         .env_remove("AMQP_URL")
         .env_remove("RABBITMQ_MANAGEMENT_URL")

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use kube::api::ListParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
-
-use crate::operator::environment::{random, variable};
-use crate::operator::world::{
+use lockkeeper_testkit::environment::{random, variable};
+use lockkeeper_testkit::world::{
     Kind, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready,
 };
 

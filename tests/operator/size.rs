@@ -7,13 +7,13 @@ use std::time::Instant;
 use futures::future::join_all;
 use kube::api::{DeleteParams, PostParams};
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::environment::{memory, peak};
+use lockkeeper_testkit::world::{PATIENCE, eventually, has_reason, in_a_world};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::operator::environment::{memory, peak};
 use crate::operator::tenancy::{leave, neighbour, operator_of_both};
-use crate::operator::world::{PATIENCE, eventually, has_reason, in_a_world};
 
 /// Connects to the operator's HTTP port and sends half a request of this size.
 async fn half_sent(http: &str, size: usize) -> TcpStream {

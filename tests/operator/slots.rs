@@ -6,14 +6,14 @@ use std::time::Instant;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::world::{
+    Kind as _, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready, kubectl,
+};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::operator::holders::client::Client;
 use crate::operator::settings::{CORRECTED, management};
-use crate::operator::world::{
-    Kind as _, PATIENCE, World, eventually, has, has_reason, in_a_world, is_ready, kubectl,
-};
 
 #[tokio::test]
 async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {

@@ -7,15 +7,15 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use lockkeeper_api::{PressureQueue, Semaphore};
-use serde_json::json;
-
-use crate::operator::environment::{random, variable};
-use crate::operator::own_server::OwnServer;
-use crate::operator::owners::next_second;
-use crate::operator::settings::CORRECTED;
-use crate::operator::world::{
+use lockkeeper_testkit::environment::{random, variable};
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::world::{
     Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
 };
+use serde_json::json;
+
+use crate::operator::owners::next_second;
+use crate::operator::settings::CORRECTED;
 
 /// Creates a second namespace that only has its own Secrets.
 pub async fn neighbour(world: &World) -> World {

@@ -8,11 +8,13 @@ use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::world::{
+    Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
+};
 
 use crate::operator::owners::gone;
 use crate::operator::queues::send;
 use crate::operator::settings::CORRECTED;
-use crate::operator::world::{Kind, PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 /// A kind, with what distinguishes two of its objects for one name.
 trait Tied: Kind {

@@ -6,13 +6,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::canaries::Canaries;
+use lockkeeper_testkit::collector::{Collector, attribute, text};
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, has, in_a_world};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::process::Command;
-
-use crate::operator::canaries::Canaries;
-use crate::operator::collector::{Collector, attribute, text};
-use crate::operator::world::{PATIENCE, World, eventually, has, in_a_world};
 
 /// Checks that a collector got data, and that it contains neither a password nor a key.
 fn nothing_secret_in(collector: &Collector) {
@@ -89,7 +89,7 @@ async fn a_collector_gets_each_reconcile_with_its_steps_and_no_password() {
 
 /// Runs `lockkeeper exec sem/deploy` with these variables. Returns its command's output.
 async fn exec(world: &World, environment: &[(&str, &str)], script: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let output = Command::new(built::lockkeeper())
         .args(["exec", "sem/deploy", "-n", &world.namespace, "--", "sh", "-c", script])
         .envs(environment.iter().copied())
         .stdin(Stdio::null())

@@ -4,10 +4,9 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::naming::DEFAULT_PREFIX;
-
-use crate::operator::pressure_text::{TextQueue, Worker};
-use crate::operator::redis_support::{PrivateRedis, connect};
-use crate::operator::world::{PATIENCE, eventually, in_a_world};
+use lockkeeper_testkit::pressure_text::{TextQueue, Worker};
+use lockkeeper_testkit::redis::{PrivateRedis, connect};
+use lockkeeper_testkit::world::{PATIENCE, eventually, in_a_world};
 
 /// More than can be watched at the same time.
 const QUEUES: usize = 40;

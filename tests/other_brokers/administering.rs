@@ -9,9 +9,9 @@ use lockkeeper_client::Probe;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol, QueueType};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Expected, ResizeTo};
+use lockkeeper_testkit::rabbitmq::{Vhost, patient};
 use tokio_util::sync::CancellationToken;
 
-use crate::other_brokers::support::rabbitmq::{Vhost, patient};
 use crate::other_brokers::{AUTOMATIC, Qpid, any, name, resize, resize_of};
 
 /// Grows, shrinks and removes the semaphore. Of 60 slots some are missing in between, so

@@ -9,10 +9,10 @@ use lockkeeper_plan::naming::LockName;
 use lockkeeper_semaphore::{
     AcquireError, Broker, BrokerOptions, Client, ClientOptions, LostReason, Moment, Start, Verdict,
 };
+use lockkeeper_testkit::proxy::{Method, Proxy};
+use lockkeeper_testkit::rabbitmq::eventually;
+use lockkeeper_testkit::register::Register;
 
-use crate::other_brokers::support::proxy::{Method, Proxy};
-use crate::other_brokers::support::rabbitmq::eventually;
-use crate::other_brokers::support::register::Register;
 use crate::other_brokers::{AUTOMATIC, Qpid, any, held, name, resize};
 
 #[tokio::test(flavor = "multi_thread")]

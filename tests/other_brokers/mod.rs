@@ -1,8 +1,6 @@
 //! Locks on a broker that is not RabbitMQ: Apache Qpid Broker-J, each test with its own.
 //! docs/brokers.md names these tests.
 
-use crate::support;
-
 mod administering;
 mod holding;
 mod programs;
@@ -16,9 +14,9 @@ use lockkeeper_semaphore::{
     AcquireOptions, Broker, BrokerError, Client, ClientOptions, Lock, ResizeError, ResizeTo,
     Resized,
 };
-use support::own_server::OwnServer;
-use support::protocols::name;
-use support::rabbitmq::patient;
+use lockkeeper_testkit::own_server::OwnServer;
+use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::rabbitmq::patient;
 use tokio_util::sync::CancellationToken;
 
 /// The way in which to probe that the broker's properties select.

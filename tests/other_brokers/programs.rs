@@ -1,16 +1,16 @@
 //! The operator and the command line.
 
-use std::path::Path;
 use std::process::Command;
 
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::world::{PATIENCE, has_reason, in_a_world, is_ready};
 
-use crate::other_brokers::support::world::{PATIENCE, has_reason, in_a_world, is_ready};
 use crate::other_brokers::{AUTOMATIC, Qpid, held};
 
 /// Runs `lockkeeper`, and returns its exit code and output.
 fn lockkeeper(qpid: &Qpid, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut command = Command::new(built::lockkeeper());
     let done =
         command.args(arguments).env("AMQP_URL", qpid.url()).env_remove("RABBITMQ_MANAGEMENT_URL");
     let done = done.output().unwrap();
@@ -21,7 +21,6 @@ fn lockkeeper(qpid: &Qpid, arguments: &[&str]) -> (Option<i32>, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_administers_and_runs_a_command_under_a_lock() {
     let qpid = Qpid::start().await;
-    assert!(Path::new(env!("CARGO_BIN_EXE_lockkeeper")).exists());
     let (code, text) = lockkeeper(&qpid, &["semaphore", "create", "ci.deploy", "--slots", "2"]);
     assert_eq!(code, Some(0), "{text}");
     for probe in ["confirm", "tx", "declare"] {

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, Wait};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{TestQueue, eventually, random_word};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually, random_word};
 use crate::pipe::{end, fill, finish, outcome, queue, run, succeed};
 
 /// Number of killed processes of each kind, and in how many queues at a time.
@@ -46,12 +47,12 @@ pub(super) fn lines(file: &Path) -> Vec<String> {
     text.lines().map(ToOwned::to_owned).collect()
 }
 
-pub(super) async fn seen(place: &Place) -> ObservedQueue {
+pub(super) async fn seen(place: &TestQueue) -> ObservedQueue {
     place.store().observe(&place.queue).await.unwrap()
 }
 
 /// Returns `lockkeeper queue run jobs … -- sh -c SCRIPT FILE`.
-pub(super) fn runner(place: &Place, arguments: &[&str], script: &str, file: &Path) -> Command {
+pub(super) fn runner(place: &TestQueue, arguments: &[&str], script: &str, file: &Path) -> Command {
     let mut command = queue(place, "run", arguments);
     command.args(["--", "sh", "-c", script]).arg(file);
     command
@@ -61,7 +62,7 @@ pub(super) fn runner(place: &Place, arguments: &[&str], script: &str, file: &Pat
 const NOTE: &str = r#"IFS= read -r line; echo "$QUEUE_DELIVERIES $line" >> "$0""#;
 
 /// Puts 1, 2 and so on until it is stopped, then closes the queue. Returns the last one.
-async fn produce(place: &Place, stop: CancellationToken) -> u64 {
+async fn produce(place: &TestQueue, stop: CancellationToken) -> u64 {
     let options = QueueOptions::default().with_client_id("the producer");
     let queue = Queue::new(place.settings(), place.queue.clone(), options);
     let mut last = 0;
@@ -105,7 +106,7 @@ async fn get_with_ack_may_be_killed_at_any_moment_and_loses_nothing() {
 
 /// Returns how many of them had got something, and how many elements came more than once.
 async fn kill_gets(rounds: usize) -> (usize, usize) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "64"]).await;
     let stop = CancellationToken::new();
     let start = async |_, life| {
@@ -157,7 +158,7 @@ async fn run_may_be_killed_at_any_moment_and_loses_nothing_and_keeps_the_order()
 
 /// Returns how many of them had processed something.
 async fn kill_runs(rounds: usize) -> usize {
-    let (place, folder) = (Place::new().await, Folder::new());
+    let (place, folder) = (TestQueue::new().await, Folder::new());
     succeed(&place, "create", &["--bound", "64"]).await;
     let stop = CancellationToken::new();
     let start = async |number: usize, life| {
@@ -201,7 +202,7 @@ async fn kill_runs(rounds: usize) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn elements_are_acknowledged_when_the_reader_has_taken_them() {
     for (name, code) in [("KILL", None), ("TERM", Some(143))] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         succeed(&place, "create", &[]).await;
         fill(&place, b"a\nb\nc\n").await;
         let mut getting = queue(&place, "get", &["--ack", "--lease", "2s"]).spawn().unwrap();
@@ -230,7 +231,7 @@ async fn elements_are_acknowledged_when_the_reader_has_taken_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn get_with_ack_transfers_many_and_large_elements_once() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let numbers = crate::pipe::seq(1, 20_000);
     let large = "x".repeat(3 << 20) + "\n";
@@ -243,10 +244,10 @@ async fn get_with_ack_transfers_many_and_large_elements_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_element_whose_command_fails_comes_again_and_then_is_a_dead_letter() {
-    let (place, folder) = (Place::new().await, Folder::new());
+    let (place, folder) = (TestQueue::new().await, Folder::new());
     let file = folder.file("log");
     succeed(&place, "create", &[]).await;
-    let mut create = crate::pipe::program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = crate::pipe::program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters", "--bound", "1"]);
     assert_eq!(outcome(create).await.code, Some(0));
     let lines_in = crate::pipe::put(&place, &[], b"good\nbad\nworse\nlast\n").await;
@@ -274,7 +275,7 @@ async fn an_element_whose_command_fails_comes_again_and_then_is_a_dead_letter() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn as_many_commands_run_at_a_time_as_allowed_and_each_gets_its_element() {
-    let (place, folder) = (Place::new().await, Folder::new());
+    let (place, folder) = (TestQueue::new().await, Folder::new());
     let file = folder.file("log");
     succeed(&place, "create", &[]).await;
     let large = "y".repeat(1 << 20);
@@ -291,7 +292,7 @@ async fn as_many_commands_run_at_a_time_as_allowed_and_each_gets_its_element() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_signal_run_takes_nothing_and_waits_and_a_second_one_is_forwarded() {
-    let (place, folder) = (Place::new().await, Folder::new());
+    let (place, folder) = (TestQueue::new().await, Folder::new());
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\nb\n").await;
     let is_there = async |file: &Path| eventually("the file", async || file.exists()).await;
@@ -329,7 +330,7 @@ async fn after_a_signal_run_takes_nothing_and_waits_and_a_second_one_is_forwarde
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_can_not_run_takes_no_element_along() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\n").await;
     for (command, code) in [("/nowhere/at-all", 127), ("/etc/passwd", 126)] {

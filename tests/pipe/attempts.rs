@@ -1,22 +1,24 @@
 //! Which deliveries of `run` and `get --ack` count as attempts, and the exit code of a run
 //! with dead letters.
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
+
 use crate::pipe::acks::{Folder, lines, runner, seen};
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{end, fill, finish, outcome, program, queue, run, shell, succeed};
 
 /// Creates the queue and the one for dead letters.
-async fn place() -> Place {
-    let place = Place::new().await;
+async fn place() -> TestQueue {
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
-    let mut create = program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters"]);
     assert_eq!(outcome(create).await.code, Some(0));
     place
 }
 
-async fn letters(place: &Place) -> Vec<String> {
+async fn letters(place: &TestQueue) -> Vec<String> {
     let key = format!("{}:letters", place.queue.prefix());
     place.run(&["LRANGE", &key, "0", "-1"]).await
 }
@@ -26,7 +28,7 @@ const COUNT: [&str; 4] = ["--", "sh", "-c", "echo $QUEUE_DELIVERIES"];
 const ONE_ATTEMPT: [&str; 5] = ["--no-wait", "--attempts", "1", "--dead-letter", "letters"];
 
 /// Checks that no attempt with the only element was made so far, and makes the first.
-async fn is_untried(place: &Place) {
+async fn is_untried(place: &TestQueue) {
     let ran = run(place, "run", &[&ONE_ATTEMPT[..], &COUNT].concat()).await;
     assert_eq!((ran.code, ran.text()), (Some(75), "1\n"), "{ran:?}");
     assert_eq!(letters(place).await, [""; 0]);

@@ -2,17 +2,17 @@
 //! question did not count, nothing starts that can't be finished, and there is a way back.
 
 use lockkeeper_pressure::{ObservedQueue, Queue, QueueOptions, TakenRoles, Wait};
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually, random_word};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually, random_word};
 use crate::pipe::{content, fill, finish, outcome, queue, run, shell, succeed};
 
-async fn seen(place: &Place) -> ObservedQueue {
+async fn seen(place: &TestQueue) -> ObservedQueue {
     place.store().observe(&place.queue).await.unwrap()
 }
 
 /// Creates a queue with these elements, of which the first are in flight.
-async fn filled(place: &Place, elements: usize, in_flight: usize) {
+async fn filled(place: &TestQueue, elements: usize, in_flight: usize) {
     succeed(place, "create", &[]).await;
     if elements > 0 {
         fill(place, crate::pipe::seq(1, elements).as_bytes()).await;
@@ -26,14 +26,14 @@ async fn filled(place: &Place, elements: usize, in_flight: usize) {
 }
 
 /// Takes the consumer role as a plain client that dies.
-async fn die_as_consumer(place: &Place) {
+async fn die_as_consumer(place: &TestQueue) {
     let _: String = place.run(&["RPOP", &place.key(":consumer_free")]).await;
     let () = place.run(&["SET", &place.key(":consumer"), "dead/1/1"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elements_in_flight_are_counted_by_the_question_and_by_the_answer() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, 1, 1).await;
     let refused = run(&place, "delete", &[]).await;
     assert_eq!(refused.code, Some(64), "{refused:?}");
@@ -56,7 +56,7 @@ async fn elements_in_flight_are_counted_by_the_question_and_by_the_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_lost_its_bound_is_restored_with_its_elements() {
     for loss in [&[":bound"][..], &[":bound", ":not_full"], &[":bound", ":stats:consumed_bytes"]] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         filled(&place, 20, 2).await;
         for suffix in loss {
             let () = place.run(&["DEL", &place.key(suffix)]).await;
@@ -95,7 +95,7 @@ async fn a_queue_that_lost_its_bound_is_restored_with_its_elements() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rest_of_a_queue_without_a_bound_is_deleted_after_a_confirmation() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, 3, 1).await;
     let () = place.run(&["DEL", &place.key(":bound")]).await;
     let deleted = run(&place, "delete", &["--yes"]).await;
@@ -106,7 +106,7 @@ async fn the_rest_of_a_queue_without_a_bound_is_deleted_after_a_confirmation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_does_not_start_while_a_dead_client_holds_a_role() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, 3, 0).await;
     die_as_consumer(&place).await;
     let before = place.dump().await;
@@ -135,7 +135,7 @@ async fn a_deletion_does_not_start_while_a_dead_client_holds_a_role() {
 #[tokio::test(flavor = "multi_thread")]
 async fn force_deletes_a_queue_whose_role_is_taken_also_after_the_start() {
     for has_started in [false, true] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         filled(&place, 3, 1).await;
         die_as_consumer(&place).await;
         if has_started {
@@ -153,7 +153,7 @@ async fn force_deletes_a_queue_whose_role_is_taken_also_after_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_says_that_its_queue_was_deleted_under_a_command() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, 1, 0).await;
     let go = std::env::temp_dir().join(format!("lockkeeper-{}", random_word()));
     let mut running = queue(&place, "run", &["--lease", "1h"]);
@@ -172,7 +172,7 @@ async fn run_says_that_its_queue_was_deleted_under_a_command() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_may_evict_queues_is_named_by_create_and_doctor() {
     let server = PrivateRedis::start(&["--maxmemory-policy", "allkeys-lru"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let warning = "maxmemory-policy is allkeys-lru";
     for (verb, policy, warns) in [
         ("create", "allkeys-lru", true),
@@ -190,7 +190,7 @@ async fn a_policy_that_may_evict_queues_is_named_by_create_and_doctor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_another_type_is_named_by_every_verb() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for (suffix, at) in [("", true), (":bound", false)] {
         succeed(&place, "create", &[]).await;
         let () = place.run(&["DEL", &place.key(suffix)]).await;
@@ -219,7 +219,7 @@ async fn a_key_of_another_type_is_named_by_every_verb() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_elements_may_be_peeked_at() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, 3, 0).await;
     for most in ["3", "99999999999999999", "18446744073709551615"] {
         assert_eq!(succeed(&place, "peek", &["--count", most]).await, b"1\n2\n3\n");
@@ -232,7 +232,7 @@ async fn any_number_of_elements_may_be_peeked_at() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_the_command_script_gets_the_text_of_each_script() {
     let server = PrivateRedis::start(&["--rename-command", "SCRIPT", ""]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     filled(&place, 3, 1).await;
     assert_eq!(succeed(&place, "get", &["--count", "2"]).await, b"2\n3\n");
     let doctor = run(&place, "doctor", &[]).await;

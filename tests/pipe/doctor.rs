@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::pressure_text::{Returning, TextQueue};
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, connect, eventually, wait_until_blocked};
 use serde_json::Value;
 
-use crate::pipe::redis_support::{Place, PrivateRedis, connect, eventually, wait_until_blocked};
 use crate::pipe::{fill, is_at_rest, run, succeed};
-use crate::pressure_text::{Returning, TextQueue};
 
 /// Starts a private server, to which only the test is connected.
-async fn place() -> (PrivateRedis, Place) {
+async fn place() -> (PrivateRedis, TestQueue) {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     // The doctor ignores connections with this name.
     let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
     succeed(&place, "create", &["--bound", "2"]).await;
@@ -19,7 +19,7 @@ async fn place() -> (PrivateRedis, Place) {
 }
 
 /// Leaves the producer role as a dead client does.
-async fn take_the_role(place: &Place) {
+async fn take_the_role(place: &TestQueue) {
     let _: String = place.run(&["RPOP", &place.key(":producer_free")]).await;
     let () = place.run(&["SET", &place.key(":producer"), "evil\x1b[31m"]).await;
 }

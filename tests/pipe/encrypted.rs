@@ -1,12 +1,14 @@
 //! The command over an encrypted connection: with certificate files from the environment,
 //! with the system's authorities, and with a server that neither trusts.
 
+use lockkeeper_testkit::authority::Authority;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis_tls::TlsServer;
+
 use crate::pipe::Command;
-use crate::pipe::authority::Authority;
-use crate::pipe::redis_tls::TlsServer;
 
 fn queue(server: &TlsServer, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut command = Command::new(built::lockkeeper());
     command.args(["queue"]).args(arguments);
     command.env("REDIS_URL", format!("rediss://localhost:{}/0", server.port));
     command.envs(variables.iter().copied());

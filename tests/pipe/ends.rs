@@ -5,10 +5,10 @@ use std::io::Seek;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually};
 use crate::pipe::{
     content, counter, end, fill, finish, is_at_rest, put, queue, run, seq, shell, succeed,
     until_length,
@@ -16,7 +16,7 @@ use crate::pipe::{
 
 /// Starts a `put` that has filled the queue and has read all lines.
 async fn full_put(
-    place: &Place,
+    place: &TestQueue,
     arguments: &[&str],
     lines: usize,
 ) -> (Child, tokio::process::ChildStdin) {
@@ -30,7 +30,7 @@ async fn full_put(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_put_with_a_full_account_and_an_open_queue() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         succeed(&place, "create", &["--bound", "7"]).await;
         let (putting, stdin) = full_put(&place, &[], 20).await;
@@ -50,7 +50,7 @@ async fn a_signal_ends_put_with_a_full_account_and_an_open_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_during_put_leaves_exactly_the_elements_it_reports() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for pause in [3, 30, 100] {
         succeed(&place, "create", &[]).await;
         let line = "yes 123456789 | exec lockkeeper queue put jobs";
@@ -59,7 +59,7 @@ async fn a_signal_during_put_leaves_exactly_the_elements_it_reports() {
         eventually("elements flow", busy).await;
         tokio::time::sleep(Duration::from_millis(pause)).await;
         let pid = crate::pipe::flow::lockkeepers_of(putting.id().unwrap())[0];
-        crate::pipe::environment::signal(pid, "INT");
+        lockkeeper_testkit::environment::signal(pid, "INT");
         let outcome = finish(putting).await;
         let put = place.length("").await;
         let said = format!("stopped by SIGINT. {put} elements ({} bytes) put; ", put * 9);
@@ -72,7 +72,7 @@ async fn a_signal_during_put_leaves_exactly_the_elements_it_reports() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_put_accounts_for_every_line_that_it_has_read() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let path = format!("{}/lines-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     std::fs::write(&path, "123456789\n".repeat(3_000_000)).unwrap();
     for number in 0..20 {
@@ -109,7 +109,7 @@ async fn an_interrupted_put_accounts_for_every_line_that_it_has_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "1"]).await;
     let line = "exec yes | exec lockkeeper queue put jobs";
     let putting = shell(&place, line).spawn().unwrap();
@@ -117,7 +117,7 @@ async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let pid = crate::pipe::flow::lockkeepers_of(putting.id().unwrap())[0];
     let memory = crate::pipe::flow::high_water(pid).unwrap();
-    crate::pipe::environment::signal(pid, "INT");
+    lockkeeper_testkit::environment::signal(pid, "INT");
     let outcome = finish(putting).await;
     let read =
         outcome.stderr.split("; ").find_map(|part| part.strip_suffix(" elements read and not put"));
@@ -129,7 +129,7 @@ async fn put_reads_only_so_far_ahead_of_a_queue_that_is_full() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_get_and_returns_the_elements_it_has_taken() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     // The last two end a process that does not handle them.
     for (name, code) in [("INT", 130), ("TERM", 143), ("USR1", 138), ("ALRM", 142)] {
         // While it waits for an element.
@@ -146,7 +146,7 @@ async fn a_signal_ends_get_and_returns_the_elements_it_has_taken() {
         let mut getting = queue(&place, "get", &[]).spawn().unwrap();
         let taken = async || counter(&place, ":stats:consumed_messages").await >= 3;
         eventually("it has taken more than it can write", taken).await;
-        crate::pipe::environment::signal(getting.id().unwrap(), name);
+        lockkeeper_testkit::environment::signal(getting.id().unwrap(), name);
         getting.wait().await.unwrap();
         let outcome = finish(getting).await;
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
@@ -163,13 +163,13 @@ async fn a_signal_ends_get_and_returns_the_elements_it_has_taken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_that_is_ignored_from_the_start_stays_so() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let line = "trap '' HUP; exec lockkeeper queue get jobs";
     let getting = shell(&place, line).spawn().unwrap();
     let waits = async || place.present().await.iter().any(|key| key == ":consumer");
     eventually("it has asked for an element", waits).await;
-    crate::pipe::environment::signal(getting.id().unwrap(), "HUP");
+    lockkeeper_testkit::environment::signal(getting.id().unwrap(), "HUP");
     assert_eq!(put(&place, &[], b"a\n").await.code, Some(0));
     let outcome = finish(getting).await;
     assert_eq!((outcome.code, outcome.text()), (Some(0), "a\n"), "{outcome:?}");
@@ -177,7 +177,7 @@ async fn a_signal_that_is_ignored_from_the_start_stays_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_others_close_or_delete_ends_put_with_an_account() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let cases: [(&str, &[&str], i32); 2] = [("close", &[], 83), ("delete", &["--yes"], 81)];
     for (verb, arguments, code) in cases {
         succeed(&place, "create", &["--bound", "5"]).await;
@@ -197,14 +197,14 @@ async fn a_queue_that_others_close_or_delete_ends_put_with_an_account() {
     }
 }
 
-async fn is_at_rest_and_closed(place: &Place) {
+async fn is_at_rest_and_closed(place: &TestQueue) {
     is_at_rest(place).await;
     assert_eq!(place.length(":closed").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_deleted_ends_get_with_the_error_and_a_closed_one_without() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for (verb, code) in [("delete", 81), ("close", 0)] {
         succeed(&place, "create", &[]).await;
         let getting = queue(&place, "get", &[]).spawn().unwrap();
@@ -220,7 +220,7 @@ async fn a_queue_that_is_deleted_ends_get_with_the_error_and_a_closed_one_withou
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_while_the_server_hangs_ends_put_and_reports_uncertain_elements() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     succeed(&place, "create", &[]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = putting.stdin.take().unwrap();
@@ -241,13 +241,13 @@ async fn a_signal_while_the_server_hangs_ends_put_and_reports_uncertain_elements
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_a_get_whose_answer_does_not_come() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     succeed(&place, "create", &[]).await;
     let getting = queue(&place, "get", &[]).spawn().unwrap();
     let waits = async || place.present().await.iter().any(|key| key == ":consumer");
     eventually("it has asked for an element", waits).await;
     let () = place.run(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
-    crate::pipe::environment::signal(getting.id().unwrap(), "TERM");
+    lockkeeper_testkit::environment::signal(getting.id().unwrap(), "TERM");
     let outcome = end(getting, "INT").await;
     assert!(matches!(outcome.code, Some(130 | 143)), "{outcome:?}");
     assert!(outcome.stderr.contains("at most 1 element may be lost"), "{outcome:?}");

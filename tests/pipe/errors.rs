@@ -3,7 +3,8 @@
 
 use std::process::Stdio;
 
-use crate::pipe::redis_support::Place;
+use lockkeeper_testkit::redis::TestQueue;
+
 use crate::pipe::{Outcome, fill, outcome, put, queue, run, shell, succeed};
 
 /// Checks the exit code and a part of the message, and that nothing was written.
@@ -15,7 +16,7 @@ fn is(outcome: &Outcome, code: i32, says: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_of_the_protocols_errors_has_an_exit_code_of_its_own() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for verb in ["put", "get", "length", "closed", "close", "delete", "peek", "stat"] {
         is(&run(&place, verb, &[]).await, 81, "create it first");
     }
@@ -48,7 +49,7 @@ async fn each_of_the_protocols_errors_has_an_exit_code_of_its_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_not_there_or_refuses_is_69_for_every_verb() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let nobody = "redis://127.0.0.1:1";
     let wrong = place.url.replace("canary-", "wrong-");
     for verb in
@@ -61,7 +62,7 @@ async fn a_server_that_is_not_there_or_refuses_is_69_for_every_verb() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_arguments_are_rejected_before_anything_happens() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let table: &[(&str, &[&str], &str)] = &[
         ("create", &["--bound=-1"], "--bound"),
         ("create", &["--bound", "3000000000"], "a bound is a number from 0"),
@@ -96,7 +97,7 @@ async fn invalid_arguments_are_rejected_before_anything_happens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_is_named_by_a_url_or_by_the_protocols_variables() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "3"]).await;
     let server = place.settings();
     let by_parts = |number: i64| {
@@ -124,7 +125,7 @@ async fn the_server_is_named_by_a_url_or_by_the_protocols_variables() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn input_that_can_not_be_read_is_74_and_leaves_the_queue_open() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let mut command = queue(&place, "put", &[]);
     command.stdin(Stdio::from(std::fs::File::open("/").unwrap()));
@@ -134,7 +135,7 @@ async fn input_that_can_not_be_read_is_74_and_leaves_the_queue_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_element_that_is_longer_than_redis_takes_is_65_and_those_before_are_put() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let line = "(echo short; head -c 537000000 /dev/zero) | lockkeeper queue put jobs";
     let outcome = outcome(shell(&place, line)).await;

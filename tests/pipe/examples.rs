@@ -1,10 +1,10 @@
 //! The pipeline of examples/, with standard programs in place of the user's programs.
 
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{content, end, fill, finish, seq, shell, succeed};
 
 /// Returns the script of each Job, with these two programs for listing and for
@@ -33,13 +33,13 @@ fn scripts_of(file: &str) -> Vec<String> {
     serde_yaml::Deserializer::from_str(&text).filter_map(script).collect()
 }
 
-fn start(place: &Place, script: &str) -> Child {
+fn start(place: &TestQueue, script: &str) -> Child {
     shell(place, script).env("QUEUE", place.queue.as_str()).spawn().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pipeline_of_the_examples_does_all_its_work_and_leaves_no_queue() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let [list, work] = scripts("seq 1 1500", "echo");
     let (producer, consumer) = (start(&place, &list), start(&place, &work));
     // Both wait for the queue.
@@ -54,7 +54,7 @@ async fn the_pipeline_of_the_examples_does_all_its_work_and_leaves_no_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminated_consumer_of_the_examples_returns_the_elements_it_has_not_begun() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let [_, work] = scripts("true", "sh -c 'sleep 0.05; echo $0 >&2'");
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 40).as_bytes()).await;
@@ -71,7 +71,7 @@ async fn a_terminated_consumer_of_the_examples_returns_the_elements_it_has_not_b
 }
 
 /// Starts a worker of the examples, whose jobs take this long and write to a file.
-fn worker(place: &Place, job_seconds: f64, log: &str) -> Child {
+fn worker(place: &TestQueue, job_seconds: f64, log: &str) -> Child {
     let [script] = scripts_of("exec/workers.yaml").try_into().expect("one Deployment");
     let job = format!("sh -c 'echo begin $0 $1; sleep {job_seconds}; echo end $0 $1'");
     let script = script.replace("/usr/local/bin/do-job", &job);
@@ -82,7 +82,7 @@ fn worker(place: &Place, job_seconds: f64, log: &str) -> Child {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminated_worker_of_the_examples_finishes_its_job_and_takes_no_other_one() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"c0 a\nc0 b\nc0 c\n").await;
     let log = format!("{}/{}.log", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
@@ -98,7 +98,7 @@ async fn a_terminated_worker_of_the_examples_finishes_its_job_and_takes_no_other
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_workers_of_the_examples_run_one_job_of_a_customer_at_a_time() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let jobs: Vec<String> = (0..24).map(|number| format!("c{} job-{number}", number % 3)).collect();
     fill(&place, (jobs.join("\n") + "\n").as_bytes()).await;

@@ -3,15 +3,16 @@
 
 use std::time::Instant;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::TestQueue;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{PATIENCE, finish, is_at_rest, outcome, put, queue, seq, sh, shell, succeed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_thousand_lines_pass_a_queue_of_ten_in_order_in_seconds() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "10"]).await;
     let started = Instant::now();
     let line = "seq 1 100000 | lockkeeper queue put jobs & lockkeeper queue get jobs && wait $!";
@@ -32,7 +33,7 @@ pub fn high_water(pid: u32) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gigabyte_passes_unchanged_and_neither_end_grows() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "64"]).await;
     let bytes = 1_000_000_000;
     let started = Instant::now();
@@ -73,7 +74,7 @@ pub fn lockkeepers_of(parent: u32) -> Vec<u32> {
     let children = children.unwrap_or_default();
     let is_ours = |pid: &u32| {
         std::fs::read_link(format!("/proc/{pid}/exe"))
-            .is_ok_and(|path| path == std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")))
+            .is_ok_and(|path| path == std::path::Path::new(built::lockkeeper()))
     };
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_ours).collect()
 }
@@ -82,7 +83,7 @@ type Options = &'static [&'static str];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_long_and_strange_elements_come_out_as_they_went_in() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let long = "x".repeat(3_000_000);
     let cases: [(Options, Options, Vec<u8>, Vec<u8>); 7] = [
         (&[], &[], b"a\n\n\nb".to_vec(), b"a\n\n\nb\n".to_vec()),
@@ -106,7 +107,7 @@ async fn empty_long_and_strange_elements_come_out_as_they_went_in() {
 #[test]
 fn any_bytes_put_in_blocks_are_got_unchanged() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let place = runtime.block_on(Place::new());
+    let place = runtime.block_on(TestQueue::new());
     let mut runner =
         TestRunner::new(Config { cases: 12, failure_persistence: None, ..Config::default() });
     let bytes = prop_oneof![prop::collection::vec(any::<u8>(), 0..40), large()];
@@ -144,7 +145,7 @@ fn large() -> impl Strategy<Value = Vec<u8>> {
 async fn a_line_comes_out_before_the_next_one_is_typed() {
     use std::process::Stdio;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "3"]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut getting = queue(&place, "get", &[]).spawn().unwrap();

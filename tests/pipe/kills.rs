@@ -5,11 +5,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::join_all;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin};
 
-use crate::pipe::environment::signal;
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{Outcome, PATIENCE, counter, end, finish, is_at_rest, queue, succeed};
 
 /// Number of killed processes of each kind, and how many at a time.
@@ -54,7 +54,7 @@ async fn feed(mut stdin: ChildStdin, round: usize) {
 
 /// Returns whether Redis has no connection of this process any more, so that it has run
 /// all of its commands.
-async fn is_gone(place: &Place, pid: u32) -> bool {
+async fn is_gone(place: &TestQueue, pid: u32) -> bool {
     let clients: String = place.run(&["CLIENT", "LIST"]).await;
     !clients.contains(&format!("/{pid}/"))
 }
@@ -69,7 +69,7 @@ async fn put_may_be_killed_at_any_moment() {
 
 /// Returns how many of them had put something.
 async fn kill_puts(rounds: usize) -> usize {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "64"]).await;
     let mut getting = queue(&place, "get", &[]).spawn().unwrap();
     let mut got = BufReader::new(getting.stdout.take().unwrap()).lines();
@@ -134,7 +134,7 @@ async fn get_may_be_interrupted_at_any_moment_and_takes_nothing_along() {
 /// Ends one `get` after the other with this signal. Returns how many of them had got
 /// something, and how many elements they took with them.
 async fn end_gets(rounds: usize, signal: &str) -> (usize, u64) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let bound = 64;
     succeed(&place, "create", &["--bound", "64"]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();

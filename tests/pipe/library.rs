@@ -1,17 +1,14 @@
 //! The example `queue`, a program that uses the Rust library: beside the command line, and
 //! with itself.
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::TestQueue;
 use tokio::io::AsyncWriteExt;
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{finish, program, queue, succeed};
 
-fn example(place: &Place, role: &str) -> tokio::process::Command {
-    // Next to the directory of the test programs.
-    let own = std::env::current_exe().unwrap();
-    let path = own.parent().unwrap().parent().unwrap().join("examples/queue");
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
-    let mut command = program(place, path.to_str().unwrap());
+fn example(place: &TestQueue, role: &str) -> tokio::process::Command {
+    let mut command = program(place, &built::example("queue"));
     command.args([role, place.queue.as_str()]);
     command
 }
@@ -20,7 +17,7 @@ fn example(place: &Place, role: &str) -> tokio::process::Command {
 async fn lines_pass_through_the_rust_example_and_the_commands_in_every_combination() {
     let lines = (1..=100).map(|number| number.to_string()).collect::<Vec<_>>().join("\n") + "\n";
     for (ours_puts, ours_gets) in [(true, true), (true, false), (false, true)] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         succeed(&place, "create", &["--bound", "8"]).await;
         let mut putting =
             if ours_puts { example(&place, "put") } else { queue(&place, "put", &[]) };

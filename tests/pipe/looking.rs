@@ -1,13 +1,13 @@
 //! Observing a queue, without taking elements or roles.
 
+use lockkeeper_testkit::redis::TestQueue;
 use serde_json::{Value, json};
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{content, fill, is_at_rest, put, run, seq, succeed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exists_and_closed_print_the_answer_and_set_the_exit_code() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let ask = async |verb| {
         let outcome = run(&place, verb, &[]).await;
         assert_eq!(outcome.stderr, "");
@@ -23,7 +23,7 @@ async fn exists_and_closed_print_the_answer_and_set_the_exit_code() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_bound_applies_at_once_and_the_elements_beyond_it_stay() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let absent = run(&place, "set-bound", &["5"]).await;
     assert_eq!(absent.code, Some(81), "{absent:?}");
     succeed(&place, "create", &["--bound", "2"]).await;
@@ -44,7 +44,7 @@ async fn a_new_bound_applies_at_once_and_the_elements_beyond_it_stay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_elements_are_shown_and_stay() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     assert_eq!(succeed(&place, "peek", &[]).await, b"");
     fill(&place, seq(1, 12).as_bytes()).await;
@@ -58,7 +58,7 @@ async fn the_oldest_elements_are_shown_and_stay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stat_shows_the_clients_the_counters_and_their_drift() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "9"]).await;
     let feed = ["--client-id", "feeder", "--keep-open"];
     assert_eq!(put(&place, &feed, b"a\nbb\nccc\n").await.code, Some(0));
@@ -95,7 +95,7 @@ async fn stat_shows_the_clients_the_counters_and_their_drift() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leftovers_of_a_deletion_are_shown_and_deleted() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let () = place.run(&["LPUSH", &place.key(":closed"), "0", "0"]).await;
     let outcome = run(&place, "stat", &[]).await;
     assert_eq!(outcome.code, Some(81), "{outcome:?}");
@@ -107,7 +107,7 @@ async fn leftovers_of_a_deletion_are_shown_and_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_with_elements_is_not_deleted_without_being_asked() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\n").await;
     let outcome = run(&place, "delete", &[]).await;

@@ -3,25 +3,25 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, asleep, eventually};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{content, fill, finish, queue, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, asleep, eventually};
 
-async fn place() -> (PrivateRedis, Place) {
+async fn place() -> (PrivateRedis, TestQueue) {
     let server = PrivateRedis::start(&["--maxmemory-policy", "noeviction"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     (server, place)
 }
 
 /// Sets a limit below the server's current usage, or none.
-async fn limit_memory(place: &Place, is_limited: bool) {
+async fn limit_memory(place: &TestQueue, is_limited: bool) {
     let bytes = if is_limited { "1" } else { "0" };
     let () = place.run(&["CONFIG", "SET", "maxmemory", bytes]).await;
 }
 
 /// Returns how many commands the server has rejected for lack of memory.
-async fn refused(place: &Place) -> u64 {
+async fn refused(place: &TestQueue) -> u64 {
     let info: String = place.run(&["INFO", "errorstats"]).await;
     let line = info.lines().find_map(|line| line.strip_prefix("errorstat_OOM:count="));
     line.map_or(0, |count| count.trim().parse().unwrap())

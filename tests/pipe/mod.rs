@@ -1,8 +1,6 @@
 //! `lockkeeper queue` as processes, on a real Redis: data is transferred unchanged, and
 //! the outcome of early ends is right.
 
-use crate::{authority, environment, redis_support, redis_tls};
-
 mod acks;
 mod attempts;
 mod deleting;
@@ -29,8 +27,9 @@ mod terminals;
 use std::process::Stdio;
 use std::time::Duration;
 
-use environment::signal;
-use redis_support::{Place, eventually};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
@@ -54,7 +53,7 @@ impl Outcome {
 
 /// Returns a program that reacts to signals, even if the tests run in the background of a
 /// shell, which makes them ignore some.
-fn program(place: &Place, name: &str) -> Command {
+fn program(place: &TestQueue, name: &str) -> Command {
     let mut command = Command::new("env");
     in_place(place, &mut command);
     command.args(["--default-signal=INT,QUIT,HUP", name]);
@@ -62,22 +61,22 @@ fn program(place: &Place, name: &str) -> Command {
 }
 
 /// Returns `lockkeeper queue VERB jobs …` in the test's place. Killed with the test.
-fn queue(place: &Place, verb: &str, arguments: &[&str]) -> Command {
-    let mut command = program(place, env!("CARGO_BIN_EXE_lockkeeper"));
+fn queue(place: &TestQueue, verb: &str, arguments: &[&str]) -> Command {
+    let mut command = program(place, built::lockkeeper());
     command.args(["queue", verb, place.queue.as_str()]).args(arguments);
     command
 }
 
 /// Returns a shell line, in which `lockkeeper` is this build.
-fn shell(place: &Place, line: &str) -> Command {
+fn shell(place: &TestQueue, line: &str) -> Command {
     let mut command = program(place, "bash");
-    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let folder = std::path::Path::new(built::lockkeeper()).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     command.args(["-c", line]).env("PATH", path);
     command
 }
 
-fn in_place(place: &Place, command: &mut Command) {
+fn in_place(place: &TestQueue, command: &mut Command) {
     command
         .env("REDIS_URL", &place.url)
         .env("PRESSURE_PREFIX", place.queue.prefix())
@@ -103,26 +102,26 @@ async fn finish(child: Child) -> Outcome {
 }
 
 /// Runs a subcommand to its end.
-async fn run(place: &Place, verb: &str, arguments: &[&str]) -> Outcome {
+async fn run(place: &TestQueue, verb: &str, arguments: &[&str]) -> Outcome {
     outcome(queue(place, verb, arguments)).await
 }
 
 /// Runs a subcommand, which must succeed. Returns its output.
-async fn succeed(place: &Place, verb: &str, arguments: &[&str]) -> Vec<u8> {
+async fn succeed(place: &TestQueue, verb: &str, arguments: &[&str]) -> Vec<u8> {
     let outcome = run(place, verb, arguments).await;
     assert_eq!(outcome.code, Some(0), "{verb} {arguments:?}: {outcome:?}");
     outcome.stdout
 }
 
 /// Runs a shell line, which must succeed. Returns its output.
-async fn sh(place: &Place, line: &str) -> String {
+async fn sh(place: &TestQueue, line: &str) -> String {
     let outcome = outcome(shell(place, line)).await;
     assert_eq!(outcome.code, Some(0), "{line}: {outcome:?}");
     outcome.text().to_owned()
 }
 
 /// Runs `put` with this input.
-async fn put(place: &Place, arguments: &[&str], input: &[u8]) -> Outcome {
+async fn put(place: &TestQueue, arguments: &[&str], input: &[u8]) -> Outcome {
     let mut command = queue(place, "put", arguments);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -137,7 +136,7 @@ async fn put(place: &Place, arguments: &[&str], input: &[u8]) -> Outcome {
 }
 
 /// Runs `put`, which must succeed. The queue stays open.
-async fn fill(place: &Place, input: &[u8]) {
+async fn fill(place: &TestQueue, input: &[u8]) {
     let outcome = put(place, &["--keep-open"], input).await;
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
 }
@@ -148,21 +147,21 @@ fn seq(from: usize, to: usize) -> String {
 }
 
 /// Returns the elements of the queue, oldest first.
-async fn content(place: &Place) -> Vec<String> {
+async fn content(place: &TestQueue) -> Vec<String> {
     let mut elements: Vec<String> = place.run(&["LRANGE", &place.key(""), "0", "-1"]).await;
     elements.reverse();
     elements
 }
 
 /// Waits until the queue has this number of elements.
-async fn until_length(place: &Place, length: u64) {
+async fn until_length(place: &TestQueue, length: u64) {
     let is_so = async || place.length("").await == length;
     eventually(&format!("{length} elements are in the queue"), is_so).await;
 }
 
 /// Checks that the queue is idle as defined by the protocol: both roles are free, and
 /// there is a token exactly if there is capacity.
-async fn is_at_rest(place: &Place) {
+async fn is_at_rest(place: &TestQueue) {
     assert_eq!(place.length(":producer_free").await, 1, "the producer role is free");
     assert_eq!(place.length(":consumer_free").await, 1, "the consumer role is free");
     let bound: u64 = place.run(&["GET", &place.key(":bound")]).await;
@@ -171,7 +170,7 @@ async fn is_at_rest(place: &Place) {
 }
 
 /// Returns a counter of the queue's keys.
-async fn counter(place: &Place, suffix: &str) -> u64 {
+async fn counter(place: &TestQueue, suffix: &str) -> u64 {
     let number: Option<u64> = place.run(&["GET", &place.key(suffix)]).await;
     number.unwrap_or(0)
 }

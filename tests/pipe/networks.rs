@@ -3,14 +3,15 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::narrow::Narrow;
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue};
+
 use super::{Outcome, outcome, put, run, shell, succeed};
-use crate::redis_support::{Place, PrivateRedis};
-use crate::support::narrow::Narrow;
 
 /// A place on a private server, behind a network with this number of megabits per second.
 struct Slow {
     _server: PrivateRedis,
-    place: Place,
+    place: TestQueue,
     _network: Narrow,
     url: String,
 }
@@ -18,7 +19,7 @@ struct Slow {
 impl Slow {
     async fn new(megabits: u64) -> Self {
         let server = PrivateRedis::start(&[]).await;
-        let place = Place::at(&server.url()).await;
+        let place = TestQueue::at(&server.url()).await;
         let network = Narrow::before(server.port(), megabits * 1_000_000).await;
         let url = format!("redis://127.0.0.1:{}/0", network.port());
         succeed(&place, "create", &["--bound", "0"]).await;

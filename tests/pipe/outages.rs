@@ -3,20 +3,20 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, asleep, eventually, in_time, is_waiting};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use super::{content, fill, finish, put, queue, run, seq, succeed, until_length};
-use crate::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
 
 /// Starts a server that keeps its data when it is killed.
-async fn durable() -> (PrivateRedis, Place) {
+async fn durable() -> (PrivateRedis, TestQueue) {
     let server = PrivateRedis::start(&["--appendonly", "yes", "--appendfsync", "always"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     (server, place)
 }
 
 /// Returns the number of `lockkeeper` connections that are not in a blocking command.
-async fn awake(place: &Place) -> usize {
+async fn awake(place: &TestQueue) -> usize {
     let clients: String = place.run(&["CLIENT", "LIST"]).await;
     let is_awake = |line: &&str| line.contains("name=lockkeeper/") && line.contains("flags=N");
     clients.lines().filter(is_awake).count()
@@ -25,7 +25,7 @@ async fn awake(place: &Place) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn get_outlasts_a_server_that_closes_idle_connections() {
     let server = PrivateRedis::start(&["--timeout", "1"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     succeed(&place, "create", &[]).await;
     let getting = queue(&place, "get", &["--count", "1"]).spawn().unwrap();
     eventually("it waits", async || asleep(&place).await == 2).await;
@@ -38,7 +38,7 @@ async fn get_outlasts_a_server_that_closes_idle_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn put_outlasts_a_server_that_closes_idle_connections() {
     let server = PrivateRedis::start(&["--timeout", "1"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     succeed(&place, "create", &[]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = putting.stdin.take().unwrap();

@@ -3,16 +3,16 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::redis::TestQueue;
 use tokio::io::AsyncWriteExt;
 
-use crate::pipe::redis_support::Place;
 use crate::pipe::{
     content, counter, fill, finish, is_at_rest, put, queue, run, seq, succeed, until_length,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_waiting_put_ends_at_the_first_element_that_has_no_room() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "3"]).await;
     let outcome = put(&place, &["--no-wait"], seq(1, 5).as_bytes()).await;
     assert_eq!(outcome.code, Some(75), "{outcome:?}");
@@ -25,7 +25,7 @@ async fn without_waiting_put_ends_at_the_first_element_that_has_no_room() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_waiting_get_yields_the_present_elements_and_ends() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 5).as_bytes()).await;
     let outcome = run(&place, "get", &["--no-wait"]).await;
@@ -39,7 +39,7 @@ async fn without_waiting_get_yields_the_present_elements_and_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeout_counts_from_the_last_element_that_went_through() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "1"]).await;
     let started = Instant::now();
     let outcome = put(&place, &["--timeout", "300ms"], b"a\nb\n").await;
@@ -72,7 +72,7 @@ async fn a_timeout_counts_from_the_last_element_that_went_through() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn overfill_puts_where_there_is_no_room_and_says_nothing_about_it() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "2"]).await;
     let outcome = put(&place, &["--overfill", "--keep-open"], seq(1, 5).as_bytes()).await;
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
@@ -83,7 +83,7 @@ async fn overfill_puts_where_there_is_no_room_and_says_nothing_about_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn put_closes_the_queue_at_the_end_of_its_input_unless_kept_open() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let closed = async || run(&place, "closed", &[]).await.code;
     let outcome = put(&place, &["--create", "4", "--keep-open"], b"a\n").await;
     assert_eq!((outcome.code, closed().await), (Some(0), Some(1)), "{outcome:?}");
@@ -98,7 +98,7 @@ async fn put_closes_the_queue_at_the_end_of_its_input_unless_kept_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn delete_does_not_touch_a_queue_whose_get_ended_for_another_reason() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 3).as_bytes()).await;
     assert_eq!(run(&place, "get", &["--count", "2", "--delete"]).await.code, Some(0));
@@ -108,7 +108,7 @@ async fn delete_does_not_touch_a_queue_whose_get_ended_for_another_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_waits_for_room_continues_as_soon_as_there_is_some() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "2"]).await;
     let mut putting = queue(&place, "put", &[]).stdin(Stdio::piped()).spawn().unwrap();
     putting.stdin.take().unwrap().write_all(seq(1, 4).as_bytes()).await.unwrap();

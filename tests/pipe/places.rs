@@ -4,16 +4,17 @@
 use std::process::Stdio;
 
 use lockkeeper_api::PressureQueue;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
+use lockkeeper_testkit::world::{World, in_a_world, next_database};
 use tokio::process::Command;
 
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{finish, outcome, shell};
-use crate::world::{World, in_a_world, next_database};
 
 /// A command that is printed works when it is pasted, whatever the names are.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_for_saved_elements_names_their_place_and_is_quoted_for_a_shell() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let folder = format!("{}/it's {}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     std::fs::create_dir(&folder).unwrap();
     let prefix = place.queue.prefix().to_owned();
@@ -45,7 +46,7 @@ async fn the_command_for_saved_elements_names_their_place_and_is_quoted_for_a_sh
 
 /// Runs a shell line with this server as `REDIS_URL`, and with the world's as `WORLD`.
 async fn in_world(world: &World, url: &str, line: &str) -> String {
-    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let folder = std::path::Path::new(built::lockkeeper()).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("bash");
     command

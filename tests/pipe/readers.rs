@@ -3,14 +3,15 @@
 
 use std::process::Stdio;
 
-use crate::pipe::redis_support::{Place, eventually};
+use lockkeeper_testkit::redis::{TestQueue, eventually};
+
 use crate::pipe::{
     content, counter, fill, finish, is_at_rest, outcome, queue, seq, sh, shell, succeed,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn head_takes_its_lines_and_leaves_the_rest_in_the_queue_in_order() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 700).as_bytes()).await;
     let mut next = 1;
@@ -32,7 +33,7 @@ async fn head_takes_its_lines_and_leaves_the_rest_in_the_queue_in_order() {
 /// read count as delivered, but blocks left in the pipe are not lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_blocks_that_ends_early_loses_nothing_that_it_has_not_read() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 60_000).as_bytes()).await;
     // dd reads exactly the requested bytes.
@@ -48,7 +49,7 @@ async fn a_reader_of_blocks_that_ends_early_loses_nothing_that_it_has_not_read()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_get_ends_when_its_output_has_no_reader() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let mut getting = queue(&place, "get", &[]).spawn().unwrap();
     drop(getting.stdout.take());
@@ -59,7 +60,7 @@ async fn a_waiting_get_ends_when_its_output_has_no_reader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_costs_no_element() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &["--bound", "50"]).await;
     fill(&place, seq(1, 50).as_bytes()).await;
     let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
@@ -79,7 +80,7 @@ async fn a_full_disk_costs_no_element() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_may_not_grow_ends_get_with_a_count_of_whole_elements() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1000, 9999).as_bytes()).await;
     let folder = env!("CARGO_TARGET_TMPDIR");
@@ -102,7 +103,7 @@ async fn a_file_that_may_not_grow_ends_get_with_a_count_of_whole_elements() {
 /// Another consumer continued, so the elements cannot return to their place.
 #[tokio::test(flavor = "multi_thread")]
 async fn elements_that_cannot_be_returned_are_saved_in_a_named_file() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\nb\nc\nd\n").await;
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(place.queue.prefix());

@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::redis::TestQueue;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::pipe::acks::{Folder, lines, runner, seen};
-use crate::pipe::environment::is_soak;
-use crate::pipe::redis_support::Place;
 use crate::pipe::{end, fill, outcome, program, run, seq, shell, succeed};
 
 const STEPS: usize = 8;
@@ -23,7 +24,7 @@ const NOTE: &str = r#"IFS= read -r line; case $line in *7) exit 3;; esac; echo "
 const DEAD: [&str; 4] = ["--attempts", "2", "--dead-letter", "letters"];
 
 struct Schedule {
-    place: Place,
+    place: TestQueue,
     folder: Folder,
     random: SmallRng,
     put: usize,
@@ -101,9 +102,9 @@ impl Schedule {
 }
 
 async fn schedule(seed: u64) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
-    let mut create = program(&place, env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut create = program(&place, built::lockkeeper());
     create.args(["queue", "create", "letters"]);
     assert_eq!(outcome(create).await.code, Some(0));
     let random = SmallRng::seed_from_u64(seed);

@@ -5,12 +5,13 @@ use std::ffi::OsString;
 
 use futures::StreamExt;
 use futures::stream::iter;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 
 use crate::exec::commands::{Running, Scratch, alive_with};
 use crate::exec::shapes::{JOB, SHAPES, Shape};
-use crate::pipe::redis_support::{Place, eventually};
 use crate::pipe::{fill, queue, succeed};
-use crate::support::rabbitmq::Vhost;
 
 /// Number of cases at the same time.
 const AT_ONCE: usize = 4;
@@ -21,7 +22,7 @@ async fn a_forwarded_signal_reaches_every_process_of_a_command_of_run() {
 }
 
 async fn end(name: &str, shape: &Shape) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"work\n").await;
     let scratch = Scratch::new();
@@ -55,7 +56,7 @@ async fn end(name: &str, shape: &Shape) {
 const INNER: &str = "ci.inner";
 
 async fn lock(vhost: &Vhost, scratch: &Scratch) {
-    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let program = built::lockkeeper();
     let mut create = tokio::process::Command::new(program);
     create.args(["semaphore", "create", INNER, "--slots", "1"]).env("AMQP_URL", vhost.url());
     let mut create = Running::start(scratch, "create", create);

@@ -7,23 +7,23 @@ use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::pipe::redis_support::{Place, PrivateRedis, eventually};
 use crate::pipe::{
     content, fill, finish, is_at_rest, outcome, queue, run, seq, sh, shell, succeed, until_length,
 };
 
 /// Runs a shell line. Returns the exit code and the messages.
-async fn code(place: &Place, line: &str) -> (Option<i32>, String) {
+async fn code(place: &TestQueue, line: &str) -> (Option<i32>, String) {
     let outcome = outcome(shell(place, line)).await;
     (outcome.code, outcome.stderr)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn get_takes_nothing_if_its_output_is_closed_or_not_open_for_writing() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, b"a\nb\nc\n").await;
     for to in [">&-", "1</dev/null", "1<>/dev/null", "1</etc/passwd"] {
@@ -39,7 +39,7 @@ async fn get_takes_nothing_if_its_output_is_closed_or_not_open_for_writing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn put_leaves_the_queue_open_if_its_input_is_closed_or_not_open_for_reading() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for from in ["<&-", "0>/dev/null", "<>/dev/null"] {
         for options in ["", "--keep-open", "--create 5"] {
             let line = format!("lockkeeper queue put jobs {options} {from}");
@@ -58,7 +58,7 @@ async fn put_leaves_the_queue_open_if_its_input_is_closed_or_not_open_for_readin
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_file_sizes_costs_no_element() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(10_000, 19_999).as_bytes()).await;
     let folder = env!("CARGO_TARGET_TMPDIR");
@@ -87,7 +87,7 @@ async fn a_limit_of_file_sizes_costs_no_element() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn put_waits_for_an_input_that_another_process_made_non_blocking() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let (reader, writer) = std::io::pipe().unwrap();
     fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
@@ -106,7 +106,7 @@ async fn put_waits_for_an_input_that_another_process_made_non_blocking() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verb_waits_for_an_output_that_another_process_made_non_blocking() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let (mut reader, writer) = std::io::pipe().unwrap();
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     // More than a pipe holds.
@@ -124,7 +124,7 @@ async fn a_verb_waits_for_an_output_that_another_process_made_non_blocking() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_leaves_ends_peek_and_stat_silently() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 100_000).as_bytes()).await;
     for line in ["peek jobs --count 100000 | head -n 1", "stat jobs -o json | exec true"] {
@@ -141,7 +141,7 @@ async fn a_reader_that_leaves_ends_peek_and_stat_silently() {
 /// them, and none takes the elements of another for its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_gets_that_share_a_pipe_lose_nothing_when_its_reader_leaves() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let lists = ["a", "b", "c"].map(|name| format!("{}:{name}", place.queue.prefix()));
     for round in 0..12 {
         for name in ["a", "b", "c"] {
@@ -178,7 +178,7 @@ async fn two_gets_that_share_a_pipe_lose_nothing_when_its_reader_leaves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elements_go_one_by_one_into_a_pipe_that_another_process_had_filled() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 2000).as_bytes()).await;
     // 30 kB of text before, of which head reads the last part together with what follows.
@@ -193,7 +193,7 @@ async fn elements_go_one_by_one_into_a_pipe_that_another_process_had_filled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_of_the_server_beyond_the_timeout_costs_a_get_no_element() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 10).as_bytes()).await;
     let mut getting = queue(&place, "get", &["--timeout", "2s"]).spawn().unwrap();
@@ -213,7 +213,7 @@ async fn a_stall_of_the_server_beyond_the_timeout_costs_a_get_no_element() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_takes_no_more_elements_once_its_output_has_no_reader() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     fill(&place, seq(1, 50).as_bytes()).await;
     let line = "lockkeeper queue run jobs -- sh -c 'cat; echo' | head -n 2; echo ${PIPESTATUS[0]}";

@@ -1,11 +1,12 @@
 //! Progress on a terminal. `script` provides the terminal.
 
-use crate::pipe::redis_support::Place;
+use lockkeeper_testkit::redis::TestQueue;
+
 use crate::pipe::{fill, sh, succeed};
 
 /// Returns the terminal output of a shell line. While it runs, the output is in the file
 /// `$SHOWN`.
-async fn shown(place: &Place, line: &str) -> String {
+async fn shown(place: &TestQueue, line: &str) -> String {
     let file = format!("{}/shown-{}", env!("CARGO_TARGET_TMPDIR"), place.queue.prefix());
     let script = "script --quiet --return --flush --command";
     // Without TERM, no progress is drawn.
@@ -17,7 +18,7 @@ async fn shown(place: &Place, line: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_is_shown_on_a_terminal_that_the_data_is_not_on_unless_unwanted() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     succeed(&place, "create", &[]).await;
     let until = |text: &str| format!("until grep -q \"{text}\" \"$SHOWN\"; do sleep 0.1; done");
     let put = "lockkeeper queue put jobs --keep-open";

@@ -7,9 +7,9 @@ use std::time::Duration;
 use lockkeeper_prove::controls::{bugs, control};
 use lockkeeper_prove::history::{Faults, Rules, Variables};
 use lockkeeper_prove::run::{RunOptions, Way};
+use lockkeeper_testkit::rabbitmq::Vhost;
 
 use super::program;
-use crate::support::rabbitmq::Vhost;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bugs_of_exclusive_queues_are_found() {

@@ -1,11 +1,11 @@
 //! What operations cost, measured on the wire of a real broker.
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::protocols::with_protocols;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::Value;
 
 use super::{our_driver, prove, rules, text};
-use crate::support::protocols::with_protocols;
-use crate::support::rabbitmq::Vhost;
 
 with_protocols! {
     every {

@@ -2,10 +2,10 @@
 //! under the lock, and the clients in Python. With kills, cut connections and resizes.
 
 use lockkeeper_plan::naming::Protocol;
+use lockkeeper_testkit::protocols::{options, with_protocols};
+use lockkeeper_testkit::rabbitmq::Vhost;
 
 use super::{our_driver, passes, prove, quoted, rules, text};
-use crate::support::protocols::{options, with_protocols};
-use crate::support::rabbitmq::Vhost;
 
 with_protocols! {
     every {

@@ -3,8 +3,9 @@
 
 use std::process::Output;
 
+use lockkeeper_testkit::rabbitmq::Vhost;
+
 use super::{prove, quoted, text};
-use crate::support::rabbitmq::Vhost;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_correct_clients_and_a_shrink_violate_nothing_in_any_interleaving() {

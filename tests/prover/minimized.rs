@@ -1,9 +1,9 @@
 //! A recorded run with a violation is reduced to a smaller one with the same violation.
 
+use lockkeeper_testkit::rabbitmq::Vhost;
 use serde_json::Value;
 
 use super::{prove, quoted, text};
-use crate::support::rabbitmq::Vhost;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recorded_violation_is_reduced_to_a_smaller_run() {

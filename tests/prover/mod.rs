@@ -2,8 +2,6 @@
 //! bugs are found with their cause. How it judges a history is tested in `crates/prove`, without a
 //! broker.
 
-use crate::support;
-
 mod controls;
 mod costs;
 mod implementations;
@@ -15,23 +13,18 @@ mod without_broker;
 use std::process::{Output, Stdio};
 
 use lockkeeper_plan::naming::{Protocol, QueueType};
-use support::protocols::options;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::protocols::options;
 use tokio::process::Command;
 
-/// The program, which `dev/build` builds in the same folder as the one that cargo names.
+/// The prover.
 fn program() -> String {
-    built("lockkeeper-prove")
+    built::program("lockkeeper-prove")
 }
 
 /// A program of this workspace, quoted for a shell.
 fn quoted(name: &str) -> String {
-    format!("'{}'", built(name))
-}
-
-fn built(name: &str) -> String {
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).with_file_name(name);
-    assert!(program.exists(), "{} is missing: run dev/build", program.display());
-    program.to_str().unwrap().to_owned()
+    format!("'{}'", built::program(name))
 }
 
 /// The value of the option `--protocol` of the prover.

@@ -5,11 +5,12 @@ use std::process::Stdio;
 
 use lapin::ConnectionProperties;
 use lapin::options::QueueDeleteOptions;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::{built, program};
-use crate::support::rabbitmq::Vhost;
+use super::program;
 
 /// A running `watch`.
 struct Watch {
@@ -47,7 +48,7 @@ impl Watch {
 }
 
 async fn lockkeeper(url: &str, words: &[&str]) {
-    let mut command = Command::new(built("lockkeeper"));
+    let mut command = Command::new(built::lockkeeper());
     let status = command.args(words).env("AMQP_URL", url).stdout(Stdio::null()).status().await;
     assert!(status.unwrap().success(), "{words:?}");
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use lockkeeper_pressure::{Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{TestQueue, eventually, precisely};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually, precisely};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "the consumer");
     queue.create(0).await.unwrap();
     let count = 3000;
@@ -32,7 +32,7 @@ async fn a_get_that_is_dropped_at_any_moment_loses_no_element_and_no_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn elements_of_a_dropped_get_are_returned_when_its_queue_is_dropped() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let looker = ours(&place, "another");
     looker.create(0).await.unwrap();
     let mut went_back = 0;
@@ -62,7 +62,7 @@ async fn elements_of_a_dropped_get_are_returned_when_its_queue_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_with_the_queue_and_a_closed_sink_closes_it() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "the producer");
     queue.create(7).await.unwrap();
     let elements: Vec<Vec<u8>> = (0..2000).map(|n: u32| n.to_string().into_bytes()).collect();
@@ -77,7 +77,7 @@ async fn a_stream_ends_with_the_queue_and_a_closed_sink_closes_it() {
 
 #[tokio::test]
 async fn a_flushed_sink_leaves_the_queue_open_and_a_failed_one_returns_the_unsent() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     let mut sink = queue.sink();
@@ -95,7 +95,7 @@ async fn a_flushed_sink_leaves_the_queue_open_and_a_failed_one_returns_the_unsen
 
 #[tokio::test]
 async fn a_stream_of_a_deleted_queue_ends_with_the_error() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     let items: Vec<_> = queue.stream().collect().await;
     assert_eq!(items, [Err(QueueError::DoesNotExist)]);

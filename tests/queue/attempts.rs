@@ -2,13 +2,13 @@
 //! leases have ended.
 
 use lockkeeper_pressure::{Deletion, Delivery, Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually};
 
 /// Writes `count` elements in flight whose leases have ended, as the scripts do: the id of
 /// each begins with this time. The n-th lease ends at `ends`, a term in Lua.
-async fn fly(place: &Place, time: &str, count: usize, ends: &str) {
+async fn fly(place: &TestQueue, time: &str, count: usize, ends: &str) {
     let script = format!(
         r#"for n = 1, {count} do
             local id = string.format("{time}%06d-000000", n)
@@ -22,7 +22,7 @@ async fn fly(place: &Place, time: &str, count: usize, ends: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_that_is_given_back_does_not_count() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put_batch(&["a", "b"], Wait::No).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_delivery_that_is_given_back_does_not_count() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_that_was_given_back_is_settled_by_its_next_client_only() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let (one, other) = (ours(&place, "one"), ours(&place, "other"));
     one.create(0).await.unwrap();
     one.put("a").await.unwrap();
@@ -68,7 +68,7 @@ async fn a_delivery_that_was_given_back_is_settled_by_its_next_client_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_get_that_is_dropped_uses_up_no_attempt() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     let mut waiting = Box::pin(queue.get_acked(Wait::Forever));
@@ -83,7 +83,7 @@ async fn a_get_that_is_dropped_uses_up_no_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elements_in_flight_whose_leases_redis_has_evicted_are_counted_and_come_again() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put_batch(&["a", "b", "c"], Wait::No).await.unwrap();
@@ -106,7 +106,7 @@ async fn elements_in_flight_whose_leases_redis_has_evicted_are_counted_and_come_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ended_leases_come_in_the_order_of_the_queue_whenever_they_ended() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put("younger").await.unwrap();
@@ -123,7 +123,7 @@ async fn ended_leases_come_in_the_order_of_the_queue_whenever_they_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_thousand_ended_leases_all_come_before_younger_elements() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put("0").await.unwrap();
@@ -145,7 +145,7 @@ async fn many_thousand_ended_leases_all_come_before_younger_elements() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_get_costs_about_the_same_with_two_hundred_thousand_ended_leases() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put_batch(&vec!["x"; 400], Wait::No).await.unwrap();

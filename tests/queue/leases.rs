@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_pressure::{Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Wait};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{TestQueue, eventually, precisely};
 
-use crate::pressure_text::TextClient;
-use crate::queue::redis_support::{Place, eventually, precisely};
 use crate::queue::{ours, text_queue};
 
 const ALL: Limit = Limit { elements: 1000, bytes: usize::MAX };
 
 /// Returns the place's queue as our client with a short lease.
-fn leasing(place: &Place, lease: Duration) -> Queue {
+fn leasing(place: &TestQueue, lease: Duration) -> Queue {
     let options = QueueOptions::default().with_client_id("a consumer").with_lease(lease);
     Queue::new(place.settings(), place.queue.clone(), options)
 }
 
 /// Creates the queue with these elements.
-async fn filled(place: &Place, elements: &[&str]) -> Queue {
+async fn filled(place: &TestQueue, elements: &[&str]) -> Queue {
     let queue = ours(place, "me");
     queue.create(0).await.unwrap();
     queue.put_batch(elements, Wait::No).await.unwrap();
@@ -36,7 +36,7 @@ fn delivered(all: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 /// Gets elements as a client that dies with them: its process renews nothing any more.
-fn die_with(place: &Place, lease: Duration, limit: Limit) {
+fn die_with(place: &TestQueue, lease: Duration, limit: Limit) {
     let queue = leasing(place, lease);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -50,7 +50,7 @@ fn die_with(place: &Place, lease: Duration, limit: Limit) {
 
 #[tokio::test]
 async fn an_element_is_in_flight_until_it_is_acknowledged() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a", "b"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
     assert_eq!((first.element(), first.delivery_count()), (&b"a"[..], 1));
@@ -69,7 +69,7 @@ async fn an_element_is_in_flight_until_it_is_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_elements_of_a_dead_client_come_again_first_in_order_and_counted() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a", "b", "c", "d"]).await;
     die_with(&place, Duration::from_secs(2), Limit { elements: 3, bytes: usize::MAX });
     assert_eq!(queue.stat().await.unwrap().in_flight, 3);
@@ -85,7 +85,7 @@ async fn the_elements_of_a_dead_client_come_again_first_in_order_and_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_waits_gets_the_elements_of_a_dead_client() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a"]).await;
     die_with(&place, Duration::from_secs(2), ALL);
     // A plain get too, although nothing is put any more.
@@ -97,7 +97,7 @@ async fn a_consumer_that_waits_gets_the_elements_of_a_dead_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_living_client_keeps_its_elements_for_many_leases() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = leasing(&place, Duration::from_secs(6));
     queue.create(0).await.unwrap();
     queue.put("a").await.unwrap();
@@ -111,7 +111,7 @@ async fn a_living_client_keeps_its_elements_for_many_leases() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_element_that_is_requeued_or_dropped_is_delivered_again_before_younger_ones() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a", "b"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
     first.requeue(Duration::ZERO).await.unwrap();
@@ -134,7 +134,7 @@ async fn an_element_that_is_requeued_or_dropped_is_delivered_again_before_younge
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_queue_is_not_finished_while_an_element_is_in_flight() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
     queue.close(Wait::No).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_closed_queue_is_not_finished_while_an_element_is_in_flight() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_after_the_end_of_the_lease_removes_nothing_of_the_next_client() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a"]).await;
     let late = queue.get_acked(Wait::No).await.unwrap();
     // As if this process had been suspended for longer than the lease.
@@ -170,7 +170,7 @@ async fn an_acknowledgement_after_the_end_of_the_lease_removes_nothing_of_the_ne
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_finds_that_another_client_has_the_element() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     filled(&place, &["a"]).await;
     let queue = leasing(&place, Duration::from_secs(6));
     let late = queue.get_acked(Wait::No).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_renewal_finds_that_another_client_has_the_element() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_that_is_dropped_at_any_moment_delivers_its_element_again() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let count = 1000;
     let elements: Vec<String> = (0..count).map(|number| number.to_string()).collect();
     let texts: Vec<&str> = elements.iter().map(String::as_str).collect();
@@ -231,7 +231,7 @@ async fn a_get_that_is_dropped_at_any_moment_delivers_its_element_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_other_origin_are_not_disturbed_by_elements_in_flight() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a", "b"]).await;
     let mut text = TextClient::connect(&text_queue(&place), "the text").await.unwrap();
     let first = queue.get_acked(Wait::No).await.unwrap();
@@ -250,7 +250,7 @@ async fn clients_of_other_origin_are_not_disturbed_by_elements_in_flight() {
 
 #[tokio::test]
 async fn a_queue_with_elements_in_flight_is_not_empty_and_is_deleted_with_them() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = filled(&place, &["a"]).await;
     let first = queue.get_acked(Wait::No).await.unwrap();
     let store = place.store();

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_testkit::redis::{AclUser, PrivateRedis, TestQueue};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{AclUser, Place, PrivateRedis};
 
 /// Returns the rules for clients in docs/permissions.md.
 fn documented() -> Vec<String> {
@@ -15,7 +15,7 @@ fn documented() -> Vec<String> {
     line.split_whitespace().filter(|word| word.starts_with('+')).map(ToOwned::to_owned).collect()
 }
 
-async fn limited(place: &Place, without: &str) -> (AclUser, Queue) {
+async fn limited(place: &TestQueue, without: &str) -> (AclUser, Queue) {
     let user = AclUser::named_for(place);
     let keys = format!("~{}:*", place.queue.prefix());
     let mut rules = vec![keys];
@@ -28,7 +28,7 @@ async fn limited(place: &Place, without: &str) -> (AclUser, Queue) {
 }
 
 /// Runs all operations of a client with the documented permissions.
-async fn everything(place: &Place) {
+async fn everything(place: &TestQueue) {
     let (_user, queue) = limited(place, "").await;
     queue.create(1).await.unwrap();
     queue.put("a").await.unwrap();
@@ -53,18 +53,18 @@ async fn everything(place: &Place) {
 
 #[tokio::test]
 async fn the_documented_rights_are_enough_for_everything_that_a_client_does() {
-    everything(&Place::new().await).await;
+    everything(&TestQueue::new().await).await;
 }
 
 #[tokio::test]
 async fn a_client_does_everything_on_valkey_with_the_same_rights() {
     let server = PrivateRedis::valkey().await;
-    everything(&Place::at(&server.url()).await).await;
+    everything(&TestQueue::at(&server.url()).await).await;
 }
 
 #[tokio::test]
 async fn without_one_of_the_rights_a_refused_put_changes_nothing() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     ours(&place, "the creator").create(1).await.unwrap();
     ours(&place, "the creator").put("a").await.unwrap();
     let before = place.dump().await;
@@ -102,14 +102,14 @@ async fn without_one_of_the_rights_a_refused_put_changes_nothing() {
 }
 
 /// Returns the keys without the data, which is large.
-async fn small(place: &Place) -> Vec<(String, Vec<String>)> {
+async fn small(place: &TestQueue) -> Vec<(String, Vec<String>)> {
     place.dump().await.into_iter().filter(|(suffix, _)| !suffix.is_empty()).collect()
 }
 
 #[tokio::test]
 async fn a_put_at_the_memory_limit_changes_nothing_and_a_get_frees_memory() {
     let server = PrivateRedis::start(&["--maxmemory-policy", "noeviction"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let queue = ours(&place, "me");
     queue.create(10).await.unwrap();
     let large = vec![1_u8; 1_000_000];

@@ -1,8 +1,6 @@
 //! The queue as programs use it, against a real Redis and together with foreign clients
 //! of the protocol.
 
-use crate::{pressure_pseudo, pressure_text, pressure_text_unblocked, redis_support};
-
 mod abandoning;
 mod attempts;
 mod leases;
@@ -15,17 +13,17 @@ mod stopping;
 mod waiting;
 
 use lockkeeper_pressure::{Queue, QueueOptions};
-use pressure_text::TextQueue;
-use redis_support::Place;
+use lockkeeper_testkit::pressure_text::TextQueue;
+use lockkeeper_testkit::redis::TestQueue;
 
 /// Returns the place's queue as our client, with its own connections.
-fn ours(place: &Place, id: &str) -> Queue {
+fn ours(place: &TestQueue, id: &str) -> Queue {
     let options = QueueOptions::default().with_client_id(id);
     Queue::new(place.settings(), place.queue.clone(), options)
 }
 
 /// Returns the place's queue for a foreign client.
-fn text_queue(place: &Place) -> TextQueue {
+fn text_queue(place: &TestQueue) -> TextQueue {
     TextQueue {
         url: place.url.clone(),
         prefix: place.queue.prefix().to_owned(),

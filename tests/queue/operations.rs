@@ -5,10 +5,10 @@ use std::time::Duration;
 use lockkeeper_pressure::{
     Awaited, Limit, Queue, QueueError, QueueOptions, QueueRole, StoreError, Wait,
 };
+use lockkeeper_testkit::redis::TestQueue;
 use redis::AsyncCommands;
 
 use crate::queue::ours;
-use crate::queue::redis_support::Place;
 
 fn busy_with(role: QueueRole, who: &str) -> QueueError {
     QueueError::InUse { role, who: Some(who.to_owned()) }
@@ -16,7 +16,7 @@ fn busy_with(role: QueueRole, who: &str) -> QueueError {
 
 #[tokio::test]
 async fn elements_are_got_in_the_order_they_were_put_and_counted() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(3).await.unwrap();
     assert_eq!(queue.create(3).await, Err(QueueError::AlreadyExists));
@@ -47,7 +47,7 @@ async fn elements_are_got_in_the_order_they_were_put_and_counted() {
 
 #[tokio::test]
 async fn a_queue_that_does_not_exist_is_that_to_every_operation() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     let absent = QueueError::DoesNotExist;
     assert_eq!(queue.exists().await, Ok(false));
@@ -66,7 +66,7 @@ async fn a_queue_that_does_not_exist_is_that_to_every_operation() {
 
 #[tokio::test]
 async fn a_closed_queue_takes_nothing_and_is_closed_only_once() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     queue.put("a").await.unwrap();
@@ -81,7 +81,7 @@ async fn a_closed_queue_takes_nothing_and_is_closed_only_once() {
 
 #[tokio::test]
 async fn operations_that_give_up_waiting_report_the_cause_and_the_busy_client() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     let soon = Duration::from_millis(20);
     queue.create(1).await.unwrap();
@@ -122,7 +122,7 @@ async fn operations_that_give_up_waiting_report_the_cause_and_the_busy_client() 
 
 #[tokio::test]
 async fn overfilling_needs_no_room_and_later_puts_wait_until_the_queue_is_drained() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(2).await.unwrap();
     queue.put("1").await.unwrap();
@@ -140,7 +140,7 @@ async fn overfilling_needs_no_room_and_later_puts_wait_until_the_queue_is_draine
 
 #[tokio::test]
 async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     queue.put("a").await.unwrap();
@@ -154,7 +154,7 @@ async fn a_token_that_promises_room_in_a_full_queue_is_taken_away_by_a_put() {
 
 #[tokio::test]
 async fn batches_put_as_much_as_fits_and_get_as_much_as_is_present() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(5).await.unwrap();
     let numbers: Vec<String> = (0..8).map(|number| number.to_string()).collect();
@@ -175,7 +175,7 @@ async fn batches_put_as_much_as_fits_and_get_as_much_as_is_present() {
 
 #[tokio::test]
 async fn thousands_of_elements_go_through_in_batches_of_any_size() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     let elements: Vec<String> = (0..5001).map(|number| number.to_string()).collect();
@@ -194,7 +194,7 @@ async fn thousands_of_elements_go_through_in_batches_of_any_size() {
 
 #[tokio::test]
 async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     let large = vec![1_u8; 100_000];
     assert_eq!(queue.put(&large).await, Err(QueueError::DoesNotExist));
@@ -223,7 +223,7 @@ async fn a_large_element_that_may_not_be_put_leaves_no_trace() {
 
 #[tokio::test]
 async fn unused_elements_return_to_their_place_in_the_queue() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(3).await.unwrap();
     queue.put_batch(&["1", "2", "3"], Wait::No).await.unwrap();
@@ -247,7 +247,7 @@ async fn unused_elements_return_to_their_place_in_the_queue() {
 
 #[tokio::test]
 async fn an_unreachable_server_fails_every_operation_at_once() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let mut settings = place.settings();
     settings.port = 1;
     let queue = Queue::new(settings, place.queue.clone(), QueueOptions::default());
@@ -273,7 +273,7 @@ async fn a_key_that_is_not_pressure_s_is_named_and_nothing_is_taken() {
         (":bound", "LPUSH"),
         (":bound", "SET"),
     ] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         let queue = ours(&place, "me");
         queue.create(2).await.unwrap();
         queue.put("a").await.unwrap();

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_testkit::narrow::Narrow;
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, asleep, eventually, in_time, is_waiting};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, asleep, eventually, in_time, is_waiting};
-use crate::support::narrow::Narrow;
 
-async fn place() -> (PrivateRedis, Place) {
+async fn place() -> (PrivateRedis, TestQueue) {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     (server, place)
 }
 
 /// Returns the place's queue over this network, for a client that waits a second for a
 /// silent server.
-fn hasty(place: &Place, network: &Narrow) -> Queue {
+fn hasty(place: &TestQueue, network: &Narrow) -> Queue {
     let settings = RedisSettings { port: network.port(), ..place.settings() };
     let second = Duration::from_secs(1);
     let options = QueueOptions::default().with_response_timeout(second);

@@ -4,11 +4,11 @@
 use std::process::Stdio;
 
 use lockkeeper_pressure::{QueueError, Wait};
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually};
 
 /// The Python version of Debian's python3-redis.
 const PYTHON: &str = "/usr/bin/python3";
@@ -30,7 +30,7 @@ impl Client {
         }
     }
 
-    fn command(self, place: &Place, arguments: &[&str]) -> Command {
+    fn command(self, place: &TestQueue, arguments: &[&str]) -> Command {
         let mut command = Command::new(PYTHON);
         command.arg(format!("{FOLDER}/{}.py", self.module())).args(arguments);
         command.arg(place.queue.as_str()).env("REDIS_URL", &place.url);
@@ -40,11 +40,11 @@ impl Client {
         command
     }
 
-    fn start(self, place: &Place, arguments: &[&str]) -> Child {
+    fn start(self, place: &TestQueue, arguments: &[&str]) -> Child {
         self.command(place, arguments).spawn().unwrap()
     }
 
-    async fn exit_code(self, place: &Place, arguments: &[&str]) -> Option<i32> {
+    async fn exit_code(self, place: &TestQueue, arguments: &[&str]) -> Option<i32> {
         let mut command = self.command(place, arguments);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.status().await.unwrap().code()
@@ -61,7 +61,7 @@ async fn write(child: &mut Child, lines: &[String]) {
 }
 
 /// Fails unless the queue's keys are as after complete operations only.
-async fn is_undamaged(place: &Place, count: u64) {
+async fn is_undamaged(place: &TestQueue, count: u64) {
     let seen = ours(place, "me").stat().await.unwrap();
     assert_eq!((seen.produced_messages, seen.consumed_messages), (count, count));
     assert_eq!(seen.produced_bytes, seen.consumed_bytes);
@@ -69,7 +69,7 @@ async fn is_undamaged(place: &Place, count: u64) {
 }
 
 /// Returns the elements until the queue is closed, as text.
-async fn read_all(place: &Place) -> Vec<String> {
+async fn read_all(place: &TestQueue) -> Vec<String> {
     let queue = ours(place, "reader");
     let mut elements = Vec::new();
     loop {
@@ -83,7 +83,7 @@ async fn read_all(place: &Place) -> Vec<String> {
 
 /// Their producer, our consumer.
 async fn elements_arrive_from(client: Client) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     assert_eq!(client.exit_code(&place, &["--bound", "3", "create"]).await, Some(0));
     let sent = lines("line", 300);
     let putting = async {
@@ -99,7 +99,7 @@ async fn elements_arrive_from(client: Client) {
 
 /// Our producer, their consumer.
 async fn elements_arrive_at(client: Client) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "writer");
     queue.create(3).await.unwrap();
     let sent = lines("line", 300);
@@ -119,7 +119,7 @@ async fn elements_arrive_at(client: Client) {
 
 /// Two producers and two consumers, one of each theirs.
 async fn roles_are_shared_with(client: Client) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(2).await.unwrap();
     let (mine, yours) = (lines("mine", 100), lines("yours", 100));
@@ -160,7 +160,7 @@ async fn roles_are_shared_with(client: Client) {
 }
 
 async fn the_exit_code_names_the_reason(client: Client) {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     let exit_code = async |arguments: &[&str]| client.exit_code(&place, arguments).await;
     for operation in ["get", "close", "length"] {
@@ -191,7 +191,7 @@ async fn the_exit_code_names_the_reason(client: Client) {
 /// A consumer that waits learns of the close, and of the deletion.
 async fn a_wait_ends_with_the_queue(client: Client) {
     for (ending, code) in [("close", 0), ("delete", 81)] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         let queue = ours(&place, "me");
         queue.create(1).await.unwrap();
         let mut waiting = client.start(&place, &["get"]);
@@ -227,7 +227,7 @@ with_clients! {
 }
 
 /// Runs a Python program in the folder of the clients and returns its output.
-fn python(place: &Place, program: &str) -> String {
+fn python(place: &TestQueue, program: &str) -> String {
     let mut command = std::process::Command::new(PYTHON);
     command.args(["-B", "-c", program]).current_dir(FOLDER);
     command.env("REDIS_URL", &place.url).env("PLACE", place.queue.prefix());
@@ -238,7 +238,7 @@ fn python(place: &Place, program: &str) -> String {
 
 #[tokio::test]
 async fn the_client_by_scripts_is_a_module_with_batches_and_returns_unused_elements() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let program = r#"
 import os, pressure_client
 queue = pressure_client.Queue(
@@ -261,7 +261,7 @@ print(len(queue), first, list(queue) == [b"%d" % number for number in range(1, 1
 /// SIGKILL at random moments: the client by scripts leaves whole operations.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_by_scripts_that_is_killed_leaves_nothing_to_repair() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     for round in 0..5 {
@@ -287,7 +287,7 @@ async fn a_client_by_scripts_that_is_killed_leaves_nothing_to_repair() {
 
 #[tokio::test]
 async fn importing_an_example_runs_nothing() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let mut names: Vec<String> = std::fs::read_dir(FOLDER)
         .unwrap()
         .map(|entry| entry.unwrap().path())

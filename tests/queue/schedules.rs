@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Deletion, QueueRole, Store, TakenRoles};
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, is_blocked};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use self::clients::{Client, Kind, Mode, Refusal};
 use self::workers::{Got, Shared, Worker, is, set};
-use crate::queue::redis_support::{Place, PrivateRedis, is_blocked};
 
 const SCHEDULES: u64 = 1000;
 const AT_A_TIME: usize = 24;
@@ -75,7 +75,7 @@ impl Plan {
 /// A running schedule.
 struct Schedule {
     plan: Plan,
-    place: Place,
+    place: TestQueue,
     store: Store,
     shared: Arc<Shared>,
     workers: Vec<Worker>,
@@ -92,7 +92,7 @@ async fn run(seed: u64, url: String) -> Happened {
     let plan = Plan::new(seed);
     let what = format!("{plan:?}");
     let run = tokio::spawn(async move {
-        let place = Place::at(&url).await;
+        let place = TestQueue::at(&url).await;
         let mut schedule = Schedule::begin(plan, place).await;
         schedule.go_on().await;
         let shared = Arc::clone(&schedule.shared);
@@ -106,7 +106,7 @@ async fn run(seed: u64, url: String) -> Happened {
 }
 
 impl Schedule {
-    async fn begin(plan: Plan, place: Place) -> Self {
+    async fn begin(plan: Plan, place: TestQueue) -> Self {
         let mut random = SmallRng::seed_from_u64(plan.seed);
         Client::connect(plan.creator, &place, "creator").await.create(plan.bound).await.unwrap();
         let shared = Arc::new(Shared {

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use lockkeeper_pressure::{Limit, QueueError, Wait};
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_waiting_ends_a_put_with_its_count_and_later_waits_immediately() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(2).await.unwrap();
     let waiting = queue.clone();
@@ -37,7 +37,7 @@ async fn stop_waiting_ends_a_put_with_its_count_and_later_waits_immediately() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_waiting_ends_a_get_that_waits() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(0).await.unwrap();
     let waiting = queue.clone();

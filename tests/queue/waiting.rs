@@ -5,24 +5,24 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, TakenRoles, Wait};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 use tokio::task::JoinHandle;
 
-use crate::queue::pressure_text::TextClient;
-use crate::queue::redis_support::{Place, PrivateRedis, eventually};
 use crate::queue::{ours, text_queue};
 
 /// Without a wake-up, a waiting client checks after a minute.
 const WOKEN: Duration = Duration::from_secs(20);
 
 /// Returns the number of the server's connections in a blocking command.
-async fn asleep(place: &Place) -> u64 {
+async fn asleep(place: &TestQueue) -> u64 {
     let info: String = place.run(&["INFO", "clients"]).await;
     let line = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
     line.unwrap().trim().parse().unwrap()
 }
 
 /// Returns the number of commands that the server has run.
-async fn commands(place: &Place) -> u64 {
+async fn commands(place: &TestQueue) -> u64 {
     let info: String = place.run(&["INFO", "stats"]).await;
     let line = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
     line.unwrap().trim().parse().unwrap()
@@ -42,9 +42,9 @@ fn getting(queue: &Queue) -> Waiter {
 }
 
 /// Starts a private server, where every blocked connection belongs to a waiter.
-async fn place() -> (PrivateRedis, Place) {
+async fn place() -> (PrivateRedis, TestQueue) {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     (server, place)
 }
 
@@ -61,7 +61,7 @@ struct Case {
 }
 
 /// Sends a foreign client's command, word by word. `:` stands for the queue's keys.
-async fn send(place: &Place, command: &[&str]) {
+async fn send(place: &TestQueue, command: &[&str]) {
     let data = place.queue.data();
     let words: Vec<String> = command
         .iter()
@@ -182,7 +182,7 @@ async fn waiting_makes_no_round_trips_and_ends_at_once_on_whatever_was_waited_fo
 
 #[tokio::test]
 async fn a_raised_bound_wakes_a_put_that_waits_for_room() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     queue.put("e").await.unwrap();
@@ -212,7 +212,7 @@ async fn a_hundred_waiters_share_two_connections_and_all_are_served() {
 
 #[tokio::test]
 async fn keys_that_vanish_without_a_word_are_noticed_at_the_next_look() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let options = QueueOptions::default().with_look_interval(Duration::from_millis(300));
     let queue = Queue::new(place.settings(), place.queue.clone(), options);
     queue.create(1).await.unwrap();
@@ -227,7 +227,7 @@ async fn keys_that_vanish_without_a_word_are_noticed_at_the_next_look() {
 
 #[tokio::test]
 async fn a_forced_deletion_also_wakes_waiters() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     let waiter = getting(&queue);
@@ -239,7 +239,7 @@ async fn a_forced_deletion_also_wakes_waiters() {
 
 #[tokio::test]
 async fn a_close_waits_for_a_foreign_producer_and_a_deletion_for_both_roles() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = ours(&place, "me");
     queue.create(1).await.unwrap();
     queue.put("e").await.unwrap();

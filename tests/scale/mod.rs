@@ -3,8 +3,6 @@
 
 mod queues;
 
-use crate::{audit, support, world};
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -12,11 +10,10 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use kube::api::ListParams;
 use lockkeeper_api::Semaphore;
-
-use audit::Reader;
-use support::environment;
-use support::proxy::Proxy;
-use world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready};
+use lockkeeper_testkit::audit::Reader;
+use lockkeeper_testkit::environment::{self, processor_time};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, eventually, in_a_world, is_ready};
 
 /// Returns the number of locks, and the limit of the operator's memory: its own pages
 /// (`RssAnon`) and those of its program together, in MiB.
@@ -127,13 +124,4 @@ async fn at_rest() {
         std::future::ready(since.elapsed() > Duration::from_secs(15))
     })
     .await;
-}
-
-/// Returns the processor time of a process.
-fn processor_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the program's name in parentheses, in hundredths of a second.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockkeeper_api::PressureQueue;
 use lockkeeper_plan::naming::DEFAULT_PREFIX;
+use lockkeeper_testkit::environment::{self, processor_time};
+use lockkeeper_testkit::pressure_text::{TextQueue, Worker};
+use lockkeeper_testkit::redis::{PrivateRedis, connect};
+use lockkeeper_testkit::world::in_a_world;
 
-use super::world::in_a_world;
-use super::{APPLIED_AT_ONCE, all_ready, at_rest, environment, processor_time};
-use crate::pressure_text::{TextQueue, Worker};
-use crate::redis_support::{PrivateRedis, connect};
+use super::{APPLIED_AT_ONCE, all_ready, at_rest};
 
 const QUEUES: usize = 1000;
 

@@ -7,25 +7,25 @@ use lockkeeper_plan::pressure_queue::{
     DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
 use lockkeeper_pressure::{Applied, Store};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{TestQueue, eventually, is_blocked, wait_until_blocked};
 use tokio::time::timeout;
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, eventually, is_blocked, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
-async fn set_bound(store: &Store, place: &Place, bound: u64) -> Applied {
+async fn set_bound(store: &Store, place: &TestQueue, bound: u64) -> Applied {
     store.apply(&place.queue, &QueueEffect::SetBound { bound }).await.unwrap()
 }
 
-async fn created(bound: u64) -> (Place, Store) {
-    let place = Place::new().await;
+async fn created(bound: u64) -> (TestQueue, Store) {
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &QueueEffect::Create { bound }).await.unwrap();
     (place, store)
 }
 
 /// Creates a queue that a producer has filled to its bound, and waits.
-async fn full(bound: u64) -> (Place, Store, Worker) {
+async fn full(bound: u64) -> (TestQueue, Store, Worker) {
     let (place, store) = created(bound).await;
     let producer = Worker::produce(&text_queue(&place), "producer", numbers(100)).await;
     wait_until_blocked(&place.raw, producer.client).await;
@@ -196,7 +196,7 @@ async fn a_lost_token_is_seen_and_setting_the_same_bound_restores_it() {
 
 #[tokio::test]
 async fn the_bound_of_a_queue_that_is_gone_is_not_set() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     assert_eq!(set_bound(&place.store(), &place, 3).await, Applied::Absent);
     assert!(place.dump().await.is_empty());
 }

@@ -2,17 +2,17 @@
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Store};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
+use lockkeeper_testkit::redis::{TestQueue, wait_until_blocked};
 
-use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::{Place, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
-async fn close(store: &Store, place: &Place) -> Applied {
+async fn close(store: &Store, place: &TestQueue) -> Applied {
     store.apply(&place.queue, &QueueEffect::Close).await.unwrap()
 }
 
-async fn created(bound: u64) -> (Place, Store) {
-    let place = Place::new().await;
+async fn created(bound: u64) -> (TestQueue, Store) {
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &QueueEffect::Create { bound }).await.unwrap();
     (place, store)
@@ -85,7 +85,7 @@ async fn a_producer_without_a_name_is_waited_for_too() {
 
 #[tokio::test]
 async fn a_queue_that_is_gone_is_not_closed() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     assert_eq!(close(&place.store(), &place).await, Applied::Absent);
     assert!(place.dump().await.is_empty());
 }

@@ -11,9 +11,8 @@ use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy};
 use lockkeeper_pressure::{
     Applied, Deletion, Queue, QueueError, QueueOptions, StoreError, TakenRoles, Wait,
 };
-
-use crate::store::redis_support::{SOON, connect, in_time};
-use crate::support::redis_cluster::{Cluster, SLOTS, queue_on};
+use lockkeeper_testkit::redis::{SOON, connect, in_time};
+use lockkeeper_testkit::redis_cluster::{Cluster, SLOTS, queue_on};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 

@@ -5,16 +5,16 @@ use lockkeeper_plan::pressure_queue::{
     DATA_LABEL, DesiredQueue, DesiredState, PreviousStatus, QueueEffect, Remark, plan,
 };
 use lockkeeper_pressure::Applied;
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::TestQueue;
 
-use crate::store::pressure_text::TextClient;
-use crate::store::redis_support::Place;
 use crate::store::{numbers, text_queue};
 
 const OPEN_10: DesiredQueue = DesiredQueue { bound: 10, state: DesiredState::Open };
 
 #[tokio::test]
 async fn a_created_queue_is_what_the_text_says_and_a_foreign_client_can_use_it() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     let applied = store.apply(&place.queue, &QueueEffect::Create { bound: 3 }).await.unwrap();
     assert_eq!(applied, Applied::Done);
@@ -42,7 +42,7 @@ async fn a_created_queue_is_what_the_text_says_and_a_foreign_client_can_use_it()
 
 #[tokio::test]
 async fn creating_again_changes_nothing() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &QueueEffect::Create { bound: 3 }).await.unwrap();
     let before = place.dump().await;
@@ -53,7 +53,7 @@ async fn creating_again_changes_nothing() {
 
 #[tokio::test]
 async fn an_existing_queue_is_adopted_with_its_data() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let mut client = TextClient::connect(&text_queue(&place), "foreign").await.unwrap();
     client.create(10).await.unwrap();
     for element in numbers(3) {
@@ -72,10 +72,10 @@ async fn an_existing_queue_is_adopted_with_its_data() {
 
 #[tokio::test]
 async fn nothing_is_created_over_any_leftover_key() {
-    let store_place = Place::new().await;
+    let store_place = TestQueue::new().await;
     let store = store_place.store();
     for suffix in std::iter::once("").chain(KEY_SUFFIXES).filter(|suffix| *suffix != ":bound") {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         let is_list = ["", ":producer_free", ":consumer_free", ":not_full", ":closed"];
         let key = place.key(suffix);
         let () = match suffix {
@@ -102,7 +102,7 @@ async fn nothing_is_created_over_any_leftover_key() {
 async fn a_creator_that_died_after_each_of_its_commands_is_noticed() {
     let steps = [":producer_free", ":consumer_free", ":not_full"];
     for done in 0..steps.len() {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         let store = place.store();
         let () = place.run(&["SETNX", &place.key(":bound"), "5"]).await;
         for suffix in &steps[..done] {
@@ -118,7 +118,7 @@ async fn a_creator_that_died_after_each_of_its_commands_is_noticed() {
 
 #[tokio::test]
 async fn a_bound_that_changes_in_the_middle_of_a_foreign_creation_pushes_no_second_token() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     let () = place.run(&["SETNX", &place.key(":bound"), "5"]).await;
     let () = place.run(&["LPUSH", &place.key(":producer_free"), "1"]).await;
@@ -131,7 +131,7 @@ async fn a_bound_that_changes_in_the_middle_of_a_foreign_creation_pushes_no_seco
 
 #[tokio::test]
 async fn a_key_of_a_wrong_type_is_named_and_left_alone() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     let () = place.run(&["SET", &place.key(":closed"), "somebody's"]).await;
     let seen = store.observe(&place.queue).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_key_of_a_wrong_type_is_named_and_left_alone() {
 
 #[tokio::test]
 async fn a_client_s_id_is_cleaned_and_cut() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &QueueEffect::Create { bound: 0 }).await.unwrap();
     let hostile = format!("evil\n\u{1b}[31m{}", "x".repeat(1_000_000));

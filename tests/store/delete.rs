@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Deletion, Holder, Store, StoreOptions, TakenRoles};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
+use lockkeeper_testkit::redis::{SOON, TestQueue, eventually, wait_until_blocked};
 
-use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::{Place, SOON, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
-async fn created(bound: u64) -> (Place, Store) {
-    let place = Place::new().await;
+async fn created(bound: u64) -> (TestQueue, Store) {
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &QueueEffect::Create { bound }).await.unwrap();
     (place, store)
@@ -21,7 +21,7 @@ fn holder(id: &str) -> Holder {
 }
 
 /// Deletes until nothing is left.
-async fn delete_until_gone(store: &Store, place: &Place) {
+async fn delete_until_gone(store: &Store, place: &TestQueue) {
     eventually("the queue is gone", async || {
         store.delete(&place.queue, TakenRoles::Wait).await.unwrap() == Deletion::Gone
     })
@@ -98,8 +98,8 @@ async fn consumers_that_queue_for_the_role_end_one_after_the_other() {
 }
 
 /// Starts a connection that blocks in this command until it is answered.
-async fn waiter(place: &Place, command: &[&str]) -> tokio::task::JoinHandle<()> {
-    let mut connection = crate::store::redis_support::connect(&place.url).await;
+async fn waiter(place: &TestQueue, command: &[&str]) -> tokio::task::JoinHandle<()> {
+    let mut connection = lockkeeper_testkit::redis::connect(&place.url).await;
     let client: i64 = redis::cmd("CLIENT").arg("ID").query_async(&mut connection).await.unwrap();
     let mut blocking = redis::cmd(command[0]);
     blocking.arg(&command[1..]);
@@ -225,7 +225,7 @@ async fn a_foreign_deletion_given_up_half_way_is_finished_after_a_moment() {
 
 #[tokio::test]
 async fn a_half_created_queue_can_be_deleted() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let () = place.run(&["SETNX", &place.key(":bound"), "5"]).await;
     let mut options = StoreOptions::new("the operator");
     options.nameless_role_grace = Duration::from_millis(50);

@@ -14,9 +14,9 @@ use std::time::Duration;
 use lockkeeper_plan::pressure_queue::doctor::{Diagnosis, Effort, Remedy, Repair};
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
 use lockkeeper_pressure::{QueueDoctor, RepairAction, Repaired, Store, StoreOptions};
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, eventually};
 
-use crate::store::pressure_text::TextClient;
-use crate::store::redis_support::{Place, PrivateRedis, eventually};
 use crate::store::text_queue;
 
 const IDLE: Duration = Duration::from_millis(200);
@@ -28,7 +28,7 @@ pub async fn server() -> PrivateRedis {
 
 /// A queue under observation, in its own database.
 pub struct Ward {
-    pub place: Place,
+    pub place: TestQueue,
     pub store: Store,
     pub doctor: QueueDoctor,
     now: Duration,
@@ -38,7 +38,7 @@ impl Ward {
     /// Creates it in this database of the server, without a queue.
     pub async fn new(server: &PrivateRedis, database: i64) -> Self {
         let url = format!("{}/{database}", server.url().trim_end_matches("/0"));
-        let place = Place::at(&url).await;
+        let place = TestQueue::at(&url).await;
         // The test's own observations of the keys must not count as a client.
         let () = place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
         let store = Store::new(place.settings(), StoreOptions::new("doctor"));

@@ -6,8 +6,7 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Store, StoreError, StoreOptions, TakenRoles};
-
-use crate::store::redis_support::{AclUser, Place, random_word};
+use lockkeeper_testkit::redis::{AclUser, TestQueue, random_word};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 
@@ -33,7 +32,7 @@ fn password_of(settings: &RedisSettings) -> String {
 
 #[tokio::test]
 async fn a_wrong_password_and_an_unknown_user_are_refused_logins() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let mut wrong_password = place.settings();
     wrong_password.password = Some("wrong-hush".into());
     let mut unknown_user = place.settings();
@@ -55,7 +54,7 @@ async fn a_wrong_password_and_an_unknown_user_are_refused_logins() {
 
 #[tokio::test]
 async fn a_login_that_is_corrected_on_the_server_is_noticed() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let user = AclUser::named_for(&place);
     let store = store(user.settings.clone());
     let err = store.observe(&place.queue).await.unwrap_err();
@@ -65,7 +64,7 @@ async fn a_login_that_is_corrected_on_the_server_is_noticed() {
 }
 
 /// Returns a store of a user with these ACL rules.
-async fn limited(place: &Place, rules: &[&str]) -> (AclUser, Store) {
+async fn limited(place: &TestQueue, rules: &[&str]) -> (AclUser, Store) {
     let user = AclUser::named_for(place);
     user.set(place, rules).await;
     let store = store(user.settings.clone());
@@ -93,7 +92,7 @@ pub const DOCUMENTED: [&str; 15] = [
 
 #[tokio::test]
 async fn the_documented_permissions_suffice_for_everything() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let keys = format!("~{}:*", place.queue.prefix());
     let mut rules = vec![keys.as_str()];
     rules.extend(DOCUMENTED);
@@ -121,7 +120,7 @@ async fn a_missing_permission_is_named_and_nothing_is_half_done() {
     const SET_BOUND: QueueEffect = QueueEffect::SetBound { bound: 1 };
     const CLOSE: QueueEffect = QueueEffect::Close;
     for command in ["lpush", "set", "del", "rpop"] {
-        let place = Place::new().await;
+        let place = TestQueue::new().await;
         let keys = format!("~{}:*", place.queue.prefix());
         let (_user, store) = limited(&place, &[&keys, "+@all", &format!("-{command}")]).await;
         if ["lpush", "set"].contains(&command) {
@@ -146,7 +145,7 @@ async fn a_missing_permission_is_named_and_nothing_is_half_done() {
 
 #[tokio::test]
 async fn keys_outside_the_user_s_pattern_and_scripts_forbidden_are_missing_permissions() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     for rules in
         [["~other:*", "+@all", "+ping"], ["~*", "+@all", "-evalsha"], ["~*", "+@all", "-type"]]
     {
@@ -159,7 +158,7 @@ async fn keys_outside_the_user_s_pattern_and_scripts_forbidden_are_missing_permi
 
 #[tokio::test]
 async fn a_database_that_the_server_does_not_have_is_named() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let secret = password_of(&place.settings());
     for database in [1_000_000, i64::MAX, -1] {
         let mut settings = place.settings();
@@ -173,7 +172,7 @@ async fn a_database_that_the_server_does_not_have_is_named() {
 
 #[tokio::test]
 async fn databases_are_kept_apart() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let mut settings = place.settings();
     settings.database = 4095;
     let elsewhere = store(settings);
@@ -183,7 +182,7 @@ async fn databases_are_kept_apart() {
 
 #[tokio::test]
 async fn a_closed_port_and_an_unknown_host_are_unreachable() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let secret = password_of(&place.settings());
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut settings = place.settings();
@@ -202,7 +201,7 @@ async fn a_closed_port_and_an_unknown_host_are_unreachable() {
 
 #[tokio::test]
 async fn a_server_that_accepts_and_never_answers_is_given_up_in_time_by_everyone_at_once() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut settings = place.settings();
     settings.port = listener.local_addr().unwrap().port();
@@ -220,7 +219,7 @@ async fn a_server_that_accepts_and_never_answers_is_given_up_in_time_by_everyone
 
 #[tokio::test]
 async fn a_key_that_is_not_pressure_s_is_named_by_every_change_and_left_alone() {
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let store = place.store();
     store.apply(&place.queue, &CREATE).await.unwrap();
     for (suffix, command) in

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_pressure::{Limit, Queue, QueueError, QueueOptions, StoreError, Wait};
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{SOON, connect, hang, in_time, until_no_script_runs};
+use lockkeeper_testkit::redis_sentinel::{Group, ask};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-use crate::store::redis_support::{SOON, connect, hang, in_time, until_no_script_runs};
-use crate::support::environment::signal;
-use crate::support::redis_sentinel::{Group, ask};
 
 /// Pause before an operation that has certainly failed is tried again.
 const AGAIN: Duration = Duration::from_millis(100);

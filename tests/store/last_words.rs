@@ -7,9 +7,8 @@ use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_pressure::{Queue, QueueError, QueueOptions, Store, StoreError, StoreOptions, Wait};
+use lockkeeper_testkit::redis::{PrivateRedis, TestQueue, connection, in_time};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-
-use crate::store::redis_support::{Place, PrivateRedis, connection, in_time};
 
 /// Often enough for a race to show.
 const ROUNDS: usize = 20;
@@ -74,7 +73,7 @@ async fn a_server_in_protected_mode_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_element_beyond_the_servers_limit_is_certainly_not_put() {
     let server = PrivateRedis::start(&["--proto-max-bulk-len", "1mb"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let queue = Queue::new(place.settings(), place.queue.clone(), QueueOptions::default());
     queue.create(0).await.unwrap();
     for size in [2_000_000, 20_000_000] {

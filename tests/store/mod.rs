@@ -1,8 +1,6 @@
 //! The store against a real Redis: every script alone, together with clients that follow
 //! the protocol's text, and against servers that reject requests.
 
-use crate::{authority, pressure_text, redis_support, redis_tls};
-
 mod bound;
 mod close;
 mod cluster;
@@ -19,11 +17,11 @@ mod servers;
 mod tls;
 mod valkey;
 
-use pressure_text::TextQueue;
-use redis_support::Place;
+use lockkeeper_testkit::pressure_text::TextQueue;
+use lockkeeper_testkit::redis::TestQueue;
 
 /// Returns the place's queue for a foreign client.
-fn text_queue(place: &Place) -> TextQueue {
+fn text_queue(place: &TestQueue) -> TextQueue {
     TextQueue {
         url: place.url.clone(),
         prefix: place.queue.prefix().to_owned(),

@@ -8,13 +8,13 @@ use std::time::Duration;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, TakenRoles};
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::redis::in_time;
+use lockkeeper_testkit::redis_cluster::{Cluster, SLOTS, queue_on};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-use crate::store::redis_support::in_time;
-use crate::support::redis_cluster::{Cluster, SLOTS, queue_on};
 
 /// Time limit for the processes to end.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -23,7 +23,7 @@ const LARGE: usize = 9000;
 
 /// Returns a subcommand of `lockkeeper queue` that only knows this node.
 fn queue(cluster: &Cluster, node: usize, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut command = Command::new(built::lockkeeper());
     command
         .env("REDIS_URL", cluster.0[node].url())
         .env("PRESSURE_PREFIX", "p")

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::{ObservedQueue, QueueEffect};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{TestQueue, eventually};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, eventually};
 use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;
@@ -24,7 +24,7 @@ fn check_tokens(seen: &ObservedQueue) {
 async fn run_schedule(seed: u64) {
     println!("seed {seed}: set LOCKKEEPER_TEST_SEED={seed} to repeat it");
     let mut random = SmallRng::seed_from_u64(seed);
-    let place = Place::new().await;
+    let place = TestQueue::new().await;
     let queue = text_queue(&place);
     let store = place.store();
     let mut highest = random.random_range(1..8);

@@ -9,9 +9,8 @@ use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{
     Applied, Deletion, Queue, QueueOptions, Store, StoreError, StoreOptions, TakenRoles, Wait,
 };
-
-use crate::store::redis_support::{PrivateRedis, free_port, in_time};
-use crate::support::redis_sentinel::{Group, Sentinel, ask};
+use lockkeeper_testkit::redis::{PrivateRedis, free_port, in_time};
+use lockkeeper_testkit::redis_sentinel::{Group, Sentinel, ask};
 
 fn queue(name: &str) -> QueueName {
     QueueName::new("p", name).unwrap()

@@ -8,9 +8,8 @@ use lockkeeper_plan::connection::RedisSettings;
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
-
-use crate::store::redis_support::{AclUser, Place, PrivateRedis, connect, eventually, hang};
-use crate::support::environment::signal;
+use lockkeeper_testkit::environment::signal;
+use lockkeeper_testkit::redis::{AclUser, PrivateRedis, TestQueue, connect, eventually, hang};
 
 const CREATE: QueueEffect = QueueEffect::Create { bound: 3 };
 
@@ -57,7 +56,7 @@ async fn a_connection_that_broke_unnoticed_costs_a_reader_nothing() {
 #[tokio::test]
 async fn a_server_that_stalls_is_given_up_and_found_again() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     // The usual patience: whether a busy machine answers sooner is not the subject.
     store(&server).apply(&place.queue, &CREATE).await.unwrap();
     let mut options = StoreOptions::new("the operator");
@@ -81,7 +80,7 @@ async fn a_server_that_stalls_is_given_up_and_found_again() {
 #[tokio::test]
 async fn a_full_server_refuses_a_creation_whole_and_a_deletion_still_works() {
     let server = PrivateRedis::start(&[]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let other = QueueName::new(place.queue.prefix(), "other").unwrap();
     let store = store(&server);
     store.apply(&place.queue, &CREATE).await.unwrap();
@@ -103,7 +102,7 @@ async fn a_replica_takes_no_writes_and_says_so() {
     let store = store(&server);
     store.observe(&queue).await.unwrap();
     let port = RedisSettings::from_url(&primary.url()).unwrap().port.to_string();
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let () = place.run(&["REPLICAOF", "127.0.0.1", &port]).await;
     let err = store.apply(&queue, &CREATE).await.unwrap_err();
     assert!(matches!(err, StoreError::ReadOnly { .. }), "{err:?}");
@@ -139,7 +138,7 @@ async fn a_crowded_server_is_not_mistaken_for_a_wrong_password() {
 #[tokio::test]
 async fn a_cluster_wants_braces_around_the_name() {
     let server = PrivateRedis::start(&["--cluster-enabled", "yes"]).await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let () = place.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
     eventually("the cluster is up", async || {
         let info: String = place.run(&["CLUSTER", "INFO"]).await;
@@ -166,7 +165,7 @@ async fn a_cluster_wants_braces_around_the_name() {
 #[tokio::test]
 async fn two_addresses_are_one_server_only_if_one_sees_the_other_s_key() {
     let (server, other) = (PrivateRedis::start(&[]).await, PrivateRedis::start(&[]).await);
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let (ours, queue) = (store(&server), &place.queue);
     let by_name = RedisSettings::from_url(&server.url().replace("127.0.0.1", "localhost")).unwrap();
     let at = |settings| Store::new(settings, StoreOptions::new("the operator"));

@@ -6,9 +6,8 @@ use lockkeeper_plan::connection::{RedisSettings, SecretData};
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
-
-use crate::store::authority::Authority;
-use crate::store::redis_tls::TlsServer;
+use lockkeeper_testkit::authority::Authority;
+use lockkeeper_testkit::redis_tls::TlsServer;
 
 /// Returns settings as read from a Secret with these additional keys.
 fn settings(server: &TlsServer, host: &str, more: &[(&str, &str)]) -> RedisSettings {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{Applied, Deletion, Store, StoreError, StoreOptions, TakenRoles};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{AclUser, PrivateRedis, TestQueue};
 
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{AclUser, Place, PrivateRedis};
 use crate::store::{numbers, text_queue};
 
 const ELEMENTS: usize = 100;
@@ -14,7 +14,7 @@ const ELEMENTS: usize = 100;
 #[tokio::test]
 async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
     let server = PrivateRedis::valkey().await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let info: String = place.run(&["INFO", "server"]).await;
     assert!(info.contains("server_name:valkey"), "{info}");
     let store = place.store();
@@ -51,7 +51,7 @@ async fn a_queue_is_made_changed_used_closed_and_deleted_on_valkey() {
 #[tokio::test]
 async fn the_documented_permissions_are_enough_on_valkey_and_less_changes_nothing() {
     let server = PrivateRedis::valkey().await;
-    let place = Place::at(&server.url()).await;
+    let place = TestQueue::at(&server.url()).await;
     let user = AclUser::named_for(&place);
     let keys = format!("~{}:*", place.queue.prefix());
     let mut rules = vec![keys.as_str()];

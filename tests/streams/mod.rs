@@ -1,8 +1,6 @@
 //! Every verb of the program with broken standard streams, and at the limits of a process:
 //! exit codes as documented, no panic, and nothing taken. `verbs` is the table.
 
-use crate::{environment, world};
-
 mod verbs;
 
 use std::collections::BTreeSet;
@@ -11,9 +9,10 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 use lockkeeper_api::{PressureQueue, Semaphore};
+use lockkeeper_testkit::world::{World, in_a_world};
+use lockkeeper_testkit::{built, environment};
 use tokio::process::Command;
 use verbs::{Row, TABLE};
-use world::{World, in_a_world};
 
 /// Exit codes for a standard output that can't be written, one without a reader, and a
 /// standard input that can't be read.
@@ -96,15 +95,15 @@ struct Ended {
 }
 
 /// The servers of a test, and the folder of its files.
-struct Place<'a> {
+struct Servers<'a> {
     world: &'a World,
     folder: String,
 }
 
-impl Place<'_> {
+impl Servers<'_> {
     /// Runs a line of bash to its end, in which `lockkeeper` is this build.
     async fn run(&self, line: &str) -> Ended {
-        let folder = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+        let folder = std::path::Path::new(built::lockkeeper()).parent().unwrap();
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
         let mut command = Command::new("env");
         command
@@ -183,7 +182,7 @@ async fn every_verb_survives_broken_streams_and_limits_with_its_documented_exit_
         world.apply::<PressureQueue>("jobs", "{bound: 5}").await.unwrap();
         let folder = format!("{}/streams-{}", env!("CARGO_TARGET_TMPDIR"), environment::random());
         std::fs::create_dir_all(&folder).unwrap();
-        let place = Place { world: &world, folder };
+        let place = Servers { world: &world, folder };
         for row in TABLE {
             futures::future::join_all(Case::ALL.map(|case| place.check(row, case))).await;
         }
@@ -196,7 +195,7 @@ async fn every_verb_survives_broken_streams_and_limits_with_its_documented_exit_
 #[tokio::test(flavor = "multi_thread")]
 async fn help_and_version_report_an_output_that_cannot_be_written() {
     in_a_world("help", async |world| {
-        let place = Place { world: &world, folder: env!("CARGO_TARGET_TMPDIR").to_owned() };
+        let place = Servers { world: &world, folder: env!("CARGO_TARGET_TMPDIR").to_owned() };
         for line in ["lockkeeper --help", "lockkeeper --version", "lockkeeper queue get --help"] {
             let full = place.run(&format!("{line} >/dev/full")).await;
             assert_eq!(full.code, Some(CANT_CREATE), "{line}: {}", full.said);

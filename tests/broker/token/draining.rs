@@ -7,13 +7,13 @@ use futures::future::join_all;
 use lapin::options::BasicAckOptions;
 use lockkeeper_plan::naming::QueueType;
 use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_testkit::proxy::{Proxy, When, named};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     QUEUE, TYPES, classic, consumers, free, give_back, hold, make, settles_at, tokens, total,
 };
-use crate::broker::support::proxy::{Proxy, When, named};
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 use crate::broker::{broker, desired};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,12 +4,12 @@ use futures::future::join_all;
 use lockkeeper_semaphore::{
     Broker, BrokerError, BrokerOptions, PolicyEffect, ResizeError, ResizeTo, Risk,
 };
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::{Value, json};
 
 use super::{QUEUE, classic, make, resize, settles_at, total};
 use crate::broker::broker;
-use crate::broker::support::proxy::Proxy;
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 async fn set_policy(vhost: &Vhost, definition: &Value) {
     let policy = json!({"pattern": "semaphore$", "definition": definition, "apply-to": "queues"});

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use lockkeeper_semaphore::{AcquireOptions, Client, ClientOptions};
+use lockkeeper_testkit::blog::BlogClient;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 
 use super::{QUEUE, classic, hold, make};
 use crate::broker::broker;
-use crate::broker::support::blog::BlogClient;
-use crate::broker::support::rabbitmq::{Vhost, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn holders_are_shown_with_identity_and_reason_foreign_ones_by_their_connection() {

@@ -7,6 +7,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
 use super::waiting::ours_next;
@@ -14,8 +16,6 @@ use super::{
     ENDED, MINIMAL, announces_itself_and_exits_as_its_command_does,
     ends_its_command_when_it_loses_but_not_when_it_drains, printed_a_word,
 };
-use crate::client::support::proxy::Proxy;
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{SOON, any, broker};
 
 #[tokio::test(flavor = "multi_thread")]

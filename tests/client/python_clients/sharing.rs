@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use lockkeeper_plan::naming::{Profile, Protocol};
 use lockkeeper_semaphore::Verdict;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+use lockkeeper_testkit::register::Register;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{EXCLUSIVE_CONSUMER, GUIDELINE, MINIMAL, MUTEX, Script, TOKEN};
 use crate::client::any;
 use crate::client::foreign::their_rounds;
-use crate::client::support::rabbitmq::{Vhost, eventually};
-use crate::client::support::register::Register;
 
 /// How often each Python client acquires.
 const ROUNDS: usize = 6;

@@ -10,10 +10,10 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, look};
 use tokio::process::Child;
 
 use super::{ENDED, TOKEN};
-use crate::client::support::rabbitmq::{Vhost, eventually, look};
 
 const QUEUE: &str = "ci.deploy.semaphore";
 

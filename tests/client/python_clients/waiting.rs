@@ -4,11 +4,11 @@
 use std::process::Stdio;
 
 use lockkeeper_semaphore::{Client, Permit};
+use lockkeeper_testkit::proxy::{Method, Proxy, Sender};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::task::JoinHandle;
 
 use super::{EXCLUSIVE_CONSUMER, GUIDELINE, MUTEX, Script};
-use crate::client::support::proxy::{Method, Proxy, Sender};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, quick};
 
 #[tokio::test(flavor = "multi_thread")]

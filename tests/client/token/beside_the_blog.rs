@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{ResizeTo, Verdict};
+use lockkeeper_testkit::blog::{self, BlogClient};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
 use super::{classic, consumers, create, free, lock, waiting, with_priority};
-use crate::client::support::blog::{self, BlogClient};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker};
 
 #[tokio::test(flavor = "multi_thread")]

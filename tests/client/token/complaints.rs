@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{AcquireError, Client, LostReason, ResizeTo, Verdict};
+use lockkeeper_testkit::proxy::{Proxy, Sender};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio_util::sync::CancellationToken;
 
 use super::{QUEUE, classic, create, free, lock, waiting};
-use crate::client::support::proxy::{Proxy, Sender};
-use crate::client::support::rabbitmq::{Vhost, eventually};
 use crate::client::{any, broker, quick};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,10 +9,10 @@ use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{
     Broker, BrokerOptions, Client, ClientOptions, Lock, LostReason, Permit, ResizeTo,
 };
+use lockkeeper_testkit::own_server::OwnServer;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::any;
-use crate::client::support::own_server::OwnServer;
 
 /// Longer than the server's timeout and the time to notice it.
 const LONGER: Duration = Duration::from_secs(8);

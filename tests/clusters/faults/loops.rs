@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::cluster::Cluster;
+use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::rabbitmq::within;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-
-use crate::support::cluster::Cluster;
-use crate::support::protocols::name;
-use crate::support::rabbitmq::within;
 
 /// Enters the register on port `$1`, held at node `$2`, writes `$3` times and leaves. In
 /// bash, because sh opens no sockets.
@@ -108,7 +108,7 @@ impl Loop {
         // Some commands are longer than the lock delay, so that they would meet the next
         // holder of their slot.
         let writes = if self.random.random_bool(0.7) { 2 } else { 25 };
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        let mut command = Command::new(built::lockkeeper());
         command
             .args(["exec", name().as_str(), "--quiet", "--timeout", "15s"])
             .args(["--heartbeat", "2s", "--kill-after", "500ms"])

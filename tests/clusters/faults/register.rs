@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
+use lockkeeper_testkit::rabbitmq::eventually;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::Fault;
-use crate::support::rabbitmq::eventually;
 
 /// A running register. Its port is on 127.0.0.1.
 pub struct Register {
@@ -23,7 +23,7 @@ pub struct Register {
 
 #[derive(Default)]
 struct State {
-    places: HashMap<u32, Place>,
+    places: HashMap<u32, Slot>,
     /// The latest fault. Its consequences may outlast it.
     fault: Option<Fault>,
     /// The holder of each slot and token.
@@ -32,7 +32,7 @@ struct State {
 }
 
 #[derive(Default)]
-struct Place {
+struct Slot {
     greatest: u64,
     inside: Vec<Entry>,
 }

@@ -4,8 +4,7 @@
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
-
-use crate::operator::world::World;
+use lockkeeper_testkit::world::World;
 
 /// The broker's error for a queue that is exclusive to another connection.
 pub const LOCKED: u16 = 405;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use lockkeeper_api::SemaphoreStatus;
+use lockkeeper_testkit::audit::{Reader, Request};
+use lockkeeper_testkit::collector::{Collector, text};
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world};
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::client::Client;
-use crate::operator::audit::{Reader, Request};
-use crate::operator::collector::{Collector, text};
-use crate::operator::world::{PATIENCE, World, eventually, in_a_world};
 
 /// Number of locks, so that a busy machine does not determine the result alone.
 const LOCKS: [&str; 3] = ["one", "two", "three"];

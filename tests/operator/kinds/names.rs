@@ -4,9 +4,8 @@
 use kube::api::PostParams;
 use lockkeeper_api::{PressureQueue, Semaphore};
 use lockkeeper_plan::naming::{DEFAULT_PREFIX, KEY_SUFFIXES, LockName, QueueName};
+use lockkeeper_testkit::world::{Kind, PATIENCE, World, has_reason, in_a_world};
 use serde_json::json;
-
-use crate::operator::world::{Kind, PATIENCE, World, has_reason, in_a_world};
 
 /// Returns whether the API server accepts an object with this spec, or the reason if not.
 /// Creates nothing.

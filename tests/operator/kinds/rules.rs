@@ -1,9 +1,9 @@
 //! Fields of a Semaphore that exclude each other, or are immutable.
 
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::world::in_a_world;
 
 use super::refusal;
-use crate::operator::world::in_a_world;
 
 #[tokio::test]
 async fn fields_that_a_profile_does_not_support_are_rejected_with_the_reason() {

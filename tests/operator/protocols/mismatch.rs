@@ -10,10 +10,9 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 use lockkeeper_plan::semaphore::DesiredSlots;
 use lockkeeper_semaphore::{Broker, BrokerOptions, ResizeTo};
+use lockkeeper_testkit::environment::variable;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 use tokio_util::sync::CancellationToken;
-
-use crate::operator::environment::variable;
-use crate::operator::world::{PATIENCE, World, eventually, has_reason, in_a_world, is_ready};
 
 const PROTOCOLS: [(&str, Protocol); 3] = [
     ("ExclusiveQueue", Protocol::ExclusiveQueue(lockkeeper_plan::naming::Profile::Guideline)),

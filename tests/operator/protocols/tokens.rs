@@ -6,10 +6,10 @@ use lapin::options::{BasicAckOptions, BasicGetOptions, QueuePurgeOptions};
 use lockkeeper_api::SemaphoreStatus;
 use lockkeeper_plan::naming::{Protocol, QueueType};
 use lockkeeper_semaphore::{AcquireError, AcquireOptions};
+use lockkeeper_testkit::rabbitmq::look;
+use lockkeeper_testkit::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
 
 use super::{Deploy, Row};
-use crate::operator::world::{Kind as _, PATIENCE, World, eventually, has_reason, in_a_world};
-use crate::support::rabbitmq::look;
 
 const CLASSIC: Row = Row { spec: "protocol: Token", protocol: Protocol::Token(QueueType::Classic) };
 

@@ -4,14 +4,15 @@
 use kube::api::{Patch, PatchParams};
 use lockkeeper_api::{PressureQueue, REVOKE, Semaphore};
 use lockkeeper_semaphore::LostReason;
+use lockkeeper_testkit::built;
+use lockkeeper_testkit::pressure_text::TextClient;
+use lockkeeper_testkit::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 use serde_json::json;
 use tokio::process::Command;
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
-use crate::operator::pressure_text::TextClient;
 use crate::operator::queues::text;
 use crate::operator::rights;
-use crate::operator::world::{PATIENCE, World, eventually, in_a_world, kubectl};
 
 /// Grants users of this world permissions on resources.
 async fn allow(world: &World, name: &str, users: &[&str], group: &str, resources: &[&str]) {
@@ -38,7 +39,7 @@ async fn as_user(world: &World, user: &str, arguments: &[&str]) -> Result<String
 /// Returns exit code and messages of `lockkeeper revoke` as this user.
 async fn revoke(world: &World, user: &str, arguments: &[&str]) -> (Option<i32>, String) {
     let file = rights::kubeconfig_of(world, user);
-    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+    let output = Command::new(built::lockkeeper())
         .args(["revoke", "sem/deploy", "-n", &world.namespace])
         .args(arguments)
         .env("KUBECONFIG", &file)

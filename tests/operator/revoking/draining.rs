@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_api::Semaphore;
 use lockkeeper_semaphore::LostReason;
+use lockkeeper_testkit::world::{PATIENCE, has, in_a_world};
 
 use super::{QUEUE, acquire, ids, lost, with_administrator};
-use crate::operator::world::{PATIENCE, has, in_a_world};
 
 #[tokio::test]
 async fn a_draining_holder_is_revoked_after_its_time_and_not_before_even_after_a_restart() {

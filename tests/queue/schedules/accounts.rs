@@ -11,13 +11,13 @@ use lockkeeper_plan::pressure_queue::QueueEffect;
 use lockkeeper_pressure::{
     Applied, Deletion, Delivery, Limit, Queue, QueueError, QueueOptions, Removed, TakenRoles, Wait,
 };
+use lockkeeper_testkit::environment::is_soak;
+use lockkeeper_testkit::redis::{PrivateRedis, SOON, TestQueue};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use self::model::{Element, Held, Model};
-use crate::environment::is_soak;
 use crate::queue::ours;
-use crate::queue::redis_support::{Place, PrivateRedis, SOON};
 
 /// Number of queues at a time. Each runs its share of the schedules, one after the other.
 const LANES: usize = 16;
@@ -26,14 +26,14 @@ const ATTEMPTS: u64 = 2;
 
 /// One queue with two clients, and the queue for its dead letters.
 struct Worker {
-    place: Place,
+    place: TestQueue,
     clients: [Queue; 2],
     letters: Queue,
 }
 
 impl Worker {
     async fn at(url: &str) -> Self {
-        let place = Place::at(url).await;
+        let place = TestQueue::at(url).await;
         let clients = [ours(&place, "one"), ours(&place, "two")];
         let letters = lockkeeper_plan::naming::QueueName::new(place.queue.prefix(), "letters");
         let letters = Queue::new(place.settings(), letters.unwrap(), QueueOptions::default());

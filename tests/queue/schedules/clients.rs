@@ -6,13 +6,13 @@ use std::time::Duration;
 use lockkeeper_pressure::{
     Awaited, Limit, PutBatchError, Queue, QueueError, QueueOptions, QueueRole, Wait,
 };
+use lockkeeper_testkit::pressure_pseudo::{PseudoClient, PseudoError};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError};
+use lockkeeper_testkit::pressure_text_unblocked::{UnblockedClient, UnblockedError};
+use lockkeeper_testkit::redis::TestQueue;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::queue::pressure_pseudo::{PseudoClient, PseudoError};
-use crate::queue::pressure_text::{TextClient, TextError};
-use crate::queue::pressure_text_unblocked::{UnblockedClient, UnblockedError};
-use crate::queue::redis_support::Place;
 use crate::queue::text_queue;
 
 /// The implementation of the client.
@@ -132,7 +132,7 @@ pub enum Client {
 }
 
 impl Client {
-    pub async fn connect(kind: Kind, place: &Place, id: &str) -> Self {
+    pub async fn connect(kind: Kind, place: &TestQueue, id: &str) -> Self {
         let (url, data) = (place.url.as_str(), place.queue.data());
         match kind {
             Kind::Ours => {

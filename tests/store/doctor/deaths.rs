@@ -3,10 +3,10 @@
 
 use futures::future::BoxFuture;
 use lockkeeper_plan::pressure_queue::doctor::{Remedy, Repair};
+use lockkeeper_testkit::pressure_text::{TextClient, TextError, Worker};
+use lockkeeper_testkit::redis::wait_until_blocked;
 
 use super::{IDLE, Ward, reasons, repairs, server};
-use crate::store::pressure_text::{TextClient, TextError, Worker};
-use crate::store::redis_support::wait_until_blocked;
 use crate::store::{numbers, text_queue};
 
 type Operation = for<'a> fn(&'a mut TextClient) -> BoxFuture<'a, Result<(), TextError>>;
@@ -304,7 +304,7 @@ async fn a_deletion_killed_while_it_waits_for_a_role_is_finished_once_all_client
         let number = slow.client;
         let operation = if commands == 3 { put as Operation } else { get };
         let slow = tokio::spawn(async move { operation(&mut slow).await });
-        crate::store::redis_support::eventually("a role is taken", async || {
+        lockkeeper_testkit::redis::eventually("a role is taken", async || {
             let seen = ward.seen().await;
             seen.producer.busy || seen.consumer.busy
         })

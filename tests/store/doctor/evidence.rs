@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
 use lockkeeper_pressure::{Repaired, Store, StoreOptions};
+use lockkeeper_testkit::redis::{AclUser, PrivateRedis, eventually};
 
 use super::{IDLE, Ward, reasons, repairs, server};
-use crate::store::redis_support::{AclUser, PrivateRedis, eventually};
 
 /// Creates a queue of bound 3 with one element whose producer has just died.
 async fn with_dead_producer(ward: &Ward) {
@@ -192,7 +192,7 @@ async fn a_restart_of_the_server_takes_no_role_from_a_client_that_reconnects() {
     assert!(repairs(&ward.look(IDLE).await).is_empty());
     server.kill();
     server.restart().await;
-    ward.place.raw = crate::store::redis_support::connect(&ward.place.url).await;
+    ward.place.raw = lockkeeper_testkit::redis::connect(&ward.place.url).await;
     let () = ward.place.run(&["CLIENT", "SETNAME", "lockkeeper/test"]).await;
     assert!(ward.seen().await.producer.busy, "the server has kept its data");
     // Its holder is back with another number, as clients that reconnect automatically

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use lockkeeper_plan::pressure_queue::Remark;
 use lockkeeper_plan::pressure_queue::doctor::{Against, Effort, Remedy, Repair};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::{TestQueue, connect, eventually, wait_until_blocked};
 use redis::aio::MultiplexedConnection;
 
 use super::{Ward, reasons, repairs, server};
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::{Place, connect, eventually, wait_until_blocked};
 use crate::store::{numbers, text_queue};
 
 const AN_HOUR: Duration = Duration::from_hours(1);
@@ -130,7 +130,7 @@ async fn a_living_producer_wakes_when_a_dead_consumer_s_role_and_token_are_given
 }
 
 /// Takes the producer role as a client with a connection for each operation does.
-async fn take(place: &Place) -> MultiplexedConnection {
+async fn take(place: &TestQueue) -> MultiplexedConnection {
     let mut connection = connect(&place.url).await;
     let free = place.key(":producer_free");
     let mut take = redis::cmd("BRPOP");

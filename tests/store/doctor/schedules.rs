@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use lockkeeper_plan::naming::QueueName;
 use lockkeeper_plan::pressure_queue::doctor::{Effort, Repair};
 use lockkeeper_pressure::{Repaired, Store};
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::PrivateRedis;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::{Ward, repairs, server};
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::PrivateRedis;
 use crate::store::text_queue;
 
 const KILLS: usize = 12;
@@ -93,7 +93,7 @@ async fn run_schedule(server: &PrivateRedis, database: i64, seed: u64) {
             ward.until_gone(number).await;
         }
     }
-    crate::store::redis_support::eventually("both roles are free again", async || {
+    lockkeeper_testkit::redis::eventually("both roles are free again", async || {
         let now = ward.seen().await;
         (now.producer_free, now.consumer_free) == (1, 1)
             && now.not_full == u64::from(now.has_room(bound))

@@ -5,10 +5,10 @@ use std::time::Duration;
 use lockkeeper_plan::pressure_queue::Remark;
 use lockkeeper_plan::pressure_queue::doctor::Repair;
 use lockkeeper_pressure::Repaired;
+use lockkeeper_testkit::pressure_text::Worker;
+use lockkeeper_testkit::redis::wait_until_blocked;
 
 use super::{Ward, reasons, repairs, server};
-use crate::store::pressure_text::Worker;
-use crate::store::redis_support::wait_until_blocked;
 use crate::store::{numbers, text_queue};
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 // Command etcdlock acquires and releases etcd's lock, as the recipe in its client library
-// implements it (client/v3/concurrency), for the comparison in benches/lockkeeper/peers.rs, which
+// implements it (client/v3/concurrency), for the comparison in crates/bench/src/peers.rs, which
 // describes the requests that it reads from standard input.
 package main
 
