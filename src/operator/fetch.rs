@@ -153,10 +153,13 @@ impl Connections {
     }
 }
 
+/// Whether a handle is kept, its number, and the handle.
+type Handle<H> = (Weak<()>, u64, H);
+
 /// Handles, keyed by everything that distinguishes connections, including the password. A
 /// rotated password creates a new handle, and the old one is not used again.
 struct Handles<H> {
-    all: Mutex<HashMap<String, (Weak<()>, u64, H)>>,
+    all: Mutex<HashMap<String, Handle<H>>>,
     numbers: AtomicU64,
 }
 
