@@ -1,16 +1,23 @@
 //! Resizing while a node is down.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use lockkeeper_plan::connection::RabbitmqSettings;
-use lockkeeper_plan::naming::LockName;
+use lockkeeper_plan::naming::{LockName, Protocol};
 use lockkeeper_plan::semaphore::{DesiredSlots, sweep_to};
-use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
+use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions, Expected};
 use lockkeeper_testkit::cluster::Cluster;
-use lockkeeper_testkit::protocols::name;
+use lockkeeper_testkit::protocols::{name, with_protocols};
 use tokio_util::sync::CancellationToken;
 
 use crate::clusters::{broker, resize};
+
+with_protocols! {
+    slots {
+        a_lock_whose_records_are_all_on_a_node_that_is_down_is_not_approved,
+    }
+}
 
 /// Returns the slots whose queues the cluster knows.
 async fn existing(cluster: &Cluster, lock: &LockName) -> BTreeSet<u32> {
@@ -66,4 +73,21 @@ async fn a_change_succeeds_while_one_of_a_lock_whose_node_is_down_fails() {
     cluster.regain(2).await;
     change(sick.clone(), 5).await.unwrap();
     assert_eq!(existing(&cluster, &sick).await, (1..=5).collect());
+}
+
+/// No client can acquire it, although its slots are on a live node.
+async fn a_lock_whose_records_are_all_on_a_node_that_is_down_is_not_approved(protocol: Protocol) {
+    let cluster = Cluster::whole().await;
+    let deploy = name().with_protocol(protocol);
+    let one = DesiredSlots::new(1);
+    resize(&cluster, 1, &deploy, one).await;
+    resize(&cluster, 2, &deploy, DesiredSlots { records: Some(Duration::ZERO), ..one }).await;
+    let cancel = CancellationToken::new();
+    let check = async || broker(&cluster, 1).check(&deploy, Expected::default(), &cancel).await;
+    assert_eq!(check().await, Ok(Vec::new()));
+    cluster.lose(2).await;
+    let checked = check().await;
+    assert!(matches!(checked, Err(BrokerError::NodeDown { .. })), "{checked:?}");
+    cluster.regain(2).await;
+    assert_eq!(check().await, Ok(Vec::new()));
 }

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(fits(limits, &[asks(4), asks(2)], asks(4)), Ok(()));
         let refused = fits(limits, &[asks(4), asks(2)], asks(5)).unwrap_err();
         assert_eq!(refused, OverLimit::Slots { limit: 10, used: 6, requested: 5 });
-        assert!(refused.to_string().contains("lower spec.slots here to 4"), "{refused}");
+        assert!(refused.to_string().contains("Lower spec.slots here to 4"), "{refused}");
         assert_eq!(fits(limits, &[asks(10)], asks(0)), Ok(()));
         let most = asks(u32::MAX);
         fits(limits, &[most, most], most).unwrap_err();

@@ -34,7 +34,8 @@ pub async fn check_slots(
         return Ok(vec![Fault::Absent]);
     }
     let slots = expected.slots.or_else(|| seen.slots.last().copied()).unwrap_or(0);
-    let records = expected.records || has_any_record(change, slots.max(seen.highest())).await?;
+    let records =
+        expected.records || has_any_record(change, channel, slots.max(seen.highest())).await?;
     let mut recorded = BTreeSet::new();
     for slot in 1..=slots.max(seen.highest()) {
         faults.extend(check_slot(change, channel, slot, slots, &seen).await?);
@@ -107,10 +108,18 @@ async fn check_slot(
     Ok(faults)
 }
 
-async fn has_any_record(change: &Change, slots: u32) -> Result<bool, BrokerError> {
+/// Whether the lock has records. A record on a node that is down looks missing to a probe, and
+/// to no passive declare, which is sent for one slot only: if the probes found none, all are
+/// missing or all are on such nodes.
+async fn has_any_record(
+    change: &Change,
+    channel: &mut Channel,
+    slots: u32,
+) -> Result<bool, BrokerError> {
     let names: Vec<String> =
         (1..=slots).filter_map(|slot| change.lock.record_queue(slot)).collect();
-    change.access.any_exists(&names).await
+    Ok(change.access.any_exists(&names).await?
+        || (slots > 0 && has_record_queue(change, channel, 1).await?))
 }
 
 async fn has_record_queue(

@@ -14,7 +14,7 @@ use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_net::clock::Moment;
 use lockkeeper_plan::naming::{LockName, Protocol, QueueType};
 
-use super::held::{Announced, HeldToken};
+use super::held::{Announced, HeldToken, TokenQueue};
 use super::{times_delivered, token_id};
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
@@ -101,13 +101,14 @@ pub async fn take(request: Request<'_>) -> Result<Taken, BrokerError> {
 fn hold(request: Request<'_>, channel: Channel, queue: String, got: Got) -> HeldFacts {
     let Got { delivery, raw, consumer, sent } = got;
     let token_id = token_id(&delivery.data);
-    let fence = match request.lock.protocol() {
-        Protocol::Token(QueueType::Quorum) => {
-            let times = times_delivered(&delivery.properties, delivery.redelivered);
-            token_id.zip(times).map(|(id, times)| id.saturating_add(times))
-        }
-        _ => None,
+    let is_quorum = request.lock.protocol() == Protocol::Token(QueueType::Quorum);
+    let fence = if is_quorum {
+        let times = times_delivered(&delivery.properties, delivery.redelivered);
+        token_id.zip(times).map(|(id, times)| id.saturating_add(times))
+    } else {
+        None
     };
+    let queue = TokenQueue { name: queue, is_quorum };
     // A foreign token has no id. Its holder is announced under a random number.
     let number = token_id.unwrap_or_else(rand::random);
     let announced = Announced { queue: request.lock.announcement(number), facts: request.facts };

@@ -1,13 +1,16 @@
 //! A held token: verifies it, receives its revocation, announces the holder and releases
 //! it. See `client` for acquiring one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
 use lapin::Consumer;
-use lapin::options::{BasicCancelOptions, BasicRejectOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicCancelOptions, BasicRejectOptions, ExchangeDeleteOptions, QueueDeclareOptions,
+};
 use lapin::types::{FieldTable, ShortString};
 use lockkeeper_amqp::channel::{Channel, short};
 use lockkeeper_amqp::connection::Connection;
@@ -15,6 +18,7 @@ use lockkeeper_net::clock::Moment;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
+use super::queue::{Ready, ready};
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::arguments::exclusive;
@@ -33,9 +37,19 @@ pub struct HeldToken {
     channel: Mutex<Option<Channel>>,
     raw: lapin::Channel,
     delivery_tag: u64,
-    queue: String,
+    queue: TokenQueue,
+    /// Whether the broker refuses to this user the request of `reach_majority`.
+    is_refused: AtomicBool,
     consuming: Option<Consuming>,
     announcement: Announcement,
+}
+
+/// The queue of a token.
+pub struct TokenQueue {
+    pub name: String,
+    /// Whether it is a quorum queue. That returns the token of a holder that it cannot
+    /// reach, and leaves the holder's channel open.
+    pub is_quorum: bool,
 }
 
 /// The consumer that received the token. It stays open to be notified when the queue is
@@ -68,7 +82,7 @@ impl HeldToken {
         mut channel: Channel,
         raw: lapin::Channel,
         delivery_tag: u64,
-        queue: String,
+        queue: TokenQueue,
         consumer: Option<(Consumer, ShortString)>,
         announced: Announced,
     ) -> Self {
@@ -85,7 +99,8 @@ impl HeldToken {
             task: std::sync::Mutex::default(),
         };
         let channel = Mutex::new(Some(channel));
-        Self { connection, channel, raw, delivery_tag, queue, consuming, announcement }
+        let is_refused = AtomicBool::default();
+        Self { connection, channel, raw, delivery_tag, queue, is_refused, consuming, announcement }
     }
 
     /// Announces the holder in the background, on a channel of its own. A refusal must
@@ -101,6 +116,41 @@ impl HeldToken {
             }
         });
         *self.announcement.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    /// Whether the quorum queue has not returned the token. It counts a client that has a token
+    /// as a consumer, also after a get.
+    async fn counts_as_holder(&self, channel: &mut Channel) -> Result<Ownership, BrokerError> {
+        match ready(channel, &self.queue.name).await? {
+            Some(Ready { consumers: 1.., .. }) => Ok(Ownership::Held),
+            // The broker's answer if the node does not reach the queue's leader.
+            Some(Ready { free: 0, .. }) => Err(BrokerError::NodeDown {
+                why: format!("the node does not reach the leader of queue '{}'", self.queue.name),
+            }),
+            Some(_) | None => Ok(Ownership::Gone),
+        }
+    }
+
+    /// Succeeds if the node reaches the majority of the cluster. If it does not, and has the
+    /// queue's former leader, that still counts the holder, although the majority has a leader
+    /// that returns the token. With Khepri, only the majority answers a request that can change
+    /// metadata: here the deletion of an exchange that does not exist. Sent on another channel,
+    /// because a refusal must not close the token's.
+    async fn reach_majority(&self, limit: Duration) -> Result<(), BrokerError> {
+        if self.is_refused.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let name = &self.announcement.queue;
+        let mut channel = Channel::take(&self.connection).await?;
+        channel.set_limit(limit);
+        let options = ExchangeDeleteOptions { if_unused: true, nowait: false };
+        let raw = channel.raw().await?;
+        let deleting = raw.exchange_delete(short(name)?, options);
+        if let Err(refused) = channel.answer("to exchange.delete", name, deleting).await? {
+            tracing::debug!(error = %refused.error, name, "only the queue's leader verifies a token");
+            self.is_refused.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn is_announced(&self) -> bool {
@@ -123,7 +173,7 @@ impl HeldToken {
 #[async_trait]
 impl HeldClaim for HeldToken {
     async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError> {
-        // On the token's own channel: an answer proves that the channel is open. The
+        // On the token's own channel: an answer proves that the channel is open. A classic
         // token is then still held, from the queue that existed when it was taken.
         let mut channel = self.channel.lock().await;
         let Some(channel) = channel.as_mut() else { return Ok(Ownership::Gone) };
@@ -131,8 +181,13 @@ impl HeldClaim for HeldToken {
             return Err(self.connection.closed().into());
         }
         channel.set_limit(limit);
-        let exists = channel.look(&self.queue).await?;
-        Ok(if exists.is_some() { Ownership::Held } else { Ownership::Gone })
+        if !self.queue.is_quorum {
+            let exists = channel.look(&self.queue.name).await?;
+            return Ok(if exists.is_some() { Ownership::Held } else { Ownership::Gone });
+        }
+        let (held, ()) =
+            tokio::try_join!(self.counts_as_holder(channel), self.reach_majority(limit))?;
+        Ok(held)
     }
 
     /// A reject has no answer. A passive declare on the same channel follows it: its
@@ -154,13 +209,13 @@ impl HeldClaim for HeldToken {
         };
         let reject = raw.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: true });
         let passive = QueueDeclareOptions::default().passive();
-        let look = raw.queue_declare(short(&self.queue)?, passive, FieldTable::default());
+        let look = raw.queue_declare(short(&self.queue.name)?, passive, FieldTable::default());
         channel.count_declares(1);
         let all = async {
             let (cancel, reject, look) = futures::join!(cancel, reject, look);
             cancel.and(reject).and(look)
         };
-        let sent = channel.answer("to basic.reject", &self.queue, all).await?;
+        let sent = channel.answer("to basic.reject", &self.queue.name, all).await?;
         sent.map_err(|refused| refused.error)?;
         channel.unpin();
         drop(channel);
