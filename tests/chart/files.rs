@@ -105,9 +105,11 @@ fn the_image_is_built_from_existing_files_and_runs_without_root() {
     assert_eq!(copied, ignored.lines().filter(|line| line.starts_with('!')).count());
     let manifest = read("Cargo.toml");
     assert!(text.contains("--bin lockkeeper") && manifest.contains("name = \"lockkeeper\""));
-    // Every target's file, and every member of the workspace, must be in a copied folder.
-    // Otherwise cargo rejects the manifest.
-    let targets = manifest.lines().filter_map(|line| line.strip_prefix("path = \""));
+    // The program's file, and every member of the workspace, must be in a copied folder.
+    // Otherwise cargo rejects the manifest. It does not look for the files of tests.
+    let sections = manifest.split("\n[").filter(|section| section.starts_with("[bin]]"));
+    let targets =
+        sections.filter_map(|section| section.split_once("\npath = \"")).map(|(_, path)| path);
     let members = manifest.lines().find_map(|line| line.strip_prefix("members = [\"")).unwrap();
     for line in targets.chain(members.trim_end_matches("\"]").split("\", \"")) {
         let folder = line.split('/').next().unwrap();
