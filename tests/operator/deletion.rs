@@ -264,7 +264,7 @@ async fn without_secret_and_memory_an_object_stays_until_it_is_forced_or_the_sec
         let why = |(_, reason, message): (String, String, String)| {
             reason == "SecretNotFound"
                 && message.contains("create it")
-                && message.contains(&format!("by its annotation {FORCE_FINALIZE}=true"))
+                && message.contains(&format!("set the annotation {FORCE_FINALIZE}=true"))
         };
         world
             .until("deploy", "waiting with a reason", PATIENCE, |s: &Semaphore| {

@@ -231,14 +231,14 @@ async fn an_object_over_its_namespaces_quota_changes_nothing_until_it_fits() {
         world.semaphore_ready("oldest").await;
         next_second::<Semaphore>(&world, "oldest").await;
         world.semaphore("second", "slots: 3").await;
-        refused("second", "lower spec.slots here to 2").await;
+        refused("second", "Lower spec.slots here to 2").await;
         // A rejected object does not block younger ones that fit.
         next_second::<Semaphore>(&world, "second").await;
         world.semaphore("third", "slots: 2").await;
         world.semaphore_ready("third").await;
         next_second::<Semaphore>(&world, "third").await;
         world.semaphore("fourth", "slots: 0").await;
-        refused("fourth", "may have 3 objects of this kind").await;
+        refused("fourth", "limit of 3 objects of this kind").await;
         for queue in ["frames", "faces", "files"] {
             world.queue(queue, "bound: 2").await;
             world.queue_ready(queue).await;
