@@ -253,7 +253,7 @@ async fn an_object_over_its_namespaces_quota_changes_nothing_until_it_fits() {
         assert!(!keys(&world).await.iter().any(|key| key.contains("fourth")));
 
         world.semaphore("third", "slots: 4").await;
-        refused("third", "lower spec.slots here to 2").await;
+        refused("third", "Lower spec.slots here to 2").await;
         let made = |oldest: u32| -> BTreeSet<String> {
             let third = world.lock_queues("third", 2).into_iter();
             third.chain(world.lock_queues("oldest", oldest)).collect()
