@@ -36,10 +36,10 @@ pub struct Telemetry {
 /// Logs to stderr, from level info up unless `LOCKKEEPER_LOG` sets another filter, and
 /// sends traces as configured by the `OTEL_*` variables.
 pub fn start(format: LogFormat) -> Telemetry {
-    // lapin logs every rejected passive declare as an error, and kube_client every failed
-    // request, which its caller reports. kube_runtime repeats this crate's spans.
+    // lapin logs every rejected passive declare as an error. kube_client logs every failed
+    // request and kube_runtime every failed watch, which this crate reports in one sentence.
     let filter = EnvFilter::try_from_env(FILTER)
-        .unwrap_or_else(|_| EnvFilter::new("info,lapin=off,kube_client=off,kube_runtime=warn"));
+        .unwrap_or_else(|_| EnvFilter::new("info,lapin=off,kube_client=off,kube_runtime=error"));
     let logs = fmt::layer::<Registry>().with_writer(std::io::stderr);
     let logs = match format {
         LogFormat::Text => logs.with_ansi(false).boxed(),
