@@ -123,7 +123,10 @@ impl Semaphores {
             .args(["operator", "--http-address", "127.0.0.1:0", "--drift-interval", "3s"])
             .args(["--watch-namespace", NAMESPACE])
             .env("KUBECONFIG", &kubeconfig)
-            .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
+            .env(
+                "LOCKKEEPER_LOG",
+                "info,lockkeeper=debug,lapin=off,kube_client=off,kube_runtime=error",
+            )
             .env_remove("AMQP_URL")
             .env_remove("RABBITMQ_MANAGEMENT_URL")
             .stdin(Stdio::null())

@@ -321,7 +321,10 @@ impl World {
         let mut command = self.operator_command(lockkeeper());
         command
             .args(arguments)
-            .env("LOCKKEEPER_LOG", "info,lockkeeper=debug,lapin=off,kube_client=warn")
+            .env(
+                "LOCKKEEPER_LOG",
+                "info,lockkeeper=debug,lapin=off,kube_client=off,kube_runtime=error",
+            )
             .envs(environment.iter().copied());
         let operator = self.start_operator(&mut command);
         self.operators.lock().await.push(operator.pid());
