@@ -100,6 +100,16 @@ impl Management {
     }
 
     async fn request(&self, method: &str, path: &str, body: Option<Value>) -> Option<Value> {
+        self.try_request(method, path, body).await.unwrap_or_else(|refusal| panic!("{refusal}"))
+    }
+
+    /// Like [`Management::request`]. Returns a refusal as text.
+    async fn try_request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Option<Value>, String> {
         let method = method.parse().unwrap();
         let mut request = self
             .client
@@ -111,10 +121,30 @@ impl Management {
         let answer = request.send().await.expect("the management API answers");
         let status = answer.status();
         if status.as_u16() == 404 {
-            return None;
+            return Ok(None);
         }
-        assert!(status.is_success(), "{path}: {status} {}", answer.text().await.unwrap());
-        Some(answer.json().await.unwrap_or(Value::Null))
+        if !status.is_success() {
+            return Err(format!("{path}: {status} {}", answer.text().await.unwrap()));
+        }
+        Ok(Some(answer.json().await.unwrap_or(Value::Null)))
+    }
+
+    /// Creates a virtual host. A node of a cluster that has just come back may not have heard of
+    /// it when it shall start it (`no_such_vhost`), and does not try again: then it is created
+    /// anew.
+    async fn put_vhost(&self, name: &str) {
+        let path = format!("vhosts/{name}");
+        eventually("each node starts the virtual host", async || {
+            match self.try_request("PUT", &path, Some(json!({}))).await {
+                Ok(_) => true,
+                Err(refusal) if refusal.contains("no_such_vhost") => {
+                    self.delete(&path).await;
+                    false
+                }
+                Err(refusal) => panic!("{refusal}"),
+            }
+        })
+        .await;
     }
 
     /// Returns the answer for this path, or `None` if there is no such object.
@@ -160,7 +190,7 @@ impl Vhost {
         let management = Management::new(&settings);
         let name = format!("test-{}", unique());
         settings.vhost.clone_from(&name);
-        management.put(&format!("vhosts/{name}"), json!({})).await;
+        management.put_vhost(&name).await;
         let everything = json!({"configure": ".*", "write": ".*", "read": ".*"});
         let user = encoded(&settings.username);
         management.put(&format!("permissions/{name}/{user}"), everything).await;
