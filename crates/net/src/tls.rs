@@ -2,6 +2,7 @@
 //! API or to Redis, from certificates as text. See `connection` in the crate `plan` for
 //! where the texts come from; the crates that connect are `semaphore` and `pressure`.
 
+use std::io;
 use std::sync::Arc;
 
 use rustls::crypto::ring;
@@ -13,6 +14,14 @@ use rustls::{ClientConfig, RootCertStore};
 /// certificate (`None`: those that the machine trusts), and the client's certificate with its
 /// chain and its private key.
 pub type Certificates<'a> = (Option<&'a str>, Option<(&'a str, &'a str)>);
+
+/// Returns whether an error of a connection is one of TLS: one side rejected the other's
+/// certificate, or one of them does not speak TLS. Other errors are those of the network.
+pub fn is_failure_of(error: &io::Error) -> bool {
+    let Some(inner) = error.get_ref() else { return false };
+    // The handshake's end without an alert is an error of tokio-rustls, which has no type.
+    inner.is::<rustls::Error>() || inner.to_string() == "tls handshake eof"
+}
 
 /// Builds the rustls configuration for these certificates, always with the ring provider.
 /// Without certificates, no server is trusted.
@@ -57,4 +66,42 @@ pub fn client_config(certificates: Option<Certificates<'_>>) -> Result<Arc<Clien
     let config = builder.with_client_auth_cert(chain, key);
     let config = config.map_err(|error| format!("tls.key and tls.crt: {error}"))?;
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{
+        AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved,
+    };
+
+    use super::*;
+
+    #[test]
+    fn errors_of_tls_are_told_from_those_of_the_network() {
+        let errors = [
+            Error::InvalidCertificate(CertificateError::UnknownIssuer),
+            Error::AlertReceived(AlertDescription::CertificateRequired),
+            Error::InvalidMessage(InvalidMessage::InvalidContentType),
+            Error::InappropriateMessage {
+                expect_types: Vec::new(),
+                got_type: rustls::ContentType::ApplicationData,
+            },
+            Error::PeerMisbehaved(PeerMisbehaved::TooManyWarningAlertsReceived),
+            Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon),
+            Error::NoCertificatesPresented,
+            Error::DecryptError,
+            Error::PeerSentOversizedRecord,
+            Error::HandshakeNotComplete,
+        ];
+        for error in errors {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            assert!(is_failure_of(&error), "{error}");
+        }
+        let eof = io::ErrorKind::UnexpectedEof;
+        assert!(is_failure_of(&io::Error::new(eof, "tls handshake eof")));
+        for error in [io::ErrorKind::ConnectionRefused.into(), eof.into(), io::Error::new(eof, "x")]
+        {
+            assert!(!is_failure_of(&error), "{error}");
+        }
+    }
 }

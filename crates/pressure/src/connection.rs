@@ -208,7 +208,11 @@ impl ConnectionPool {
             }
             _ => {}
         }
-        let err = StoreError::from(err.clone());
+        let err = match StoreError::from(err.clone()) {
+            // Each side accepted the other's certificate when the connection was opened.
+            StoreError::CertificateRefused { detail } => StoreError::Unreachable { detail },
+            other => other,
+        };
         if err.spoils_connection() {
             lease.node.retire(lease.attempt);
         }

@@ -1,10 +1,12 @@
 //! Errors of a Redis server, classified by what resolves them. Only this module parses
 //! the server's error texts. Nothing here connects.
 
+use std::error::Error;
 use std::io;
+use std::sync::Arc;
 
 use lockkeeper_net::opening::PATIENCE;
-use lockkeeper_net::process_limit;
+use lockkeeper_net::{process_limit, tls};
 use lockkeeper_plan::{ErrorClass, clean_text};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -246,7 +248,7 @@ impl From<RedisError> for StoreError {
         let text = err.detail().map_or_else(|| err.to_string(), ToOwned::to_owned);
         let detail = clean_text(&text, DETAIL_BYTES);
         match err.kind() {
-            ErrorKind::Io if is_about_tls(&err.to_string()) => {
+            ErrorKind::Io if is_about_tls(&err) => {
                 Self::CertificateRefused { detail: clean_text(&err.to_string(), DETAIL_BYTES) }
             }
             ErrorKind::Io => Self::Unreachable { detail: clean_text(&err.to_string(), 256) },
@@ -287,11 +289,11 @@ fn from_code(code: &str, detail: String) -> StoreError {
     }
 }
 
-/// Whether the text is one of the TLS library about a failed handshake, on either side.
-fn is_about_tls(text: &str) -> bool {
-    ["invalid peer certificate", "received fatal alert", "received corrupt message"]
-        .iter()
-        .any(|part| text.contains(part))
+/// Whether the connection ended with an error of TLS. The library keeps it behind a shared
+/// pointer.
+fn is_about_tls(err: &RedisError) -> bool {
+    let shared = err.source().and_then(|err| err.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    shared.and_then(|err| err.downcast_ref()).is_some_and(tls::is_failure_of)
 }
 
 /// Classifies by the text. Servers before 7 wrap the error of a command inside a script
@@ -362,6 +364,16 @@ mod tests {
         assert_eq!(coded("DENIED"), "StoreConnectionDenied");
         let kind = ErrorKind::Server(ServerErrorKind::BusyLoading);
         assert_eq!(StoreError::from(RedisError::from((kind, "loading"))), StoreError::Loading);
+    }
+
+    #[test]
+    fn an_error_of_tls_is_no_outage_of_the_server() {
+        let of = |error: io::Error| StoreError::from(RedisError::from(error)).reason();
+        let tls = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError);
+        assert_eq!(of(tls), "StoreCertificateRefused");
+        let eof = io::ErrorKind::UnexpectedEof;
+        assert_eq!(of(io::Error::new(eof, "tls handshake eof")), "StoreCertificateRefused");
+        assert_eq!(of(eof.into()), "StoreUnreachable");
     }
 
     #[test]

@@ -7,27 +7,31 @@
 mod answer;
 mod closing;
 mod error;
+mod http;
 pub mod listing;
 pub mod nodes;
 pub mod risks;
 
 use std::collections::HashMap;
-use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use hyper::http::request::Builder;
+use hyper::{Method, Request, header};
 use lockkeeper_net::tls::client_config;
 use lockkeeper_plan::clean_text;
 use lockkeeper_plan::connection::{ManagementSettings, RabbitmqSettings, TlsSettings};
 use lockkeeper_plan::semaphore::HolderFacts;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use self::answer::Texts;
-use self::answer::{List, MAX_ANSWER, NoAnswer, REQUEST_TIMEOUT, Turn, root_cause};
+use self::answer::{List, MAX_ANSWER, NoAnswer, Turn};
 pub use self::closing::Closed;
 pub use self::error::ManagementError;
+use self::http::Client;
 
 /// Number of queues per page, the API's maximum.
 const PAGE: usize = 500;
@@ -39,14 +43,10 @@ const MAX_PAGES: usize = 200;
 const MAX_NAMES: usize = 200_000;
 const MAX_LISTED: usize = 50_000;
 
-/// How long an idle connection is kept. This is half of the broker's own idle time (60
-/// s), because a request that crosses the broker's close is lost.
-const IDLE: Duration = Duration::from_secs(30);
-
 /// A broker's management API, for one virtual host.
 pub struct Management {
     /// The client, or why it could not be created.
-    client: Result<reqwest::Client, String>,
+    client: Result<Client, String>,
     settings: ManagementSettings,
     /// Percent-encoded.
     vhost: String,
@@ -180,16 +180,8 @@ impl Management {
     /// Creates a client if a management API is configured. Does no I/O.
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
         let management = settings.management.clone()?;
-        // Also for http, for which reqwest would use the process's default provider.
-        let tls = client_config(management.tls.as_ref().map(TlsSettings::expose))
-            .map_err(|why| clean_text(&why, 256));
-        let client = tls.and_then(|tls| {
-            // A redirect may lead anywhere, and would be followed with the password.
-            let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
-            let builder = builder.timeout(REQUEST_TIMEOUT).pool_idle_timeout(IDLE);
-            let client = builder.tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
-            client.map_err(|error| root_cause(&error))
-        });
+        let tls = client_config(management.tls.as_ref().map(TlsSettings::expose));
+        let client = tls.map(Client::new).map_err(|why| clean_text(&why, 256));
         let vhost = utf8_percent_encode(&settings.vhost, NON_ALPHANUMERIC).to_string();
         Some(Self { client, settings: management, vhost, turn: Turn::default() })
     }
@@ -347,11 +339,20 @@ impl Management {
         path: &str,
         left: &mut usize,
     ) -> Result<Result<T, NoAnswer>, ManagementError> {
-        let url = format!("{}/api/{path}", self.settings.url);
         let client = self.client.as_ref().map_err(|why| self.failed(why))?;
-        let password = Some(self.settings.password.expose_secret());
-        let request = client.get(url).basic_auth(&self.settings.username, password);
-        Ok(answer::read(request, &self.turn, left).await)
+        Ok(answer::read(client, self.request(Method::GET, path), &self.turn, left).await)
+    }
+
+    /// Creates a request with user and password.
+    fn request(&self, method: Method, path: &str) -> Builder {
+        let url = format!("{}/api/{path}", self.settings.url);
+        let ManagementSettings { username, password, .. } = &self.settings;
+        let login = BASE64_STANDARD.encode(format!("{username}:{}", password.expose_secret()));
+        Request::builder()
+            .method(method)
+            .uri(url)
+            .header(header::ACCEPT, "*/*")
+            .header(header::AUTHORIZATION, format!("Basic {login}"))
     }
 
     fn failed(&self, why: &str) -> ManagementError {

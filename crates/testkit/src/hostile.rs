@@ -7,7 +7,7 @@ pub mod redis;
 
 use std::time::Duration;
 
-use tokio::io::{AsyncWriteExt, BufStream};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{TcpListener, TcpStream};
 
 /// A connection of a client, as the server sees it.
@@ -55,6 +55,15 @@ async fn silence(_peer: &mut Peer) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Reads the head of a request.
+async fn receive(peer: &mut Peer) -> std::io::Result<()> {
+    let mut line = String::new();
+    while peer.read_line(&mut line).await? > 2 {
+        line.clear();
+    }
+    Ok(())
+}
+
 /// What a management API does at every request.
 #[derive(Clone, Copy, Debug)]
 pub enum Management {
@@ -64,6 +73,12 @@ pub enum Management {
     EndlessHeader,
     /// A list without end.
     EndlessBody,
+    /// A body in parts of one byte.
+    EndlessParts,
+    /// `100 Continue`, again and again.
+    EndlessContinue,
+    /// `103 Early Hints`, again and again.
+    EndlessHints,
     /// A list that is nested deeply.
     NestedJson,
     /// Bytes that are no HTTP.
@@ -74,10 +89,13 @@ pub enum Management {
 
 impl Management {
     /// Every behaviour.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Silence,
         Self::EndlessHeader,
         Self::EndlessBody,
+        Self::EndlessParts,
+        Self::EndlessContinue,
+        Self::EndlessHints,
         Self::NestedJson,
         Self::Garbage,
         Self::Closes,
@@ -96,6 +114,20 @@ impl Management {
                 Self::EndlessBody => {
                     send(&mut peer, body).await?;
                     flood(&mut peer, &b"[{\"name\": \"x\"},".repeat(500)).await
+                }
+                Self::EndlessParts => {
+                    let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+                    send(&mut peer, head).await?;
+                    flood(&mut peer, &b"1\r\n \r\n".repeat(500)).await
+                }
+                Self::EndlessContinue => {
+                    receive(&mut peer).await?;
+                    flood(&mut peer, &b"HTTP/1.1 100 Continue\r\n\r\n".repeat(500)).await
+                }
+                Self::EndlessHints => {
+                    receive(&mut peer).await?;
+                    let hints = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n";
+                    flood(&mut peer, &hints.repeat(500)).await
                 }
                 Self::NestedJson => {
                     send(&mut peer, body).await?;

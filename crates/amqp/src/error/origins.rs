@@ -5,7 +5,7 @@ use std::io;
 
 use lapin::protocol::AMQPError;
 use lapin::{Error as LapinError, ErrorKind};
-use lockkeeper_net::process_limit;
+use lockkeeper_net::{process_limit, tls};
 
 use super::{AmqpError, CLOSED_BEFORE};
 use crate::refusal::{is_exclusive_elsewhere, is_limit, is_node_down};
@@ -44,11 +44,11 @@ impl AmqpError {
         if let Some(violation) = Self::of_violation(error) {
             return violation;
         }
-        let endpoint = endpoint.to_owned();
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(error) => Self::CertificateRefused { endpoint, why: error.to_string() },
-            None => Self::Unreachable { endpoint, why: error.to_string() },
+        let (endpoint, why) = (endpoint.to_owned(), error.to_string());
+        if tls::is_failure_of(error) {
+            return Self::CertificateRefused { endpoint, why };
         }
+        Self::Unreachable { endpoint, why }
     }
 
     /// Converts the end of a connection on which the broker sent what no broker sends.

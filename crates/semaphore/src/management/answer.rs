@@ -6,21 +6,24 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::time::Duration;
 
+use http_body_util::BodyExt;
+use hyper::http::request::Builder;
 use lockkeeper_plan::clean_text;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Time limit of one request, from connecting to the last byte of the answer. It is
-/// short, because the API only adds facts.
-pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+use super::http::{Client, REQUEST_TIMEOUT, no_answer, root_cause};
 
 /// Maximum size of an answer, and of all pages of a list together, in bytes. A lock with
 /// 10,000 slots has up to 30,000 queues besides those that clients declare. With the
 /// longest names, a list of these names has 6.5 MiB.
 pub const MAX_ANSWER: usize = 8 << 20;
+
+/// Number of bytes of the limit that each part of an answer uses up at least. Reading a part
+/// has a cost of its own, and a server may send its bytes one by one.
+const LEAST_PART: usize = 64;
 
 /// Answers up to this size in bytes are read without a concurrency limit.
 const SMALL: usize = 256 << 10;
@@ -53,31 +56,25 @@ pub enum NoAnswer {
 /// Sends the request and reads the answer. `left` is the number of bytes allowed, and is
 /// reduced by the number read.
 pub async fn read<T: DeserializeOwned>(
-    request: reqwest::RequestBuilder,
+    client: &Client,
+    request: Builder,
     turn: &Turn,
     left: &mut usize,
 ) -> Result<T, NoAnswer> {
-    match tokio::time::timeout(REQUEST_TIMEOUT, receive(request, turn, left)).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, receive(client, request, turn, left)).await {
         Ok(answer) => answer,
-        Err(_) => Err(NoAnswer::Because(format!("no complete answer within {REQUEST_TIMEOUT:?}"))),
+        Err(_) => Err(NoAnswer::Because(no_answer())),
     }
 }
 
 async fn receive<T: DeserializeOwned>(
-    request: reqwest::RequestBuilder,
+    client: &Client,
+    request: Builder,
     turn: &Turn,
     left: &mut usize,
 ) -> Result<T, NoAnswer> {
-    let failed = |error: reqwest::Error| NoAnswer::Because(root_cause(&error.without_url()));
-    let again = request.try_clone();
-    let mut answer = match (request.send().await, again) {
-        // The server closed an idle connection at that moment. Repeating a read changes
-        // nothing.
-        (Err(error), Some(again)) if error.is_request() && !error.is_connect() => {
-            again.send().await.map_err(failed)?
-        }
-        (sent, _) => sent.map_err(failed)?,
-    };
+    let sent = client.send_repeatedly(request).await;
+    let mut answer = sent.map_err(|failed| NoAnswer::Because(failed.why))?;
     match answer.status().as_u16() {
         200 => {}
         404 => return Err(NoAnswer::NotFound),
@@ -96,14 +93,18 @@ async fn receive<T: DeserializeOwned>(
     }
     let mut body = Body::default();
     let mut large: Option<[SemaphorePermit; 2]> = None;
-    while let Some(chunk) = answer.chunk().await.map_err(failed)? {
-        if chunk.len() > *left {
+    while let Some(frame) = answer.frame().await {
+        let frame = frame.map_err(|error| NoAnswer::Because(root_cause(&error)))?;
+        // Trailers say nothing.
+        let Ok(chunk) = frame.into_data() else { continue };
+        let cost = chunk.len().max(LEAST_PART);
+        if cost > *left {
             return Err(NoAnswer::Because(format!(
                 "its answer is longer than {} MiB, the limit: check that the URL is that of a RabbitMQ",
                 MAX_ANSWER >> 20
             )));
         }
-        *left -= chunk.len();
+        *left -= cost;
         if body.length + chunk.len() > SMALL && large.is_none() {
             let stopped = |_| NoAnswer::Because("the process is stopping".to_owned());
             let own = turn.0.acquire().await.map_err(stopped)?;
@@ -157,16 +158,6 @@ impl io::Read for Body {
         }
         Ok(0)
     }
-}
-
-/// Returns the innermost message. The outer message of reqwest says only that sending
-/// failed.
-pub fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
 }
 
 /// A list of at most `MOST` entries. Longer lists are an error. Entries may take far more

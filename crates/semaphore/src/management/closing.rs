@@ -2,15 +2,13 @@
 //! slot, lists its other objects, and closes it. See `revoke` for when this is allowed.
 
 use futures::stream::{self, StreamExt, TryStreamExt};
+use hyper::Method;
 use lockkeeper_plan::semaphore::HolderFacts;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use super::answer::{List, MAX_ANSWER, Texts};
-use super::{
-    ListedQueue, MAX_LISTED, MAX_PAGES, Management, ManagementError, PAGE, read, root_cause,
-};
+use super::{ListedQueue, MAX_LISTED, MAX_PAGES, Management, ManagementError, PAGE, read};
 
 /// A queue that belongs to a connection, and the facts in its arguments.
 pub struct Owned {
@@ -149,15 +147,11 @@ impl Management {
     /// Closes a connection. Its client receives the reason.
     pub async fn close(&self, connection: &str, reason: &str) -> Result<Closed, ManagementError> {
         let name = utf8_percent_encode(connection, NON_ALPHANUMERIC);
-        let url = format!("{}/api/connections/{name}", self.settings.url);
         let client = self.client.as_ref().map_err(|why| self.failed(why))?;
-        let asked = client
-            .delete(url)
-            .basic_auth(&self.settings.username, Some(self.settings.password.expose_secret()))
-            .header("X-Reason", header(reason))
-            .send()
-            .await;
-        let answer = asked.map_err(|error| self.failed(&root_cause(&error.without_url())))?;
+        let request = self
+            .request(Method::DELETE, &format!("connections/{name}"))
+            .header("X-Reason", header(reason));
+        let answer = client.send(request).await.map_err(|failed| self.failed(&failed.why))?;
         match answer.status().as_u16() {
             200..=299 => Ok(Closed::Yes),
             404 => Ok(Closed::Gone),
