@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_tls_are_told_from_those_of_the_network() {
+    fn an_error_of_tls_is_not_one_of_the_network() {
         let errors = [
             Error::InvalidCertificate(CertificateError::UnknownIssuer),
             Error::AlertReceived(AlertDescription::CertificateRequired),

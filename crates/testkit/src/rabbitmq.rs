@@ -130,8 +130,8 @@ impl Management {
     }
 
     /// Creates a virtual host. A node of a cluster that has just come back may not have heard of
-    /// it when it shall start it (`no_such_vhost`), and does not try again: then it is created
-    /// anew.
+    /// it when it shall start it (`no_such_vhost`), and does not try again. Then the virtual host is
+    /// deleted and created.
     async fn put_vhost(&self, name: &str) {
         let path = format!("vhosts/{name}");
         eventually("each node starts the virtual host", async || {
