@@ -162,9 +162,13 @@ impl Acquire {
         let report = |error: &AcquireError| waiting.survived(error);
         let acquiring = lock.acquire_through_outages(&options, wait, &report);
         let permit = tokio::select! {
-            permit = acquiring => permit.map_err(|error| not_acquired(&error))?,
+            permit = acquiring => permit,
             never = waiting.show() => match never {},
         };
+        if let Err(AcquireError::Full { .. }) = &permit {
+            waiting.was_in_vain().await;
+        }
+        let permit = permit.map_err(|error| not_acquired(&error))?;
         waiting.ended(permit.slot());
         Ok(permit)
     }

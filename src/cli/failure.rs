@@ -68,7 +68,14 @@ impl Failure {
     /// The failure to start this program, as in shells.
     pub(super) fn not_started(program: &OsStr, error: &io::Error) -> Self {
         let program = program.to_string_lossy();
+        let is_line = program.contains(|c: char| c.is_whitespace() || "&|;<>$".contains(c));
         match error.kind() {
+            io::ErrorKind::NotFound if is_line => {
+                let message = format!(
+                    "{program}: command not found; it is run as one program, not by a shell: use sh -c '...'"
+                );
+                Self::new(Self::NOT_FOUND, message)
+            }
             io::ErrorKind::NotFound => {
                 Self::new(Self::NOT_FOUND, format!("{program}: command not found"))
             }

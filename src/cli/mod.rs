@@ -34,6 +34,7 @@ mod streams;
 mod suspend;
 mod target;
 mod telemetry;
+mod usage;
 mod validate;
 mod verify;
 mod waiters;
@@ -126,7 +127,7 @@ pub fn main() -> ExitCode {
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return printed(&error),
+        Err(error) => return printed(&usage::explained(error, command(), std::env::args_os())),
     };
     exit_code(match cli.verb {
         Verb::Operator(arguments) => operator::run(arguments),

@@ -14,6 +14,7 @@ use lockkeeper_plan::semaphore::{DEFAULT_OVERSHOOT, Holder};
 use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions};
 use tokio::sync::Notify;
 
+use super::common::say;
 use super::target::FoundLock;
 
 /// Waiting for less than this time is not reported.
@@ -26,6 +27,9 @@ const ELSEWHERE: Duration = Duration::from_secs(30);
 /// Time after which an obstacle has passed if it was not reported again. Longer than the
 /// pause between two attempts.
 const PASSED: Duration = Duration::from_secs(15);
+
+/// Maximum time to find out who holds a lock after it was not acquired.
+const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// Maximum number of holders in a message.
 const MAX_NAMED: usize = 5;
@@ -118,6 +122,21 @@ impl<'a> Waiting<'a> {
                 }
             }
             let _ = tokio::time::timeout(pause, self.other_obstacle(obstacle.as_deref())).await;
+        }
+    }
+
+    /// Reports who holds the lock that was not acquired, if the broker says so at once and no
+    /// message said it before.
+    pub async fn was_in_vain(&self) {
+        if self.quiet || self.said.load(Ordering::Relaxed) {
+            return;
+        }
+        let broker = Broker::new(self.found.settings.clone(), BrokerOptions::default());
+        let asked = tokio::time::timeout(AFTERWARDS, who_holds(&broker, self.found)).await;
+        if let Ok(who) = asked
+            && !who.is_empty()
+        {
+            say(format_args!("{}{who}", self.found.name));
         }
     }
 

@@ -45,8 +45,8 @@ async fn set_reaches_its_number_from_any_state_and_may_be_repeated(protocol: Pro
     for (slots, before) in [("3", 0), ("3", 3), ("1", 3), ("1", 1), ("4", 1), ("0", 4)] {
         let set = semaphore(&place, &["set", LOCK, slots]).await;
         assert_eq!(set.code, Some(0), "{set:?}");
-        let said =
-            format!("{LOCK} has {slots} {}, before {before}", place.lock_name().unit().many());
+        let after = place.lock_name().unit().count(slots.parse().unwrap());
+        let said = format!("{LOCK} has {after}, before {before}");
         assert!(set.stderr.contains(&said), "{said}: {set:?}");
         assert_eq!(counts(&place).await, [slots.parse().unwrap(), 0]);
     }
@@ -70,15 +70,15 @@ async fn a_shrink_waits_until_what_it_removed_is_released(protocol: Protocol) {
     let scratch = Scratch::new();
     let mut held = holding(&place, &scratch, "build-41").await;
     let words = ["semaphore", "shrink", LOCK, "2"];
-    let units = place.lock_name().unit().many();
+    let waits = format!("waiting for {} that is held", place.lock_name().unit().count(1));
     let mut stopped = Running::start(&scratch, "stopped", lockkeeper(&place, &words));
-    stopped.until_it_says(&format!("waiting for 1 {units} that are held")).await;
+    stopped.until_it_says(&waits).await;
     stopped.signal("TERM");
     assert_eq!(stopped.code().await, Some(75), "{}", stopped.said());
     assert!(stopped.said().contains(LOCK), "{}", stopped.said());
     let words = ["semaphore", "set", LOCK, "0"];
     let mut waiting = Running::start(&scratch, "waiting", lockkeeper(&place, &words));
-    waiting.until_it_says(&format!("waiting for 1 {units} that are held")).await;
+    waiting.until_it_says(&waits).await;
     assert_eq!(counts(&place).await[1], 1, "not while it is held");
     held.signal("TERM");
     assert_eq!(held.code().await, Some(143));

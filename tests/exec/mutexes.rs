@@ -85,7 +85,7 @@ async fn a_third_party_holder_is_excluded_and_shown_by_its_connection() {
     channel.queue_declare(LOCK.into(), exclusive, FieldTable::default()).await.unwrap();
     let excluded = run(&vhost, &["exec", "--mutex", LOCK, "--no-wait", "--", "true"]).await;
     assert_eq!(excluded.code, Some(75), "{excluded:?}");
-    assert!(excluded.stderr.contains("is held: wait longer"), "{excluded:?}");
+    assert!(excluded.stderr.contains("is held: try again later"), "{excluded:?}");
     eventually("its connection is shown", async || {
         let holders = json_of(&vhost, "holders").await;
         let connection = holders[0]["connection"].as_str();

@@ -4,6 +4,7 @@ use std::process::Stdio;
 
 use lockkeeper_plan::naming::Protocol;
 use lockkeeper_testkit::built;
+use lockkeeper_testkit::environment::variable;
 use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
 use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::AsyncWriteExt;
@@ -25,6 +26,11 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
     let vhost = Vhost::create().await;
     create(&vhost, 1).await;
     let unreachable = "amqp://guest:guest@127.0.0.1:1";
+    let at_port_of = |name: &str| {
+        let port = url::Url::parse(&variable(name)).unwrap().port().unwrap();
+        format!("amqp://guest:guest@127.0.0.1:{port}")
+    };
+    let [redis, management] = ["REDIS_URL", "RABBITMQ_MANAGEMENT_URL"].map(at_port_of);
     let table: &[(&[&str], i32, &str)] = &[
         (&[LOCK, "--", "true"], 0, ""),
         (&["--semaphore", LOCK, "--", "sh", "-c", "exit 7"], 7, ""),
@@ -61,6 +67,13 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
         (&["sem/a", "--protocol", "ExclusiveQueue", "--", "true"], 64, "are sem/a's own"),
         (&["sem/a", "--queue-type", "Classic", "--", "true"], 64, "are sem/a's own"),
         (&[LOCK, "--url", unreachable, "--", "true"], 69, "can't be reached"),
+        (
+            &[LOCK, "--url", &redis, "--no-wait", "--", "true"],
+            69,
+            "it accepts connections, but sent",
+        ),
+        (&[LOCK, "--url", &management, "--", "true"], 69, "it accepts connections, but ends them"),
+        (&[LOCK, "--", "echo a && echo b"], 127, "not by a shell: use sh -c"),
         (&[LOCK, "--vhost", "no-such-vhost", "--", "true"], 69, "no virtual host"),
         (&["ci.unknown", "--no-wait", "--", "true"], 81, "there is no semaphore ci.unknown"),
         (&["demo/deploy", "--", "true"], 64, "for a resource, use sem/deploy -n demo"),
@@ -83,13 +96,15 @@ async fn a_lock_that_is_held_is_waited_for_as_long_as_asked(protocol: Protocol) 
     let place = TestLock::create(protocol).await;
     create(&place, 1).await;
     let inside = built::lockkeeper();
-    let says = if place.slot(1).is_some() { "is held: wait longer" } else { "no token" };
+    let says = if place.slot(1).is_some() { "is held: try again later" } else { "no token" };
     for wait in [&["--no-wait"][..], &["--timeout", "300ms"]] {
         let inner = spoken(protocol, &[&["exec", LOCK], wait, &["--", "true"]].concat());
         let arguments = [&["exec", LOCK, "--", inside][..], &inner].concat();
         let outcome = run(&place, &arguments).await;
         assert_eq!(outcome.code, Some(75), "{outcome:?}");
         assert!(outcome.stderr.contains(says), "{outcome:?}");
+        let is_counted = outcome.stderr.contains("ci.deploy: 1 of 1 held");
+        assert!(is_counted || place.slot(1).is_none(), "{outcome:?}");
         for verb in [&["exec", LOCK][..], &["hold", LOCK]] {
             let command = if verb[0] == "exec" { &["--", "true"][..] } else { &[] };
             let other = [verb, wait, &["--conflict-exit-code", "7"], command].concat();

@@ -86,7 +86,7 @@ async fn slots_of_consumers_are_counted_verified_shrunk_and_destroyed_with_the_l
     assert_eq!(vhost.queues().await, ["ci.deploy-1-C"]);
     let words = [&["semaphore", "destroy", LOCK, "--yes"], CONSUMER].concat();
     let mut destroying = Running::start(&scratch, "destroying", lockkeeper(&vhost, &words));
-    destroying.until_it_says("waiting for 1 slots that are held").await;
+    destroying.until_it_says("waiting for 1 slot that is held").await;
     held.signal("TERM");
     assert_eq!(held.code().await, Some(143));
     assert_eq!(destroying.code().await, Some(0));
@@ -115,7 +115,7 @@ async fn a_shrink_waits_for_tokens_that_are_held() {
 
     let words = [&["semaphore", "shrink", LOCK, "1"], TOKEN].concat();
     let mut stopped = Running::start(&scratch, "stopped", lockkeeper(&vhost, &words));
-    stopped.until_it_says("waiting for 1 tokens").await;
+    stopped.until_it_says("waiting for 1 token that is held").await;
     stopped.signal("TERM");
     assert_eq!(stopped.code().await, Some(75));
     assert!(
@@ -126,7 +126,7 @@ async fn a_shrink_waits_for_tokens_that_are_held() {
     assert_eq!(counts(&vhost, TOKEN).await, [1, 1, 0]);
 
     let mut shrinking = Running::start(&scratch, "shrinking", lockkeeper(&vhost, &words));
-    shrinking.until_it_says("waiting for 1 tokens").await;
+    shrinking.until_it_says("waiting for 1 token that is held").await;
     held.signal("TERM");
     assert_eq!(held.code().await, Some(143));
     assert_eq!(shrinking.code().await, Some(0));
@@ -141,7 +141,7 @@ async fn a_semaphore_of_tokens_is_destroyed_with_its_last_holder() {
     let mut held = holding(&vhost, TOKEN, &scratch).await;
     let words = [&["semaphore", "destroy", LOCK, "--yes"], TOKEN].concat();
     let mut destroying = Running::start(&scratch, "destroying", lockkeeper(&vhost, &words));
-    destroying.until_it_says("waiting for 1 tokens that are held").await;
+    destroying.until_it_says("waiting for 1 token that is held").await;
     held.signal("TERM");
     assert_eq!(held.code().await, Some(143));
     assert_eq!(destroying.code().await, Some(0));

@@ -147,6 +147,10 @@ async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
             of("foreign").iter().any(|(l, m)| *l == "wrong" && m.contains("NameNotAllowed")),
             "{all:#?}"
         );
+        // The operator's finding and this program's are of the same fault.
+        for name in ["poor", "none"] {
+            assert_eq!(of(name).len(), 1, "{all:#?}");
+        }
         assert!(!text.contains("hush"), "{text}");
     })
     .await;

@@ -28,7 +28,7 @@ const SEMAPHORES: &[(&str, &str)] = &[
     ("{profile: AmqpLocksPython, fencing: true}", "fencing is not possible with profile"),
     ("{profile: AmqpLocksPython, lockDelay: 1ms}", "lockDelay is not possible with profile"),
     ("{profile: AmqpLocksPython, lockDelay: 0s}", ""),
-    ("{lockDelay: \"15\"}", "should match"),
+    ("{lockDelay: \"15\"}", "lockDelay must be a duration such as 15s"),
     ("{lockDelay: \"\"}", "at least 2 chars long"),
     ("{lockDelay: 61m}", "lockDelay must be at most 1h"),
     ("{lockDelay: 59m59s999ms}", ""),

@@ -212,7 +212,7 @@ async fn while_its_server_is_down_an_object_stays_and_says_why() {
                     && q.condition("Ready").unwrap().2.contains(FORCE_FINALIZE)
             })
             .await;
-        assert!(stays.condition("Ready").unwrap().2.contains("check host and port"));
+        assert!(stays.condition("Ready").unwrap().2.contains("check that the server runs"));
         redis.start().await;
         until_gone::<PressureQueue>(&world, "frames").await;
     })

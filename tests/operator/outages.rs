@@ -118,7 +118,7 @@ async fn a_redis_that_stops_or_hangs_is_reported_and_found_again_and_delays_no_o
             let down = world.until(name, "reported", REPORTED, unreachable).await;
             let (_, _, message) = down.condition("Ready").unwrap();
             assert!(message.contains("can't be reached"), "{message}");
-            assert!(message.contains("check host and port, and that the server runs"), "{message}");
+            assert!(message.contains("check that the server runs, and its address"), "{message}");
             let status = down.status.unwrap();
             assert_eq!((status.length, status.bound, status.produced_bytes), (None, None, None));
             assert_eq!((status.producer, status.consumer), (None, None));

@@ -19,7 +19,9 @@ async fn on_the_default_connection_a_name_must_be_the_namespaces_unless_any_is_a
         let mut operator = world.operator().await;
         world.apply::<Semaphore>("mine", "{slots: 2}").await.unwrap();
         world.apply::<PressureQueue>("mine", "{bound: 2}").await.unwrap();
-        let none = |flag: &str| format!("or start the operator with {flag}");
+        let none = |flag: &str| {
+            format!("or give the operator one (the chart's defaultConnections, or {flag})")
+        };
         let no_connection = async || {
             let semaphore = world
                 .until("mine", "NoConnection", PATIENCE, |s: &Semaphore| {

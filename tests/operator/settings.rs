@@ -124,7 +124,7 @@ fn redis_mistakes(world: &World) -> Vec<Mistake> {
             "closed-port",
             &[("uri", &closed_port(&good))],
             "StoreUnreachable",
-            "check host and port, and that the server runs",
+            "check that the server runs, and its address",
         ),
     ]
 }

@@ -66,10 +66,8 @@ impl Connection {
         let limit = endpoint.connect_timeout;
         let delayed = |why: &str| AmqpError::ConnectionDelayed { why: why.to_owned() };
         let _place = endpoint.gate.enter().await.map_err(delayed)?;
-        tokio::time::timeout(limit, Self::open_twice(endpoint, role)).await.unwrap_or_else(|_| {
-            let why = format!("no answer within {limit:?}");
-            Err(AmqpError::Unreachable { endpoint: endpoint.address.clone(), why })
-        })
+        let opening = tokio::time::timeout(limit, Self::open_twice(endpoint, role));
+        opening.await.unwrap_or_else(|_| Err(endpoint.no_answer(limit)))
     }
 
     async fn open_twice(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
@@ -104,7 +102,7 @@ impl Connection {
 
         let failed = |error: lapin::Error| {
             let (user, vhost) = (&endpoint.username, &endpoint.vhost);
-            AmqpError::connecting(&error, &endpoint.address, user, vhost)
+            endpoint.explained(AmqpError::connecting(&error, &endpoint.address, user, vhost))
         };
         process_limit::check_connection()
             .map_err(|error| AmqpError::reaching(&error, &endpoint.address))?;

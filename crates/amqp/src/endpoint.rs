@@ -57,6 +57,8 @@ pub struct Endpoint {
 pub struct Found {
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
     connected: AtomicBool,
+    /// Whether the last attempt to connect has reached a listener.
+    pub(crate) reached: Arc<AtomicBool>,
     pub(crate) features: OnceLock<Features>,
 }
 
@@ -69,6 +71,32 @@ impl Endpoint {
     /// Records that a connection to it has succeeded.
     pub(crate) fn set_connected(&self) {
         self.found.connected.store(true, Ordering::Release);
+    }
+
+    /// Returns the error for a broker that did not answer within this time.
+    pub fn no_answer(&self, limit: Duration) -> AmqpError {
+        let why = if self.is_mute() {
+            format!("it accepts connections, but sent nothing within {limit:?}")
+        } else {
+            format!("no answer within {limit:?}")
+        };
+        AmqpError::Unreachable { endpoint: self.address.clone(), why }
+    }
+
+    /// Returns the error to report for one of an attempt to connect.
+    pub(crate) fn explained(&self, error: AmqpError) -> AmqpError {
+        match error {
+            AmqpError::Unreachable { endpoint, why } if error.is_cut() && self.is_mute() => {
+                let why = format!("it accepts connections, but ends them: {why}");
+                AmqpError::Unreachable { endpoint, why }
+            }
+            error => error,
+        }
+    }
+
+    /// Whether the listener may be that of another protocol: it was never a broker's.
+    fn is_mute(&self) -> bool {
+        self.found.reached.load(Ordering::Acquire) && !self.was_connected()
     }
 
     /// Returns the address as lapin takes it.

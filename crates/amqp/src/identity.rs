@@ -37,11 +37,8 @@ pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, AmqpError> {
         io::Result::Ok(payload)
     })
     .await
-    .map_err(|_| AmqpError::Unreachable {
-        endpoint: endpoint.address.clone(),
-        why: format!("no answer within {limit:?}"),
-    })?
-    .map_err(|error| AmqpError::reaching(&error, &endpoint.address))?;
+    .map_err(|_| endpoint.no_answer(limit))?
+    .map_err(|error| endpoint.explained(AmqpError::reaching(&error, &endpoint.address)))?;
     let Ok((_, AMQPClass::Connection(AMQPMethod::Start(start)))) = parse_class(payload.as_slice())
     else {
         return Err(AmqpError::Protocol { why: "its first frame isn't connection.start".into() });

@@ -6,6 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -36,13 +38,16 @@ pub struct Dialer {
     host: String,
     port: u16,
     tls: Option<TlsConnector>,
+    /// Whether the last attempt has reached a listener.
+    reached: Arc<AtomicBool>,
 }
 
 impl Dialer {
     /// Fails if the endpoint's certificates can't be used.
     pub fn new(endpoint: &Endpoint) -> Result<Self, AmqpError> {
         let (host, port) = (endpoint.host.clone(), endpoint.port);
-        Ok(Self { host, port, tls: endpoint.tls()?.map(TlsConnector::from) })
+        let tls = endpoint.tls()?.map(TlsConnector::from);
+        Ok(Self { host, port, tls, reached: Arc::clone(&endpoint.found.reached) })
     }
 
     /// Connects. Gives `opened` a second handle on the socket before the TLS handshake.
@@ -51,7 +56,9 @@ impl Dialer {
         &self,
         opened: impl FnOnce(std::net::TcpStream),
     ) -> io::Result<Checked<Box<dyn Bytes>>> {
+        self.reached.store(false, Ordering::Release);
         let socket = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        self.reached.store(true, Ordering::Release);
         socket.set_nodelay(true)?;
         opened(socket.as_fd().try_clone_to_owned()?.into());
         let bytes: Box<dyn Bytes> = match &self.tls {

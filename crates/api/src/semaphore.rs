@@ -110,13 +110,15 @@ pub const MAX_LISTED_HOLDERS: usize = 50;
     validation = Rule::new("self.protocol == 'Token' || !has(self.token)").message("token is only for protocol Token: leave it out, or set protocol: Token").field_path(".token"),
     validation = Rule::new("self.protocol == 'ExclusiveQueue' || self.profile == 'Guideline'").message("profile AmqpLocksPython is only for protocol ExclusiveQueue, which is all that its clients know: leave profile or protocol out").field_path(".profile"),
     validation = Rule::new("self.protocol != 'Token' || !self.fencing || (has(self.token) && self.token.queueType == 'Quorum')").message("fencing with protocol Token needs token.queueType: Quorum, since only such a queue counts how often a token changed hands").field_path(".fencing"),
-    validation = Rule::new("self.protocol != 'Token' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with protocol Token: the broker hands a released token to the next client immediately. Use another protocol, or leave lockDelay out").field_path(".lockDelay"),
+    validation = Rule::new("self.protocol != 'Token' || self.lockDelay.matches('^(0{1,7}(h|m|s|ms))+$')").message("lockDelay is not possible with protocol Token: the broker hands a released token to the next client immediately. Use another protocol, or leave lockDelay out").field_path(".lockDelay"),
     validation = Rule::new("self.profile == oldSelf.profile").message("profile can't be changed after creation: create another Semaphore with the other profile and delete this one").field_path(".profile"),
     validation = Rule::new("self.profile != 'AmqpLocksPython' || !self.fencing").message("fencing is not possible with profile AmqpLocksPython: its clients don't support the records that store fencing tokens").field_path(".fencing"),
-    validation = Rule::new("self.profile != 'AmqpLocksPython' || duration(self.lockDelay) == duration('0s')").message("lockDelay is not possible with profile AmqpLocksPython: its clients don't support the records that store the delay").field_path(".lockDelay"),
-    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || duration(self.drain.revokeAfter) <= duration('720h')").message("drain.revokeAfter must be at most 720h").field_path(".drain.revokeAfter"),
+    validation = Rule::new("self.profile != 'AmqpLocksPython' || self.lockDelay.matches('^(0{1,7}(h|m|s|ms))+$')").message("lockDelay is not possible with profile AmqpLocksPython: its clients don't support the records that store the delay").field_path(".lockDelay"),
+    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || self.drain.revokeAfter.matches('^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$')").message("drain.revokeAfter must be a duration such as 10m or 1h30m, in h, m, s and ms, without blanks").field_path(".drain.revokeAfter"),
+    validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || !self.drain.revokeAfter.matches('^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$') || duration(self.drain.revokeAfter) <= duration('720h')").message("drain.revokeAfter must be at most 720h").field_path(".drain.revokeAfter"),
     validation = Rule::new("!has(self.drain) || !has(self.drain.revokeAfter) || self.protocol != 'Token'").message("drain.revokeAfter is not possible with protocol Token: tokens are not numbered, so no particular holder is draining. Use another protocol, or leave drain.revokeAfter out").field_path(".drain.revokeAfter"),
-    validation = Rule::new("duration(self.lockDelay) <= duration('1h')").message("lockDelay must be at most 1h").field_path(".lockDelay"),
+    validation = Rule::new("self.lockDelay.matches('^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$')").message("lockDelay must be a duration such as 15s or 5m, in h, m, s and ms, without blanks").field_path(".lockDelay"),
+    validation = Rule::new("!self.lockDelay.matches('^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$') || duration(self.lockDelay) <= duration('1h')").message("lockDelay must be at most 1h").field_path(".lockDelay"),
     validation = Rule::new("self.resize.order != 'Ascending' || self.resize.overshoot >= 1").message("resize.order Ascending needs resize.overshoot of at least 1: a change cut short leaves slots above a hole, which only a sweep beyond it finds").field_path(".resize.order"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.startsWith('amq.')").message("lockName must not start with amq.: such names are the broker's own").field_path(".lockName"),
     validation = Rule::new("!has(self.lockName) || !self.lockName.matches('(-[0-9]+-[ABCF]|-[AB]-[0-9]+|-W|[.]semaphore)$')").message("lockName must not end in -<n>-A, -<n>-B, -<n>-C, -<n>-F, -A-<n>, -B-<n>, -W or .semaphore: such names are parts of other locks").field_path(".lockName"),
@@ -190,10 +192,7 @@ pub struct SemaphoreSpec {
     /// reads this resource. Requires profile `Guideline`; not supported with protocol `Token`.
     /// Defaults to `0s`. Example: `15s`.
     #[serde(default = "no_delay")]
-    #[schemars(
-        length(min = 2, max = 20),
-        regex(pattern = r"^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$")
-    )]
+    #[schemars(length(min = 2, max = 20))]
     pub lock_delay: String,
 
     /// Controls how the operator adds and removes slots on the broker. Ignored with protocol

@@ -21,7 +21,9 @@ const DETAIL_BYTES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The connection could not be opened, or was lost.
-    #[error("Redis can't be reached ({detail}): check host and port, and that the server runs")]
+    #[error(
+        "Redis can't be reached ({detail}): check that the server runs, and its address in the connection's Secret, or in REDIS_URL (without that, 127.0.0.1:6379)"
+    )]
     Unreachable {
         /// The network error.
         detail: String,
@@ -58,7 +60,7 @@ pub enum StoreError {
     },
     /// The ACL user may not run a command or access a key.
     #[error(
-        "the Redis user lacks a permission ({detail}): extend its ACL by the commands that the docs list, on the queue's prefix"
+        "the Redis user lacks a permission ({detail}): extend its ACL, on the queue's prefix, by the commands that docs/permissions.md lists"
     )]
     PermissionDenied {
         /// The server's message.

@@ -19,7 +19,7 @@ use lockkeeper_plan::ErrorClass;
 pub enum BrokerError {
     /// The connection could not be opened.
     #[error(
-        "the broker at {endpoint} can't be reached ({why}): check that it runs, its address and port, and that a network policy lets us through"
+        "the broker at {endpoint} can't be reached ({why}): check that it runs, its address and port (usually 5672, and 5671 with TLS), and that a network policy lets us through"
     )]
     Unreachable {
         /// `host:port`.
@@ -42,7 +42,7 @@ pub enum BrokerError {
     },
     /// The broker rejected the user name or password.
     #[error(
-        "the broker at {endpoint} refuses the user {user:?}: check the user name and the password in the connection's Secret"
+        "the broker at {endpoint} refuses the user {user:?}: check the user name and the password in the connection's Secret, or in AMQP_URL"
     )]
     AuthenticationFailed {
         /// `host:port`.

@@ -204,8 +204,21 @@ fn reachable(
     }
 }
 
-/// Adds the finding that all is well, if there is no other finding.
+/// Joins the findings of the status and of this program about the same fault, and adds the
+/// finding that all is well if there is no other.
 fn settled(mut findings: Vec<Finding>, about: &str) -> Vec<Finding> {
+    if let [reported, .., own] = findings.as_slice() {
+        let (_, fault) = reported.message.split_once(": ").unwrap_or_default();
+        if own.message == fault {
+            // What only this program knows is whether it is temporary.
+            let own = findings.pop();
+            if let Some(reported) = findings.first_mut().filter(|found| found.level != Level::Wrong)
+                && let Some(own) = own
+            {
+                (reported.level, reported.next) = (own.level, own.next);
+            }
+        }
+    }
     if !findings.iter().any(|finding| finding.level != Level::Ok) {
         findings.push(Finding::ok(about, "is as it should be"));
     }

@@ -71,9 +71,8 @@ async fn converge(
     let done = managed.apply(mark, true, &CancellationToken::new()).await;
     let done = done.map_err(|error| failed(&error))?;
     say(format!(
-        "{called} has {} {}: {} added, {} removed",
-        desired.slots,
-        lock.unit().many(),
+        "{called} has {}: {} added, {} removed",
+        lock.unit().count(desired.slots),
         done.declared,
         done.deleted
     ));

@@ -27,9 +27,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if !arguments.yes && existed {
         let seen = target.look().await?;
         let question = format!(
-            "Destroy the semaphore {name} ({} {}, {} held)?",
-            seen.total(),
-            target.found.units(),
+            "Destroy the semaphore {name} ({}, {} held)?",
+            name.unit().count(seen.total()),
             seen.held()
         );
         if !confirmed(&question).await? {
@@ -41,6 +40,6 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if !existed && had == 0 {
         return Err(missing(name.as_str()));
     }
-    say(format!("{name} is gone with {had} {}, {held} of them held", target.found.units()));
+    say(format!("{name} is gone with {}, {held} of them held", name.unit().count(had)));
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::{DesiredSlots, Observed, sweep_to};
 use lockkeeper_semaphore::{ResizeError, ResizeTo, Resized};
 use tokio_util::sync::CancellationToken;
@@ -49,8 +50,10 @@ impl Draining {
         }
         // Before the message: a reader may interrupt at once.
         let mut signals = Signals::listen(&INTERRUPTING)?;
-        let units = target.found.units();
-        say(format!("waiting for {left} {units} that are held; they go as they are released"));
+        say(format!(
+            "waiting for {}; each is removed when it is released",
+            that_are_held(name, left)
+        ));
         while left > 0 {
             tokio::select! {
                 _ = signals.next() => {
@@ -106,7 +109,7 @@ impl Draining {
                 return Ok(counts);
             }
             if first {
-                say(format!("waiting for {} {} that are held", done.left, target.found.units()));
+                say(format!("waiting for {}", that_are_held(&target.found.name, done.left)));
             }
             tokio::select! {
                 _ = signals.next() => return Err(Failure::new(Failure::NOT_ACQUIRED, stay(done.left))),
@@ -146,4 +149,10 @@ fn stay(target: &LockOnBroker, seen: &Observed, slots: u32) -> String {
             )
         }
     }
+}
+
+/// Names this number of slots or tokens that are held.
+fn that_are_held(name: &LockName, count: u32) -> String {
+    let are = if count == 1 { "is" } else { "are" };
+    format!("{} that {are} held", name.unit().count(count))
 }

@@ -114,8 +114,8 @@ impl Change {
             ResizeError::Missing { .. } => missing(name.as_str()),
             error => Failure::new(Failure::USAGE, error.to_string()),
         })?;
-        let units = target.found.units();
-        say(format!("{name} has {} {units}, before {}", resized.after, resized.before));
+        let after = name.unit().count(resized.after);
+        say(format!("{name} has {after}, before {}", resized.before));
         let seen = draining.wait(&target, desired, &resized).await?;
         count::print(&self.form, &target, &seen).await
     }

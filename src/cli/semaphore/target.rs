@@ -11,8 +11,8 @@ use crate::cli::target::{FoundLock, LockLocation, resource};
 /// The semaphore.
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct SemaphoreTarget {
-    /// Name of the semaphore on the broker, for example ci.deploy; commands that change
-    /// nothing also accept sem/NAME
+    /// Name of the semaphore on the broker, for example ci.deploy, or sem/NAME for a resource,
+    /// which only kubectl changes
     pub name: String,
 
     #[command(flatten)]

@@ -22,7 +22,7 @@ const STOPPED: Duration = Duration::from_secs(30);
 pub enum FetchError {
     /// Neither the resource nor the operator specifies a server.
     #[error(
-        "the resource names no connection and the operator has no default one: set {field}, or start the operator with {flag}"
+        "the resource names no connection and the operator has no default one: set {field}, or give the operator one (the chart's defaultConnections, or {flag})"
     )]
     NoConnection {
         /// The field of the resource.

@@ -54,8 +54,12 @@ pub(super) async fn destroy(
 /// Describes the slots or tokens that remain until their holders release.
 fn still_held(left: u32, unit: Unit) -> String {
     let unit = unit.many();
+    let are = match left {
+        1 => "is still held, and is removed when it is",
+        _ => "are still held, and are removed when they are",
+    };
     format!(
-        "It can no longer be acquired; {left} of its {unit} are still held, and are removed when they are released. To delete the object before that, set the annotation {FORCE_FINALIZE}=true"
+        "It can no longer be acquired; {left} of its {unit} {are} released. To delete the object before that, set the annotation {FORCE_FINALIZE}=true"
     )
 }
 

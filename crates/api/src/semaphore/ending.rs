@@ -17,10 +17,7 @@ pub struct Drain {
     /// is set, requires permission to create `semaphores/revoke`. Unset: no limit.
     /// Example: `10m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(min = 2, max = 20),
-        regex(pattern = r"^([0-9]{1,4}h)?([0-9]{1,4}m)?([0-9]{1,4}s)?([0-9]{1,7}ms)?$")
-    )]
+    #[schemars(length(min = 2, max = 20))]
     pub revoke_after: Option<String>,
 }
 

@@ -43,7 +43,9 @@ impl fmt::Display for Awaited {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The queue was never created, or was deleted.
-    #[error("the queue does not exist: create it first")]
+    #[error(
+        "the queue does not exist: create it first; that of a PressureQueue exists once `kubectl get pq` shows it as ready"
+    )]
     DoesNotExist,
     /// A queue of this name exists.
     #[error("the queue exists already: use it as it is, or delete it first")]

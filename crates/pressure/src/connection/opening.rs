@@ -74,16 +74,25 @@ impl Opener {
         port: u16,
         purpose: Purpose,
     ) -> Result<Connection, StoreError> {
-        match self.dial_and_greet(host, port, purpose).await {
+        let opened = match self.dial_and_greet(host, port, purpose).await {
             // A server rejects the client certificate only after the handshake. Whether
             // its reason arrives or the connection just breaks is a race.
-            Err(StoreError::Unreachable { .. }) if self.settings.tls.is_some() => {}
-            other => return other,
-        }
-        self.dial_and_greet(host, port, purpose).await.map_err(|err| match err {
-            StoreError::Unreachable { detail } if detail.contains("broken pipe") => {
-                let detail = "the server ended the connection right after the handshake".to_owned();
-                StoreError::CertificateRefused { detail }
+            Err(StoreError::Unreachable { .. }) if self.settings.tls.is_some() => {
+                self.dial_and_greet(host, port, purpose).await.map_err(|err| match err {
+                    StoreError::Unreachable { detail } if detail.contains("broken pipe") => {
+                        let detail = "the server ended the connection right after the handshake";
+                        StoreError::CertificateRefused { detail: detail.to_owned() }
+                    }
+                    other => other,
+                })
+            }
+            other => other,
+        };
+        opened.map_err(|err| match err {
+            StoreError::Unreachable { detail } => {
+                // A sentinel may have chosen the host.
+                let detail = clean_text(&format!("{host}:{port}: {detail}"), 256);
+                StoreError::Unreachable { detail }
             }
             other => other,
         })

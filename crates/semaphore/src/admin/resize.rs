@@ -64,7 +64,7 @@ pub enum ResizeError {
     /// The existing slots have records, and the request does not mention records. New
     /// slots would be the only ones without fencing and lock delay.
     #[error(
-        "the slots of the semaphore {lock} have records (fencing, lock delay), and new slots need them too: say with which lock delay"
+        "the slots of the semaphore {lock} have records (fencing, lock delay), and new slots need them too: give a lock delay (--lock-delay, 0s for none)"
     )]
     Records {
         /// The name of the semaphore.

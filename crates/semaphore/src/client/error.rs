@@ -75,10 +75,12 @@ pub enum AcquireError {
 
 fn full(lock: &str, slots: u32) -> String {
     match slots {
-        0 => format!("no token of the lock {lock:?} is free: wait longer, or give it more tokens"),
-        1 => format!("the lock {lock:?} is held: wait longer"),
+        0 => format!(
+            "no token of the lock {lock:?} is free: try again later, wait longer, or give it more tokens"
+        ),
+        1 => format!("the lock {lock:?} is held: try again later, or wait longer"),
         slots => format!(
-            "every slot of the lock {lock:?} is held ({slots} of {slots}): wait longer, or give it more slots"
+            "every slot of the lock {lock:?} is held ({slots} of {slots}): try again later, wait longer, or give it more slots"
         ),
     }
 }

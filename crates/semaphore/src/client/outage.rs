@@ -192,9 +192,7 @@ impl Lock {
     fn no_answer(&self, began: Moment, last: Option<BrokerError>) -> AcquireError {
         let after = Duration::from_secs(began.elapsed().as_secs().max(1));
         if last.is_none() && !self.was_connected() {
-            let endpoint = self.shared().endpoint.address.clone();
-            let why = format!("no answer within {after:?}");
-            return AcquireError::Broker(BrokerError::Unreachable { endpoint, why });
+            return AcquireError::Broker(self.shared().endpoint.no_answer(after).into());
         }
         let error = last.unwrap_or(BrokerError::Timeout { what: "the last requests", after });
         AcquireError::Unavailable { lock: self.name().to_string(), error }
