@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Command;
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 
 use super::failure::Failure;
 use super::output;
@@ -38,8 +39,32 @@ fn write_all(command: &Command, name: &str, directory: &std::path::Path) -> Resu
 
 fn page(command: &Command) -> Result<Vec<u8>, Failure> {
     let mut page = Vec::new();
-    Man::new(command.clone()).render(&mut page).map_err(|error| failed("the page", &error))?;
+    render(command, &mut page).map_err(|error| failed("the page", &error))?;
     Ok(page)
+}
+
+/// Like [`Man::render`], but with the usage line of `--help`. Clap's own synopsis lists all
+/// options, and leaves out the `--` before a command.
+fn render(command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+    let man = Man::new(command.clone());
+    man.render_title(page)?;
+    man.render_name_section(page)?;
+    let usage = command.clone().render_usage().to_string();
+    let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage);
+    let mut synopsis = Roff::new();
+    synopsis.control("SH", ["SYNOPSIS"]).text([roman(usage)]);
+    synopsis.to_writer(page)?;
+    man.render_description_section(page)?;
+    if command.get_arguments().any(|argument| !argument.is_hide_set()) {
+        man.render_options_section(page)?;
+    }
+    if command.has_subcommands() {
+        man.render_subcommands_section(page)?;
+    }
+    if command.get_after_help().is_some() || command.get_after_long_help().is_some() {
+        man.render_extra_section(page)?;
+    }
+    man.render_version_section(page)
 }
 
 fn failed(what: &str, error: &std::io::Error) -> Failure {

@@ -5,7 +5,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::ready;
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamFuture};
@@ -28,13 +28,21 @@ use super::kind::Kind;
 use super::reduced::Reduced;
 use super::status_writer::MAX_NOTE_BYTES;
 
+/// Pause between two log messages about a kind that is not installed.
+const REPORT_AGAIN: Duration = Duration::from_secs(30);
+
 /// Waits until a kind is installed, because the operator may be installed before its
 /// resource definitions. One namespace that can be listed is enough. Namespaces that
 /// cannot be listed are retried by their own watches.
 pub async fn until_installed<K: Kind>(apis: &[Api<Reduced<K>>], config: &watcher::Config) {
     let mut one = ListParams::default().limit(1);
     one.label_selector.clone_from(&config.label_selector);
+    let mut reported = None::<Instant>;
     loop {
+        let is_due = reported.is_none_or(|at| at.elapsed() >= REPORT_AGAIN);
+        if is_due {
+            reported = Some(Instant::now());
+        }
         for api in apis {
             let Err(error) = api.list(&one).await else { return };
             let advice = match &error {
@@ -46,7 +54,9 @@ pub async fn until_installed<K: Kind>(apis: &[Api<Reduced<K>>], config: &watcher
                 }
                 _ => "trying again",
             };
-            error!(error = explain(&error), namespace = api.namespace(), kind = %K::kind(&()), "cannot list: {advice}");
+            if is_due {
+                error!(error = explain(&error), namespace = api.namespace(), kind = %K::kind(&()), "cannot list: {advice}");
+            }
         }
         tokio::time::sleep(jitter(Duration::from_secs(2))).await;
     }

@@ -243,3 +243,28 @@ fn the_charts_annotations_name_its_kinds_with_examples() {
     crate::chart::kubectl(&crate::chart::DRY_RUN, Some(&examples)).unwrap();
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
+
+#[test]
+fn the_patch_in_the_installation_guide_adds_what_the_chart_adds_for_default_connections() {
+    let guide = include_str!("../../docs/installing.md");
+    let (_, patch) = guide.split_once("-n lockkeeper-system --patch '\n").unwrap();
+    let (patch, _) = patch.split_once("'\n```").unwrap();
+    let deployment = |values| {
+        let objects = rendered("lockkeeper-system", values);
+        of_kind(&objects, "Deployment").clone()
+    };
+    let arguments = ["patch", "--local", "-f", "-", "-o", "json", "--patch", patch];
+    let patched = kubectl(&arguments, Some(&[deployment("")])).unwrap();
+    let patched: Value = serde_json::from_str(&patched).unwrap();
+    let by_chart = "defaultConnections: {secretName: lockkeeper-default-connections}";
+    // The order of a list's entries says nothing here.
+    let pod = |deployment: &Value| {
+        let mut pod = deployment["spec"]["template"]["spec"].clone();
+        for list in ["env", "volumeMounts"] {
+            let entries = pod["containers"][0][list].as_array_mut().unwrap();
+            entries.sort_by_key(|entry| entry["name"].to_string());
+        }
+        pod
+    };
+    assert_eq!(pod(&patched), pod(&deployment(by_chart)));
+}

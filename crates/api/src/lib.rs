@@ -72,8 +72,8 @@ fn join_lines(schema: &mut JSONSchemaProps) {
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
-    /// Name of the Secret. Its namespace is that of this resource, unless the reference
-    /// also has a `namespace`. Example: `rabbit-default-user`.
+    /// Name of the Secret, in the namespace of this resource unless the reference has a
+    /// namespace of its own. Example: `my-connection`.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }

@@ -44,7 +44,7 @@ pub(in crate::cli) struct How {
     reason: String,
 
     /// URL of the broker's management API with an administrator's credentials, which may
-    /// close the holder's connection. Required except with protocol ExclusiveConsumer
+    /// close the holder's connection. Required, except for a semaphore of protocol ExclusiveConsumer
     #[arg(long, env = "RABBITMQ_ADMIN_URL", hide_env_values = true, value_name = "URL", help_heading = None)]
     admin_url: Option<String>,
 
