@@ -94,6 +94,18 @@ impl Manifest {
         }
     }
 
+    /// Returns whether the object has a name that is not generated.
+    pub fn has_name(&self) -> bool {
+        self.text_at("/metadata/name").is_some_and(|name| !name.is_empty())
+    }
+
+    /// Returns the lock or queue that all objects created from this manifest share,
+    /// although each has a generated name.
+    pub fn shared_target(&self) -> Option<&str> {
+        let target = self.text_at("/spec/lockName").or_else(|| self.text_at("/spec/queueName"));
+        target.filter(|_| !self.has_name())
+    }
+
     /// Returns whether the object is of this program's API group, in any kind and
     /// version.
     pub fn is_ours(&self) -> bool {

@@ -82,6 +82,16 @@ impl Checker {
         (kind.read)(value).map_err(|error| vec![Problem::new("", error.to_string())])
     }
 
+    /// As [`Self::check`], for a use without Kubernetes, which generates no names.
+    pub fn check_named(&self, manifest: &Manifest) -> Result<Box<dyn Object>, Vec<Problem>> {
+        let object = self.check(manifest)?;
+        if manifest.has_name() {
+            return Ok(object);
+        }
+        let message = "a manifest with generateName stands for another object each time that it is created. Set metadata.name, or create the object with kubectl create";
+        Err(vec![Problem::new("metadata.generateName", message)])
+    }
+
     fn kind(&self, manifest: &Manifest) -> Result<&Kind, Problem> {
         let kind = manifest.text_at("/kind").unwrap_or_default();
         let version = manifest.text_at("/apiVersion").unwrap_or_default();
