@@ -3,14 +3,15 @@
 
 mod check;
 mod lines;
+mod metadata;
 mod schema;
+mod text;
 
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use lockkeeper_api::GROUP;
-use serde::Deserialize;
 use serde_json::Value;
 
 pub(super) use self::check::Checker;
@@ -93,6 +94,18 @@ impl Manifest {
         }
     }
 
+    /// Returns whether the object has a name that is not generated.
+    pub fn has_name(&self) -> bool {
+        self.text_at("/metadata/name").is_some_and(|name| !name.is_empty())
+    }
+
+    /// Returns the lock or queue that all objects created from this manifest share,
+    /// although each has a generated name.
+    pub fn shared_target(&self) -> Option<&str> {
+        let target = self.text_at("/spec/lockName").or_else(|| self.text_at("/spec/queueName"));
+        target.filter(|_| !self.has_name())
+    }
+
     /// Returns whether the object is of this program's API group, in any kind and
     /// version.
     pub fn is_ours(&self) -> bool {
@@ -171,11 +184,9 @@ fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>) -> std::io::R
 
 impl Contents {
     fn add(&mut self, file: &str, text: &str) {
-        // A byte order mark, which some Windows editors write.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        for (number, (line, document)) in documents(text).into_iter().enumerate() {
+        for (number, (line, document)) in text::documents(text).into_iter().enumerate() {
             let start = Place { file: file.to_owned(), line, document: number + 1 };
-            match parse(document) {
+            match text::parse(document) {
                 Ok(Value::Null) => {}
                 Ok(value) => self.add_object(value, &start, document),
                 Err(error) => {
@@ -208,65 +219,9 @@ impl Contents {
     }
 }
 
-/// Returns the documents of a file, each with the number of its first line.
-fn documents(text: &str) -> Vec<(usize, &str)> {
-    let mut documents = Vec::new();
-    let (mut start, mut start_line, mut at) = (0, 1, 0);
-    for (number, line) in text.split_inclusive('\n').enumerate() {
-        // At the start of a line, `---` is a document marker in any context.
-        if line.strip_prefix("---").is_some_and(|rest| rest.trim_start() != rest || rest.is_empty())
-        {
-            if at > start {
-                documents.push((start_line, &text[start..at]));
-            }
-            (start, start_line) = (at, number + 1);
-        }
-        at += line.len();
-    }
-    documents.push((start_line, &text[start..]));
-    documents
-}
-
-fn parse(document: &str) -> Result<Value, serde_yaml::Error> {
-    // Not directly into a JSON value, in which the last of two equal keys would win.
-    let mut value = serde_yaml::Value::deserialize(serde_yaml::Deserializer::from_str(document))?;
-    value.apply_merge()?;
-    serde_json::to_value(&value)
-        .map(whole)
-        .map_err(|error| serde::de::Error::custom(error.to_string()))
-}
-
-/// Converts floats without a fraction to integers, as in kubectl's JSON.
-fn whole(value: Value) -> Value {
-    /// Up to this value, floats represent every integer exactly.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    match value {
-        Value::Number(number) => match number.as_f64() {
-            #[allow(clippy::cast_possible_truncation, reason = "it has no fraction and is small")]
-            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < EXACT => {
-                Value::from(float as i64)
-            }
-            _ => Value::Number(number),
-        },
-        Value::Array(items) => Value::Array(items.into_iter().map(whole).collect()),
-        Value::Object(fields) => {
-            Value::Object(fields.into_iter().map(|(key, value)| (key, whole(value))).collect())
-        }
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn documents_begin_where_three_dashes_are() {
-        let text = "# a\n---\na: 1\n--- # b\nb: |\n  ---\n---x: 1\n";
-        let expected = [(1, "# a\n"), (2, "---\na: 1\n"), (4, "--- # b\nb: |\n  ---\n---x: 1\n")];
-        assert_eq!(documents(text), expected);
-        assert_eq!(documents("a: 1"), [(1, "a: 1")]);
-    }
 
     #[test]
     fn a_field_is_found_on_its_line_also_in_a_list() {
@@ -280,11 +235,6 @@ mod tests {
         assert_eq!((lines(&a, "spec.slots"), lines(&b, "spec.slots")), (6, 9));
         assert_eq!((lines(&b, "spec.none"), lines(&b, "metadata.name")), (9, 7));
         assert_eq!((lines(&c, "spec[1].a"), lines(&c, "kind")), (14, 11));
-    }
-
-    #[test]
-    fn a_number_without_a_fraction_is_an_integer_as_in_kubectl() {
-        assert_eq!(parse("[3.0, 1e2, 1.5]").unwrap().to_string(), "[3,100,1.5]");
     }
 
     #[test]

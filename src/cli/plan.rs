@@ -126,7 +126,7 @@ impl Wanted {
         }
         let mut objects = Vec::new();
         for manifest in manifests.iter().filter(|manifest| manifest.is_ours()) {
-            match checker.check(manifest) {
+            match checker.check_named(manifest) {
                 Ok(mut object) => {
                     object.set_default_namespace(&self.namespace);
                     objects.push(object);

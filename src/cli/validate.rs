@@ -119,6 +119,13 @@ impl Problems {
                     let place = manifest.place_of("metadata.name");
                     self.add(place, &manifest.what(), true, "", &remark);
                 }
+                if let Some(target) = manifest.shared_target() {
+                    let remark = format!(
+                        "each object that is created from this manifest stands for {target}: set metadata.name, or leave the name of the lock or queue out"
+                    );
+                    let place = manifest.place_of("metadata.generateName");
+                    self.add(place, &manifest.what(), true, "", &remark);
+                }
             }
             Err(found) => {
                 self.invalid += 1;

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use axum::http::header::{HeaderValue, USER_AGENT};
 use axum::http::{Method, Request};
 use kube::Client;
 use kube::client::{Body, ClientBuilder};
@@ -25,7 +26,11 @@ const REQUESTS_AT_ONCE: usize = 24;
 /// Creates a client for the API server of this pod or of `KUBECONFIG`. It rejects changes
 /// once `may_act` no longer allows them. Does not connect.
 pub(super) async fn connect(metrics: &Metrics, may_act: MayAct) -> Result<Client, BoxError> {
-    let config = kubeconfig::find(None, None).await?;
+    let mut config = kubeconfig::find(None, None).await?;
+    // The API server takes the field manager of a write that names none, such as that of
+    // the finalizer, from the part before the slash.
+    let agent = concat!("lockkeeper/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
     let guard = FilterLayer::new(move |request: Request<Body>| {
         if request.method() == Method::GET || may_act.now() {
             Ok(request)

@@ -29,6 +29,7 @@ mod runner;
 mod same_server;
 mod semaphore;
 mod server;
+mod short_name;
 mod state;
 mod status_writer;
 mod unwatched;

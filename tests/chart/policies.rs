@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_api::all_crds;
 use lockkeeper_testkit::environment::random;
 use serde_json::{Value, json};
 
@@ -243,4 +244,137 @@ fn removing_slots_that_are_held_causes_a_warning() {
     assert!(slots(false, 2).is_empty());
     let scaled = semaphore(&["scale", "semaphore", "deploy", "--replicas=1"]);
     assert!(policies.warnings(&scaled).is_empty(), "a Scale has no number of held slots: {scaled}");
+}
+
+/// Returns the paths of all nullable fields of a kind's spec or status.
+fn nullable(kind: &str, part: &str) -> Vec<Vec<String>> {
+    fn walk(schema: &Value, path: &[String], found: &mut Vec<Vec<String>>) {
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            let path = [path, std::slice::from_ref(name)].concat();
+            if schema["nullable"] == true {
+                found.push(path.clone());
+            }
+            walk(schema, &path, found);
+        }
+    }
+    let crds: Vec<Value> =
+        all_crds().iter().map(|crd| serde_json::to_value(crd).unwrap()).collect();
+    let crd = crds.iter().find(|crd| crd["spec"]["names"]["kind"] == kind).unwrap();
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part];
+    let mut found = Vec::new();
+    walk(schema, &[], &mut found);
+    found
+}
+
+/// Sets a field to null, or removes it.
+fn emptied(spec: &Value, path: &[String], is_null: bool) -> Value {
+    let mut spec = spec.clone();
+    let (last, parents) = path.split_last().unwrap();
+    let mut parent = &mut spec;
+    for name in parents {
+        parent = &mut parent[name];
+        if parent.is_null() {
+            *parent = json!({});
+        }
+    }
+    let fields = parent.as_object_mut().unwrap();
+    fields.remove(last);
+    if is_null {
+        fields.insert(last.clone(), Value::Null);
+    }
+    spec
+}
+
+#[test]
+fn a_field_of_the_spec_that_is_null_is_absent_to_every_policy() {
+    let policies = Policies::new();
+    policies.enforce();
+    let own = json!({"connectionSecret": {"name": "own"}});
+    let (vhost, database) =
+        (json!({"slots": 1, "vhost": "prod"}), json!({"redisReference": {"database": 3}}));
+    let names = [json!({"slots": 1, "lockName": "theirs.lock"}), json!({"queueName": "theirs.q"})];
+    for (kind, spec) in [
+        ("Semaphore", &vhost),
+        ("PressureQueue", &database),
+        ("Semaphore", &names[0]),
+        ("PressureQueue", &names[1]),
+    ] {
+        eventually("the policy is in force", || policies.apply(true, kind, "new", spec).is_err());
+    }
+    let specs = [
+        ("Semaphore", json!({"slots": 1})),
+        ("Semaphore", json!({"lockName": "theirs.lock", "rabbitmqClusterReference": own})),
+        ("Semaphore", json!({"vhost": "prod", "rabbitmqClusterReference": own})),
+        ("Semaphore", json!({"lockName": "theirs.lock", "drain": {"revokeAfter": "1h"}})),
+        ("PressureQueue", json!({"bound": 1})),
+        ("PressureQueue", json!({"queueName": "theirs.q", "redisReference": own})),
+        (
+            "PressureQueue",
+            json!({"redisReference": {"database": 3, "connectionSecret": {"name": "own"}}}),
+        ),
+    ];
+    let mut objects = Vec::new();
+    for (number, (kind, spec)) in specs.iter().enumerate() {
+        for path in nullable(kind, "spec") {
+            for form in ["null", "absent"] {
+                let name = format!("{form}-{number}-{}", path.join(".").to_lowercase());
+                let metadata = json!({"name": name, "namespace": policies.namespace.0});
+                objects.push(json!({
+                    "apiVersion": "lockkeeper.dev/v1alpha1", "kind": kind, "metadata": metadata,
+                    "spec": emptied(spec, &path, form == "null"),
+                }));
+            }
+        }
+    }
+    assert!(objects.len() > 80, "{}", objects.len());
+    let create = ["create", "--dry-run=server", "-f", "-"];
+    let said = kubectl(&create, Some(&objects)).unwrap_err();
+    assert!(!said.contains("resulted in error"), "{said}");
+    let refused = |name: &str| said.contains(&format!("\"{name}\""));
+    let mut both = [0, 0];
+    for pair in objects.chunks(2) {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+        let (null, absent) = (refused(&name(&pair[0])), refused(&name(&pair[1])));
+        assert_eq!(null, absent, "{}: {said}", pair[0]);
+        both[usize::from(null)] += 1;
+    }
+    assert!(both.iter().all(|count| *count > 3), "{both:?}");
+}
+
+#[test]
+fn a_field_of_the_status_that_is_null_is_absent_to_every_policy() {
+    let policies = Policies::new();
+    let namespace = ["--namespace", policies.namespace.0.as_str()];
+    let run = |arguments: &[&str], objects: Option<&[Value]>| {
+        kubectl(&[arguments, &namespace].concat(), objects)
+    };
+    for (kind, guard) in [("Semaphore", "Unused"), ("PressureQueue", "Empty")] {
+        policies.apply(false, kind, "a", &json!({"deletionGuard": guard})).unwrap();
+        let stored = run(&["get", kind, "a", "-o", "json"], None).unwrap();
+        let mut stored: Value = serde_json::from_str(&stored).unwrap();
+        stored["status"] = json!({});
+        // Those that a Scale is made of cannot be null.
+        let of_scale = [["slots"], ["selector"]];
+        for path in nullable(kind, "status") {
+            if path.len() == 1 && !(kind == "Semaphore" && of_scale.iter().any(|of| path == of)) {
+                stored["status"] = emptied(&stored["status"], &path, true);
+            }
+        }
+        run(&["replace", "--subresource=status", "-f", "-"], Some(&[stored])).unwrap();
+        let stored = run(&["get", kind, "a", "-o", "jsonpath={.status}"], None).unwrap();
+        assert!(stored.contains(":null"), "{stored}");
+    }
+    policies.enforce();
+    eventually("the policy is in force", || {
+        policies.apply(true, "Semaphore", "new", &json!({"vhost": "prod"})).is_err()
+    });
+    for arguments in [
+        &["delete", "semaphore", "a", "--dry-run=server"][..],
+        &["delete", "pressurequeue", "a", "--dry-run=server"],
+        &["scale", "semaphore", "a", "--replicas=0"],
+    ] {
+        run(arguments, None).unwrap_or_else(|said| panic!("{arguments:?}: {said}"));
+    }
+    let said = policies.apply(true, "Semaphore", "a", &json!({"slots": 0})).unwrap();
+    assert!(policies.warnings(&said).is_empty(), "{said}");
 }

@@ -285,3 +285,31 @@ async fn signs_have_colours_only_on_request() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_manifest_that_generates_its_name_is_valid_and_not_applied() {
+    in_a_world("apply-generated", async |world| {
+        let object =
+            object("Semaphore", "run-", "slots: 2").replace("name: run-", "generateName: run-");
+        for verb in [PLAN, APPLY] {
+            let ended = run(&world, verb, &object).await;
+            assert_eq!(ended.code, Some(1), "{}", ended.said);
+            let why = "objects.yaml:4: Semaphore without a name: metadata.generateName: a manifest";
+            assert!(ended.said.contains(why), "{}", ended.said);
+            assert!(ended.said.contains("Set metadata.name"), "{}", ended.said);
+        }
+        assert_eq!(world.queues().await, BTreeSet::new());
+
+        let folder = Folder::new();
+        let shared = object.replace("slots: 2", "lockName: ci.run");
+        for (text, warns) in [(&object, false), (&shared, true)] {
+            let file = folder.write("objects.yaml", text);
+            let ended = ended(&mut program(&["validate", &file])).await;
+            assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.said);
+            let warning =
+                "warning: each object that is created from this manifest stands for ci.run";
+            assert_eq!(ended.out.contains(warning), warns, "{}", ended.out);
+        }
+    })
+    .await;
+}

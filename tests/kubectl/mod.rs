@@ -3,6 +3,7 @@
 
 mod apply;
 mod doctor;
+mod mutations;
 mod plugin;
 mod validate;
 

@@ -141,7 +141,7 @@ fn around_every_field() -> Vec<Value> {
     objects
 }
 
-async fn validate(arguments: &[&str]) -> Ended {
+pub(super) async fn validate(arguments: &[&str]) -> Ended {
     let mut command = program(&[&["validate"], arguments].concat());
     // Kubernetes is not used.
     ended(command.env("KUBECONFIG", "/nowhere")).await

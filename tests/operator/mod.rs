@@ -16,6 +16,7 @@ mod leader;
 mod lifecycle;
 mod management;
 mod metrics;
+mod names;
 mod namespaces;
 mod outages;
 mod owners;

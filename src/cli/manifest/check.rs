@@ -2,11 +2,11 @@
 //! the same steps in the same order. Rules that depend on the stored object, such as
 //! immutable fields, cannot be checked.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};
 use lockkeeper_api::{GROUP, all_crds};
 use serde_json::{Value, json};
 
+use super::metadata;
 use super::schema::{self, Problem, did_you_mean};
 use crate::cli::kinds::{KINDS, Object, Reader};
 use crate::cli::manifest::Manifest;
@@ -15,8 +15,8 @@ use crate::cli::manifest::Manifest;
 pub(in crate::cli) struct Checker {
     kinds: Vec<Kind>,
     validator: Validator,
-    /// Field names of the metadata of every object.
-    metadata: Vec<String>,
+    /// The schema of every object's metadata, for its field names.
+    metadata: Value,
 }
 
 struct Kind {
@@ -42,10 +42,7 @@ impl Checker {
                 Kind { name: name.clone(), version: version.name, schema, rules, read }
             })
         });
-        let metadata = schemars::schema_for!(ObjectMeta);
-        let metadata = metadata.get("properties").and_then(Value::as_object);
-        let metadata = metadata.map(|all| all.keys().cloned().collect()).unwrap_or_default();
-        Self { kinds: kinds.collect(), validator: Validator::new(), metadata }
+        Self { kinds: kinds.collect(), validator: Validator::new(), metadata: metadata::schema() }
     }
 
     /// Returns the typed object, with defaults applied, or all its problems.
@@ -56,13 +53,19 @@ impl Checker {
         // Strict decoding: unknown fields are errors.
         let mut found = Vec::new();
         let mut known = kind.schema.clone();
-        for field in ["apiVersion", "kind", "metadata"] {
+        for field in ["apiVersion", "kind"] {
             known["properties"][field] = json!({});
         }
+        known["properties"]["metadata"] = self.metadata.clone();
         schema::unknown("", &known, &value, &mut found);
-        self.check_metadata(&value["metadata"], &mut found);
+        let name = metadata::check(&value["metadata"], &mut found);
         if !found.is_empty() {
             return Err(found);
+        }
+        value["metadata"]["name"] = json!(name);
+        // A new object's status is dropped, whatever it is.
+        if let Some(fields) = value.as_object_mut() {
+            fields.remove("status");
         }
 
         // Defaults first, then the schema, then the rules.
@@ -77,6 +80,16 @@ impl Checker {
             return Err(errors.into_iter().map(|error| rule(&kind.schema, &error)).collect());
         }
         (kind.read)(value).map_err(|error| vec![Problem::new("", error.to_string())])
+    }
+
+    /// As [`Self::check`], for a use without Kubernetes, which generates no names.
+    pub fn check_named(&self, manifest: &Manifest) -> Result<Box<dyn Object>, Vec<Problem>> {
+        let object = self.check(manifest)?;
+        if manifest.has_name() {
+            return Ok(object);
+        }
+        let message = "a manifest with generateName stands for another object each time that it is created. Set metadata.name, or create the object with kubectl create";
+        Err(vec![Problem::new("metadata.generateName", message)])
     }
 
     fn kind(&self, manifest: &Manifest) -> Result<&Kind, Problem> {
@@ -94,47 +107,6 @@ impl Checker {
         }
         Ok(found)
     }
-
-    fn check_metadata(&self, metadata: &Value, found: &mut Vec<Problem>) {
-        let known = || self.metadata.iter().map(String::as_str);
-        for name in metadata.as_object().into_iter().flatten().map(|(name, _)| name) {
-            if !known().any(|known| known == name) {
-                let path = format!("metadata.{name}");
-                let message = format!("unknown field {path:?}{}", did_you_mean(name, known()));
-                found.push(Problem::new(path, message));
-            }
-        }
-        let read = match metadata {
-            Value::Null => Ok(ObjectMeta::default()),
-            metadata => serde_json::from_value(metadata.clone()),
-        };
-        if let Err(error) = read {
-            found.push(Problem::new("metadata", error.to_string()));
-            return;
-        }
-        let named = ["name", "generateName"].map(|field| (field, metadata[field].as_str()));
-        match named {
-            [(_, Some(name)), _] if !is_dns(name, 253, true) => {
-                let message = format!(
-                    "Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character, at most 253 of them"
-                );
-                found.push(Problem::new("metadata.name", message));
-            }
-            [(_, None), (_, None)] => {
-                let message = "Required value: name or generateName is required";
-                found.push(Problem::new("metadata.name", message));
-            }
-            _ => {}
-        }
-        if let Some(namespace) = metadata["namespace"].as_str()
-            && !is_dns(namespace, 63, false)
-        {
-            let message = format!(
-                "Invalid value: {namespace:?}: a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character, at most 63 of them"
-            );
-            found.push(Problem::new("metadata.namespace", message));
-        }
-    }
 }
 
 /// Converts a rule's error to a problem at the field that the rule specifies.
@@ -148,15 +120,4 @@ fn rule(schema: &Value, error: &kube::core::cel::ValidationError) -> Problem {
         format!("{}{field}", error.field_path),
         format!("Invalid value: {}", error.message),
     )
-}
-
-fn is_dns(name: &str, max: usize, dots: bool) -> bool {
-    let is_label = |label: &str| {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        !label.is_empty()
-            && label.chars().all(inner)
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    name.len() <= max && if dots { name.split('.').all(is_label) } else { is_label(name) }
 }

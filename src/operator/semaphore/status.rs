@@ -12,6 +12,10 @@ use lockkeeper_plan::semaphore::{Observed, ObservedSlots};
 use lockkeeper_semaphore::Risks;
 
 use super::state::{Observation, State};
+use crate::operator::short_name::shortened;
+
+/// Maximum length of a label's value.
+const LABEL_VALUE: usize = 63;
 
 pub(super) fn in_sync_message(observation: &Observation, valid: &ValidSemaphore) -> String {
     let suspended = if valid.suspend { "; suspended" } else { "" };
@@ -77,11 +81,13 @@ pub(super) fn describe(
 
 /// Returns the selector for a Scale, which contains nothing else of the status. It
 /// matches no pods. The chart's policy `revoke-scale` uses it to detect that lowering the
-/// count revokes holders.
+/// count revokes holders. The API server parses it for autoscalers: the value of a label
+/// has a limit, and names may be longer.
 fn selector(semaphore: &Semaphore) -> String {
     let after = semaphore.spec.drain.as_ref().and_then(|drain| drain.revoke_after.as_ref());
     let revokes = after.map(|after| format!(",{GROUP}/revoke-after={after}"));
-    format!("{GROUP}/semaphore={}{}", semaphore.name_any(), revokes.unwrap_or_default())
+    let name = shortened(&semaphore.name_any(), LABEL_VALUE);
+    format!("{GROUP}/semaphore={name}{}", revokes.unwrap_or_default())
 }
 
 fn drained(seen: &ObservedSlots, slots: u32) -> ConditionUpdate {
