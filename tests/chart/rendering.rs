@@ -3,7 +3,7 @@
 use lockkeeper_api::all_crds;
 use serde_json::{Value, json};
 
-use crate::chart::{FULL, WITHOUT, documents, is_foreign, of_kind, rendered, rendered_as};
+use crate::chart::{FULL, WITHOUT, documents, is_foreign, kubectl, of_kind, rendered, rendered_as};
 
 fn kinds(objects: &[Value]) -> Vec<&str> {
     objects.iter().map(|object| object["kind"].as_str().unwrap()).collect()
