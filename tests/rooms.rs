@@ -127,6 +127,23 @@ fn tls_is_done_with_ring_alone() {
     assert!(!all.contains("openssl"), "cargo tree -i openssl shows which crate requires it");
 }
 
+/// `env::var` makes a value that is not UTF-8 look like one that is not set, which would lead
+/// to another server. See `variable_text` in the crate `plan`.
+#[test]
+fn no_variable_of_the_environment_is_unset_because_it_is_not_text() {
+    let mut wrong = Vec::new();
+    for file in ["src", "crates"].into_iter().flat_map(sources) {
+        let is_tool =
+            ["crates/bench", "crates/testkit"].iter().any(|tool| file.path.starts_with(tool));
+        let is_test = is_tool || file.path.ends_with("tests.rs");
+        let code = file.code.split("#[cfg(test)]").next().unwrap();
+        if !is_test && ["env::var(", "env::vars("].iter().any(|read| code.contains(read)) {
+            wrong.push(file.path.display().to_string());
+        }
+    }
+    assert!(wrong.is_empty(), "use std::env::var_os and variable_text: {}", wrong.join(", "));
+}
+
 /// A source file without its comments.
 struct Source {
     path: PathBuf,

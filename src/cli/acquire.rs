@@ -191,7 +191,8 @@ fn not_acquired(error: &AcquireError) -> Failure {
 
 /// Returns `$USER@host`, as far as known. In a pod the host is the pod's name.
 fn default_identity() -> Option<String> {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok();
+    let user = std::env::var_os("USER").or_else(|| std::env::var_os("LOGNAME"));
+    let user = user.map(|user| user.to_string_lossy().into_owned());
     let host = std::fs::read_to_string("/etc/hostname").ok().map(|name| name.trim().to_owned());
     match (user, host.filter(|host| !host.is_empty())) {
         (Some(user), Some(host)) => Some(format!("{user}@{host}")),

@@ -55,8 +55,8 @@ async fn an_encrypted_connection_works_with_the_authority_of_the_secret() {
     let url = format!("rediss://localhost:{}/0", server.port);
     let file = server.authority.file("ca.crt");
     let variable = |name: &str| match name {
-        "REDIS_URL" => Some(url.clone()),
-        "REDIS_TLS_CA_FILE" => Some(file.clone()),
+        "REDIS_URL" => Some(url.clone().into()),
+        "REDIS_TLS_CA_FILE" => Some(file.clone().into()),
         _ => None,
     };
     let read = |file: &str| std::fs::read_to_string(file).ok();

@@ -3,6 +3,7 @@
 
 mod address;
 mod cluster;
+mod environment;
 mod error;
 mod probe;
 mod rabbitmq_broker;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use secrecy::{ExposeSecret, SecretString};
 
 pub use cluster::{ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, is_allowed};
+pub use environment::variable_text;
 pub use error::SettingsError;
 pub use probe::Probe;
 pub use rabbitmq_broker::{ManagementSettings, RabbitmqSettings};

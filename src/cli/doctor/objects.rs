@@ -25,7 +25,9 @@ pub(super) struct Look<'a> {
     cluster: &'a Cluster,
     ask_servers: bool,
     place: LockLocation,
+    has_broker: bool,
     queue_place: QueueLocation,
+    has_store: bool,
 }
 
 /// The status of an object, as reported by the operator.
@@ -74,17 +76,24 @@ impl Report<'_> {
 }
 
 impl<'a> Look<'a> {
-    pub fn new(cluster: &'a Cluster, kubernetes: &Kubernetes, ask_servers: bool) -> Self {
-        Self {
+    pub fn new(
+        cluster: &'a Cluster,
+        kubernetes: &Kubernetes,
+        ask_servers: bool,
+    ) -> Result<Self, Failure> {
+        let amqp = variable("AMQP_URL")?;
+        Ok(Self {
             cluster,
             ask_servers,
+            has_broker: amqp.is_some(),
+            has_store: variable("REDIS_URL")?.is_some(),
             place: LockLocation::of_urls(
-                [variable("AMQP_URL"), variable("RABBITMQ_MANAGEMENT_URL")],
+                [amqp, variable("RABBITMQ_MANAGEMENT_URL")?],
                 ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"],
                 kubernetes.clone(),
             ),
             queue_place: QueueLocation::of_url(None, "REDIS_URL", kubernetes.clone()),
-        }
+        })
     }
 
     pub async fn semaphore(&self, object: Semaphore) -> Vec<Finding> {
@@ -93,7 +102,7 @@ impl<'a> Look<'a> {
         let has_own = object.spec.rabbitmq_cluster_reference.is_some();
         let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
         let about = about(&object, "sem");
-        if has_own || variable("AMQP_URL").is_some() {
+        if has_own || self.has_broker {
             match self.place.of_resource(&self.found(object)).await {
                 Ok(found) if self.ask_servers => {
                     let answer = ask_broker(found.settings).await;
@@ -113,7 +122,7 @@ impl<'a> Look<'a> {
         let has_own = reference.is_some_and(|reference| reference.connection_secret.is_some());
         let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
         let about = about(&object, "pq");
-        if has_own || variable("REDIS_URL").is_some() {
+        if has_own || self.has_store {
             match self.queue_place.of_resource(&self.found(object)).await {
                 Ok((settings, _)) if self.ask_servers => {
                     let answer = ask_store(settings).await;

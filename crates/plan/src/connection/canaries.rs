@@ -38,7 +38,8 @@ fn shows_nothing<T: Debug>(
     match read {
         Err(error) => {
             let (SettingsError::MissingKey { key: named, .. }
-            | SettingsError::BadValue { key: named, .. }) = &error;
+            | SettingsError::BadValue { key: named, .. }
+            | SettingsError::NotText { variable: named }) = &error;
             assert_eq!(*named, key, "{what:?}: {error}");
             hides(what, &format!("{error} {error:?}"));
         }
@@ -99,7 +100,7 @@ fn a_password_that_is_not_percent_encoded_is_refused_and_never_shown() {
                     encodes(RedisSettings::from_url(&url).err(), &url);
                     let keys = data(&[("uri", &url)]);
                     redis(&url, "uri", RedisSettings::from_secret(&keys, None));
-                    let variable = |name: &str| (name == "REDIS_URL").then(|| url.clone());
+                    let variable = |name: &str| (name == "REDIS_URL").then(|| url.clone().into());
                     let read = RedisSettings::from_environment(variable, |_| None);
                     redis(&url, "REDIS_URL", read);
                 }
@@ -160,7 +161,7 @@ fn no_part_of_a_malformed_url_or_key_is_shown() {
         assert!(said.contains("the key port"), "{said}");
         rabbitmq(host, "host", read);
         redis(host, "host", RedisSettings::from_secret(&keys, None));
-        let variable = |name: &str| (name == "REDIS_SERVER").then(|| host.to_owned());
+        let variable = |name: &str| (name == "REDIS_SERVER").then(|| host.into());
         redis(host, "REDIS_SERVER", RedisSettings::from_environment(variable, |_| None));
     }
     for (key, value) in [

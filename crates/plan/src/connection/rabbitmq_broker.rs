@@ -1,6 +1,7 @@
 //! Settings of a RabbitMQ broker and its management API: the typed form of a Secret's
 //! keys or of URLs. Parsing only.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use secrecy::SecretString;
@@ -10,7 +11,7 @@ use super::address::{Address, host, port, scheme};
 use super::tls::Names;
 use super::{
     ADMIN, AMQP, MANAGEMENT, NO_LOGIN, Probe, SecretData, SettingsError, TlsSettings, admin_secret,
-    credential, decode, first, host_and_port, login, value,
+    credential, decode, first, host_and_port, login, value, variable_text,
 };
 
 const PLAIN_PORT: u16 = 5672;
@@ -255,18 +256,20 @@ impl RabbitmqSettings {
     }
 
     /// [`Self::with_tls_files`] with the files named by environment variables. An empty
-    /// variable counts as unset. `variable` returns a variable's value.
+    /// variable counts as unset. `variable` returns a variable's value, as
+    /// [`std::env::var_os`] does.
     ///
     /// # Errors
     ///
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_tls_of_environment(
         self,
-        variable: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&'static str) -> Option<OsString>,
         read: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
-        let file = |name| variable(name).filter(|file| !file.is_empty());
-        self.with_tls_files([file(FILES.authorities), file(FILES.chain), file(FILES.key)], read)
+        let file = |name| variable_text(name, variable(name));
+        let files = [file(FILES.authorities)?, file(FILES.chain)?, file(FILES.key)?];
+        self.with_tls_files(files, read)
     }
 
     /// Returns host and port for display.

@@ -1,6 +1,7 @@
 //! Settings of one database of a Redis server, direct or through sentinels: the typed
 //! form of a Secret's keys, of a URL and of a program's environment. Parsing only.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use secrecy::SecretString;
@@ -9,7 +10,7 @@ use super::address::{Address, host, port, scheme};
 use super::tls::Names;
 use super::{
     NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
-    host_and_port, login, value,
+    host_and_port, login, value, variable_text,
 };
 
 const PLAIN_PORT: u16 = 6379;
@@ -150,26 +151,26 @@ impl RedisSettings {
     /// files: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An
     /// empty variable counts as unset.
     ///
-    /// `variable` returns a variable's value. `read` returns a file's text, or `None` to
+    /// `variable` returns a variable's value, as [`std::env::var_os`] does. `read` returns a file's text, or `None` to
     /// give up.
     ///
     /// # Errors
     ///
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_environment(
-        variable: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&'static str) -> Option<OsString>,
         read: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
-        let get = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let settings = if let Some(url) = get("REDIS_URL") {
+        let get = |name| variable_text(name, variable(name));
+        let settings = if let Some(url) = get("REDIS_URL")? {
             Self::parse(&url, "REDIS_URL")?
         } else {
             let bad = |key, why| SettingsError::BadValue { key, why };
-            let server = get("REDIS_SERVER");
-            let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
+            let server = get("REDIS_SERVER")?;
+            let database = get("REDIS_DB")?.map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
                 host(server.as_deref().unwrap_or("127.0.0.1"), "REDIS_SERVER", ALONE)?,
-                get("REDIS_PORT").map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
+                get("REDIS_PORT")?.map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
             );
             settings.database = database
                 .filter(|database| *database >= 0)
@@ -177,7 +178,7 @@ impl RedisSettings {
             settings
         };
         settings.with_tls_files(
-            [get("REDIS_TLS_CA_FILE"), get("REDIS_TLS_CERT_FILE"), get("REDIS_TLS_KEY_FILE")],
+            [get("REDIS_TLS_CA_FILE")?, get("REDIS_TLS_CERT_FILE")?, get("REDIS_TLS_KEY_FILE")?],
             read,
         )
     }

@@ -1,7 +1,10 @@
 //! Tests of parsing a Redis server's Secret, URL and environment.
 
+use std::os::unix::ffi::OsStringExt;
+
 use secrecy::ExposeSecret;
 
+use super::super::RabbitmqSettings;
 use super::super::tests::data;
 use super::*;
 
@@ -10,7 +13,7 @@ const KEY: &str = "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\
 
 fn from_variables(pairs: &[(&str, &str)]) -> Result<RedisSettings, SettingsError> {
     let variable =
-        |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
     let read = |file: &str| match file {
         "/ca" | "/cert" => Some(CERTIFICATE.to_owned()),
         "/key" => Some(KEY.to_owned()),
@@ -58,7 +61,8 @@ fn mistakes_about_tls_are_named_by_their_key_and_no_value_is_shown() {
         all.extend(data(wrong));
         let err = RedisSettings::from_secret(&all, None).unwrap_err();
         let (SettingsError::MissingKey { key: named, .. }
-        | SettingsError::BadValue { key: named, .. }) = &err;
+        | SettingsError::BadValue { key: named, .. }
+        | SettingsError::NotText { variable: named }) = &err;
         assert_eq!(*named, key, "{err}");
         assert!(!err.to_string().contains("hush"), "{err}");
     }
@@ -141,5 +145,22 @@ fn unix_sockets_are_named_as_not_supported() {
     for wrong in ["unix:///run/redis.sock", "redis+socket:///run/redis.sock?virtual_host=1"] {
         let err = RedisSettings::from_url(wrong).unwrap_err().to_string();
         assert!(err.contains("Unix sockets are not supported"), "{err}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_text_is_named_and_never_counts_as_unset() {
+    let bytes = || OsString::from_vec(b"redis://:hush\xe9@h".to_vec());
+    for wrong in ["REDIS_URL", "REDIS_SERVER", "REDIS_PORT", "REDIS_DB", "REDIS_TLS_CA_FILE"] {
+        let variable = |name: &str| (name == wrong).then(bytes);
+        let error = RedisSettings::from_environment(variable, |_| None).unwrap_err();
+        assert_eq!(error, SettingsError::NotText { variable: wrong });
+        assert!(error.to_string().contains(wrong) && !error.to_string().contains("hush"));
+    }
+    for wrong in ["RABBITMQ_TLS_CA_FILE", "RABBITMQ_TLS_CERT_FILE", "RABBITMQ_TLS_KEY_FILE"] {
+        let broker = RabbitmqSettings::from_urls("amqps://h", None).unwrap();
+        let variable = |name: &str| (name == wrong).then(bytes);
+        let error = broker.with_tls_of_environment(variable, |_| None).unwrap_err();
+        assert_eq!(error, SettingsError::NotText { variable: wrong });
     }
 }
