@@ -144,6 +144,27 @@ fn no_variable_of_the_environment_is_unset_because_it_is_not_text() {
     assert!(wrong.is_empty(), "use std::env::var_os and variable_text: {}", wrong.join(", "));
 }
 
+/// Kubernetes sets such variables in each pod, by the names of the Services in its namespace.
+#[test]
+fn no_variable_but_one_has_a_name_that_service_links_can_have() {
+    let is_link = |name: &str| {
+        let is_name =
+            name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+        let of_links = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"];
+        is_name && (name.ends_with("_PORT") || of_links.iter().any(|part| name.contains(part)))
+    };
+    let mut found = BTreeSet::new();
+    for file in ["src", "crates/plan/src", "crates/pressure/src"].into_iter().flat_map(sources) {
+        let code = file.code.split("#[cfg(test)]").next().unwrap();
+        if !file.path.ends_with("tests.rs") {
+            let links = code.split('"').filter(|text| is_link(text));
+            found.extend(links.map(ToOwned::to_owned));
+        }
+    }
+    // Its value is recognized: `service_links_of_kubernetes_have_no_effect`.
+    assert_eq!(found, BTreeSet::from(["REDIS_PORT".to_owned()]));
+}
+
 /// A source file without its comments.
 struct Source {
     path: PathBuf,

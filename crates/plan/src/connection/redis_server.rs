@@ -7,6 +7,7 @@ use std::fmt;
 use secrecy::SecretString;
 
 use super::address::{Address, host, port, scheme};
+use super::environment::is_service_link;
 use super::tls::Names;
 use super::{
     NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
@@ -149,7 +150,8 @@ impl RedisSettings {
     /// Reads the environment variables of pressure's clients: `REDIS_URL`, else
     /// `REDIS_SERVER` (127.0.0.1), `REDIS_PORT` (6379) and `REDIS_DB` (0). TLS uses PEM
     /// files: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An
-    /// empty variable counts as unset.
+    /// empty variable counts as unset, and so does a `REDIS_PORT` that Kubernetes sets for a
+    /// Service named redis, such as `tcp://10.0.0.1:6379`.
     ///
     /// `variable` returns a variable's value, as [`std::env::var_os`] does. `read` returns a file's text, or `None` to
     /// give up.
@@ -167,10 +169,12 @@ impl RedisSettings {
         } else {
             let bad = |key, why| SettingsError::BadValue { key, why };
             let server = get("REDIS_SERVER")?;
+            // The port of a Service named redis need not be that of this server.
+            let given_port = get("REDIS_PORT")?.filter(|value| !is_service_link(value));
             let database = get("REDIS_DB")?.map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
                 host(server.as_deref().unwrap_or("127.0.0.1"), "REDIS_SERVER", ALONE)?,
-                get("REDIS_PORT")?.map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
+                given_port.map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
             );
             settings.database = database
                 .filter(|database| *database >= 0)

@@ -164,3 +164,52 @@ fn a_variable_that_is_not_text_is_named_and_never_counts_as_unset() {
         assert_eq!(error, SettingsError::NotText { variable: wrong });
     }
 }
+
+/// The variables that Kubernetes sets for a Service, in each pod of its namespace.
+fn service_links(service: &str) -> Vec<(String, String)> {
+    let (address, port) = ("10.96.0.11", 6380);
+    let mut links = vec![
+        ("SERVICE_HOST".to_owned(), address.to_owned()),
+        ("SERVICE_PORT".to_owned(), port.to_string()),
+        ("PORT".to_owned(), format!("tcp://{address}:{port}")),
+    ];
+    for name in ["URL", "AMQP", "DB", "SERVER", "TLS_CA_FILE"] {
+        links.push((format!("SERVICE_PORT_{name}"), port.to_string()));
+    }
+    for protocol in ["TCP", "UDP", "SCTP"] {
+        let start = format!("PORT_{port}_{protocol}");
+        let url = format!("{}://{address}:{port}", protocol.to_lowercase());
+        links.push((start.clone(), url));
+        links.push((format!("{start}_PROTO"), protocol.to_lowercase()));
+        links.push((format!("{start}_PORT"), port.to_string()));
+        links.push((format!("{start}_ADDR"), address.to_owned()));
+    }
+    let service = service.to_uppercase().replace('-', "_");
+    links.into_iter().map(|(name, value)| (format!("{service}_{name}"), value)).collect()
+}
+
+#[test]
+fn service_links_of_kubernetes_have_no_effect() {
+    let services =
+        ["redis", "rabbitmq", "lockkeeper", "amqp", "pressure", "redis-server", "rabbitmq-tls-ca"];
+    let set: Vec<_> = services.into_iter().flat_map(service_links).collect();
+    let linked =
+        |name: &str| set.iter().find(|(link, _)| link == name).map(|(_, value)| value.into());
+    let of = |own: &[(&str, &str)]| {
+        let variable = |name: &str| {
+            let own = own.iter().find(|(own, _)| *own == name).map(|(_, value)| value.into());
+            own.or_else(|| linked(name))
+        };
+        RedisSettings::from_environment(variable, |_| None).unwrap().address()
+    };
+    assert_eq!(of(&[]), "127.0.0.1:6379/0");
+    assert_eq!(of(&[("REDIS_SERVER", "redis"), ("REDIS_DB", "3")]), "redis:6379/3");
+    assert_eq!(of(&[("REDIS_SERVER", "redis"), ("REDIS_PORT", "7")]), "redis:7/0");
+    assert_eq!(of(&[("REDIS_URL", "redis://h:1/2")]), "h:1/2");
+    for link in ["tcp://10.0.0.1:6379", "udp://10.0.0.1:1", "sctp://[fd00::1]:1"] {
+        assert_eq!(of(&[("REDIS_PORT", link)]), "127.0.0.1:6379/0");
+    }
+    let broker = RabbitmqSettings::from_urls("amqps://h", None).unwrap();
+    let broker = broker.with_tls_of_environment(linked, |_| None).unwrap();
+    assert!(broker.tls.unwrap().authorities.is_none());
+}
