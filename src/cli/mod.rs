@@ -166,7 +166,13 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
 
 /// Prints what clap has to say: help and version to stdout, invalid usage to stderr.
 fn printed(error: &clap::Error) -> ExitCode {
-    if error.kind() == ErrorKind::InvalidUtf8
+    // The value of an option that is one of several is shown, with U+FFFD.
+    let is_not_text = match error.kind() {
+        ErrorKind::InvalidUtf8 => true,
+        ErrorKind::InvalidValue => error.to_string().contains(char::REPLACEMENT_CHARACTER),
+        _ => false,
+    };
+    if is_not_text
         && std::env::args_os().all(|argument| argument.to_str().is_some())
         && let Some(variable) = variable_that_is_not_text(&Cli::command())
     {

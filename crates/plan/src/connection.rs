@@ -6,6 +6,7 @@ mod cluster;
 mod environment;
 mod error;
 mod probe;
+mod query;
 mod rabbitmq_broker;
 mod redis_server;
 mod tls;

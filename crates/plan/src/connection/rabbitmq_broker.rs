@@ -8,6 +8,7 @@ use secrecy::SecretString;
 use url::Url;
 
 use super::address::{Address, host, port, scheme};
+use super::query::OF_AMQP;
 use super::tls::Names;
 use super::{
     ADMIN, AMQP, MANAGEMENT, NO_LOGIN, Probe, SecretData, SettingsError, TlsSettings, admin_secret,
@@ -16,25 +17,6 @@ use super::{
 
 const PLAIN_PORT: u16 = 5672;
 const TLS_PORT: u16 = 5671;
-
-/// Query parameters of other AMQP clients, which have no effect here.
-const IGNORED: [&str; 15] = [
-    "auth_mechanism",
-    "blocked_connection_timeout",
-    "cacertfile",
-    "certfile",
-    "channel_max",
-    "connection_attempts",
-    "connection_timeout",
-    "frame_max",
-    "heartbeat",
-    "keyfile",
-    "locale",
-    "retry_delay",
-    "server_name_indication",
-    "socket_timeout",
-    "verify",
-];
 
 /// Environment variables with the names of certificate files.
 const FILES: Names = Names {
@@ -318,7 +300,7 @@ impl RabbitmqSettings {
             Some((scheme, rest)) if scheme == "amqps" => (true, rest),
             _ => return Err(bad(expected)),
         };
-        let address = Address::split(rest, key, &IGNORED)?.without_fragment()?;
+        let address = Address::split(rest, key, &[], OF_AMQP)?.without_fragment()?;
         let vhost = match address.path.strip_prefix('/') {
             None | Some("") => "/".to_owned(),
             Some(path) => decode(path).ok_or_else(|| bad("the virtual host is not valid text"))?,
@@ -351,7 +333,7 @@ impl RabbitmqSettings {
             "https" => true,
             _ => return Err(bad()),
         };
-        let address = Address::split(rest, key, &[])?.without_fragment()?;
+        let address = Address::split(rest, key, &[], &[])?.without_fragment()?;
         address.host_and_port(0)?;
         let (username, password) = login(&address, key)?;
         let Address { hosts, path, .. } = address;

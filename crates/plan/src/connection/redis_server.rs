@@ -8,6 +8,7 @@ use secrecy::SecretString;
 
 use super::address::{Address, host, port, scheme};
 use super::environment::is_service_link;
+use super::query::{DATABASE, OF_REDIS};
 use super::tls::Names;
 use super::{
     NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
@@ -16,19 +17,6 @@ use super::{
 
 const PLAIN_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
-
-/// Query parameters of other Redis clients, which have no effect here.
-const IGNORED: [&str; 9] = [
-    "client_name",
-    "decode_responses",
-    "health_check_interval",
-    "max_connections",
-    "protocol",
-    "socket_connect_timeout",
-    "socket_timeout",
-    "ssl_cert_reqs",
-    "timeout",
-];
 
 const ALONE: &str = "expected only a host name or an address: set the port by REDIS_PORT, or the whole address by REDIS_URL";
 
@@ -134,7 +122,8 @@ impl RedisSettings {
         Ok(settings)
     }
 
-    /// Parses `redis://user:password@host:port/db`, or `rediss://` for TLS. With
+    /// Parses `redis://user:password@host:port/db`, or `rediss://` for TLS. A query `?db=3`
+    /// takes precedence over the path, as in redis-py. With
     /// sentinels, it uses the format of Lettuce:
     /// `redis-sentinel://user:password@host:port,host:port/db#master`
     /// (`rediss-sentinel://`). User and password are then the server's, and are tried on
@@ -269,7 +258,7 @@ impl RedisSettings {
             }
             _ => return Err(bad(expected)),
         };
-        let address = Address::split(rest, key, &IGNORED)?;
+        let address = Address::split(rest, key, DATABASE, OF_REDIS)?;
         let address = if is_sentinel { address } else { address.without_fragment()? };
         if !is_sentinel && address.hosts.contains(',') {
             return Err(bad("it names several hosts: only redis-sentinel:// has more than one"));
@@ -280,9 +269,11 @@ impl RedisSettings {
             return Err(bad("it names no host"));
         };
         let (username, password) = login(&address, key)?;
-        let database = match address.path.trim_start_matches('/') {
-            "" => 0,
-            path => path.parse().map_err(|_| bad("a database is a number from 0"))?,
+        let number = |text: &str| decode(text)?.parse().ok().filter(|number| *number >= 0);
+        let database = match (address.query, address.path.trim_start_matches('/')) {
+            (None, "") => Some(0),
+            (None, path) => number(path),
+            (Some(query), _) => number(query),
         };
         let sentinel = if is_sentinel {
             let missing = || bad("it names no master: redis-sentinel://host:26379/0#master");
@@ -294,7 +285,7 @@ impl RedisSettings {
         let mut settings = Self::at(host, port);
         settings.username = username;
         settings.password = password.filter(|p| !p.is_empty()).map(Into::into);
-        settings.database = database;
+        settings.database = database.ok_or_else(|| bad("a database is a number from 0"))?;
         settings.tls = is_tls.then(TlsSettings::default);
         settings.sentinel = sentinel;
         Ok(settings)
