@@ -99,8 +99,8 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
-fn read(file: &str) -> Option<String> {
-    std::fs::read_to_string(file).ok()
+fn read(file: &str) -> Option<Vec<u8>> {
+    std::fs::read(file).ok()
 }
 
 /// The default connections, reread on use.

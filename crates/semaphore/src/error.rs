@@ -61,7 +61,7 @@ pub enum BrokerError {
     /// The TLS handshake failed. Either one side rejected the other's certificate, or the
     /// broker does not use TLS on that port.
     #[error(
-        "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key, that the broker's certificate names the host, and that the port speaks TLS"
+        "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key of the Secret, or the files of the TLS variables, that the broker's certificate names the host, and that the port speaks TLS"
     )]
     CertificateRefused {
         /// `host:port`.

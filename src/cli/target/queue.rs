@@ -192,7 +192,7 @@ impl QueueLocation {
             };
             given.map(OsString::from).or_else(|| std::env::var_os(name))
         };
-        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let read = |file: &str| std::fs::read(file).ok();
         let settings = RedisSettings::from_environment(lookup, read).map_err(|error| {
             let error = error.named("REDIS_SERVER", "--server (REDIS_SERVER)");
             usage(&error.named("REDIS_URL", self.source))

@@ -221,7 +221,7 @@ impl RabbitmqSettings {
 
     /// Adds the certificates of these optional files: the CA's, the client's and its key.
     /// In an environment they are `RABBITMQ_TLS_CA_FILE`, `RABBITMQ_TLS_CERT_FILE` and
-    /// `RABBITMQ_TLS_KEY_FILE`. `read` returns a file's text, or `None` to give up.
+    /// `RABBITMQ_TLS_KEY_FILE`. `read` returns a file's content, or `None` to give up.
     ///
     /// # Errors
     ///
@@ -229,7 +229,7 @@ impl RabbitmqSettings {
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let instead =
             "amqps://… or https://…: there are certificates, and no connection is encrypted";
@@ -247,7 +247,7 @@ impl RabbitmqSettings {
     pub fn with_tls_of_environment(
         self,
         variable: impl Fn(&'static str) -> Option<OsString>,
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let file = |name| variable_text(name, variable(name));
         let files = [file(FILES.authorities)?, file(FILES.chain)?, file(FILES.key)?];
@@ -275,14 +275,12 @@ impl RabbitmqSettings {
         instead: &'static str,
         texts: [Option<String>; 3],
     ) -> Result<(), SettingsError> {
-        if texts.iter().all(Option::is_none) {
-            return Ok(());
-        }
+        let has_any = texts.iter().any(Option::is_some);
         let tls = TlsSettings::from_pem(names, texts)?;
         let apis = [&mut self.management, &mut self.administrator].into_iter().flatten();
         let of_apis = apis.filter_map(|api| api.tls.as_mut());
         let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_apis).collect();
-        if encrypted.is_empty() {
+        if encrypted.is_empty() && has_any {
             // A user who configures certificates expects the connection to be encrypted.
             return Err(SettingsError::MissingKey { key: "tls", instead });
         }

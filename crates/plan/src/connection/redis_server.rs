@@ -142,7 +142,7 @@ impl RedisSettings {
     /// empty variable counts as unset, and so does a `REDIS_PORT` that Kubernetes sets for a
     /// Service named redis, such as `tcp://10.0.0.1:6379`.
     ///
-    /// `variable` returns a variable's value, as [`std::env::var_os`] does. `read` returns a file's text, or `None` to
+    /// `variable` returns a variable's value, as [`std::env::var_os`] does. `read` returns a file's content, or `None` to
     /// give up.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl RedisSettings {
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_environment(
         variable: impl Fn(&'static str) -> Option<OsString>,
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let get = |name| variable_text(name, variable(name));
         let settings = if let Some(url) = get("REDIS_URL")? {
@@ -177,7 +177,7 @@ impl RedisSettings {
     }
 
     /// Adds the certificates of these optional files: the CA's, the client's and its key.
-    /// `read` returns a file's text, or `None` to give up.
+    /// `read` returns a file's content, or `None` to give up.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl RedisSettings {
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let names = Names {
             authorities: "REDIS_TLS_CA_FILE",

@@ -40,7 +40,7 @@ impl Queue {
         name: &str,
         get: impl Fn(&'static str) -> Option<OsString>,
     ) -> Result<Self, EnvironmentError> {
-        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let read = |file: &str| std::fs::read(file).ok();
         let settings = RedisSettings::from_environment(&get, read)?;
         let prefix =
             variable_text(PREFIX, get(PREFIX))?.unwrap_or_else(|| DEFAULT_PREFIX.to_owned());

@@ -131,7 +131,7 @@ fn certificates_without_encryption_and_half_a_pair_are_refused_without_showing_t
 fn the_files_of_an_environment_are_read_and_one_that_can_not_be_is_named() {
     let settings = || RabbitmqSettings::from_urls("amqps://h", Some("https://h:1")).unwrap();
     let variable = |name: &str| (name == "RABBITMQ_TLS_CA_FILE").then(|| "/ca".into());
-    let read = |file: &str| (file == "/ca").then(|| CA.to_owned());
+    let read = |file: &str| (file == "/ca").then(|| CA.into());
     let s = settings().with_tls_of_environment(variable, read).unwrap();
     assert!(s.tls.unwrap().authorities.is_some());
     assert!(s.management.unwrap().tls.unwrap().authorities.is_some());

@@ -15,8 +15,8 @@ fn from_variables(pairs: &[(&str, &str)]) -> Result<RedisSettings, SettingsError
     let variable =
         |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
     let read = |file: &str| match file {
-        "/ca" | "/cert" => Some(CERTIFICATE.to_owned()),
-        "/key" => Some(KEY.to_owned()),
+        "/ca" | "/cert" => Some(CERTIFICATE.into()),
+        "/key" => Some(KEY.into()),
         _ => None,
     };
     RedisSettings::from_environment(variable, read)
