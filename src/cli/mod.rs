@@ -27,6 +27,7 @@ mod plan;
 mod processes;
 mod queue;
 mod revoke;
+mod script;
 mod semaphore;
 mod shell;
 mod signals;

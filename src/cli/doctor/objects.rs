@@ -10,7 +10,7 @@ use lockkeeper_api::{PressureQueue, Semaphore};
 use lockkeeper_plan::connection::{RabbitmqSettings, RedisSettings};
 use lockkeeper_plan::pressure_queue::eviction;
 use lockkeeper_pressure::{Store, StoreIdentity, StoreOptions};
-use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions, ManagementError};
 
 use super::finding::{Finding, Level};
 use crate::cli::failure::Failure;
@@ -105,8 +105,12 @@ impl<'a> Look<'a> {
         if has_own || self.has_broker {
             match self.place.of_resource(&self.found(object)).await {
                 Ok(found) if self.ask_servers => {
-                    let answer = ask_broker(found.settings).await;
+                    let (answer, management) = ask_broker(found.settings).await;
                     findings.extend(reachable(&about, answer, operators.as_ref()));
+                    findings.extend(management.map(|error| {
+                        let next = "correct managementUri in the connection Secret; until then, holders have no names";
+                        Finding::remark(&about, error.to_string(), next)
+                    }));
                 }
                 Ok(_) => {}
                 Err(failure) => findings.push(connection(&about, failure)),
@@ -178,10 +182,19 @@ fn connection(about: &str, failure: Failure) -> Finding {
     Finding::wrong(about, message, next)
 }
 
-async fn ask_broker(settings: RabbitmqSettings) -> Result<(), String> {
+/// Asks a broker for its identity, and its management API for a list. Returns the answer of the
+/// first, and why the second is useless.
+async fn ask_broker(settings: RabbitmqSettings) -> (Result<(), String>, Option<ManagementError>) {
     let broker = Broker::new(settings, BrokerOptions::default());
-    let asked = tokio::time::timeout(PATIENCE, broker.identity()).await;
-    asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
+    let (asked, management) =
+        tokio::join!(tokio::time::timeout(PATIENCE, broker.identity()), broker.check_management());
+    let answer = match asked {
+        Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
+        Err(_) => Err("no answer".to_owned()),
+    };
+    // If the broker does not answer either, one finding is enough.
+    let management = if answer.is_ok() { management.err() } else { None };
+    (answer, management)
 }
 
 async fn ask_store(settings: RedisSettings) -> Result<StoreIdentity, String> {
