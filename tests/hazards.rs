@@ -109,7 +109,7 @@ fn every_hazard_of_a_standard_stream_has_a_test_or_an_answer() {
 
 #[test]
 fn every_hazard_of_the_operator_has_a_test_or_an_answer() {
-    check_rows('K', 36);
+    check_rows('K', 37);
 }
 
 #[test]

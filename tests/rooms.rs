@@ -127,6 +127,44 @@ fn tls_is_done_with_ring_alone() {
     assert!(!all.contains("openssl"), "cargo tree -i openssl shows which crate requires it");
 }
 
+/// `env::var` makes a value that is not UTF-8 look like one that is not set, which would lead
+/// to another server. See `variable_text` in the crate `plan`.
+#[test]
+fn no_variable_of_the_environment_is_unset_because_it_is_not_text() {
+    let mut wrong = Vec::new();
+    for file in ["src", "crates"].into_iter().flat_map(sources) {
+        let is_tool =
+            ["crates/bench", "crates/testkit"].iter().any(|tool| file.path.starts_with(tool));
+        let is_test = is_tool || file.path.ends_with("tests.rs");
+        let code = file.code.split("#[cfg(test)]").next().unwrap();
+        if !is_test && ["env::var(", "env::vars("].iter().any(|read| code.contains(read)) {
+            wrong.push(file.path.display().to_string());
+        }
+    }
+    assert!(wrong.is_empty(), "use std::env::var_os and variable_text: {}", wrong.join(", "));
+}
+
+/// Kubernetes sets such variables in each pod, by the names of the Services in its namespace.
+#[test]
+fn no_variable_but_one_has_a_name_that_service_links_can_have() {
+    let is_link = |name: &str| {
+        let is_name =
+            name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+        let of_links = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"];
+        is_name && (name.ends_with("_PORT") || of_links.iter().any(|part| name.contains(part)))
+    };
+    let mut found = BTreeSet::new();
+    for file in ["src", "crates/plan/src", "crates/pressure/src"].into_iter().flat_map(sources) {
+        let code = file.code.split("#[cfg(test)]").next().unwrap();
+        if !file.path.ends_with("tests.rs") {
+            let links = code.split('"').filter(|text| is_link(text));
+            found.extend(links.map(ToOwned::to_owned));
+        }
+    }
+    // Its value is recognized: `service_links_of_kubernetes_have_no_effect`.
+    assert_eq!(found, BTreeSet::from(["REDIS_PORT".to_owned()]));
+}
+
 /// A source file without its comments.
 struct Source {
     path: PathBuf,

@@ -9,7 +9,7 @@ use lockkeeper_semaphore::{
 };
 use tracing::{Instrument, debug_span, field};
 
-use super::common::duration;
+use super::common::{duration, shown_text};
 use super::failure::Failure;
 use super::semaphore::target::missing;
 use super::target::{FoundLock, LockTarget};
@@ -30,17 +30,17 @@ const NO_WAIT: Duration = Duration::from_secs(5);
 pub(super) struct Acquire {
     /// Identity of the holder, visible to all users of the lock; truncated to 500 bytes
     /// [default: user@host]
-    #[arg(long, value_name = "WHO")]
+    #[arg(long, value_name = "WHO", value_parser = shown_text())]
     identity: Option<String>,
 
     /// Reason for holding the lock, visible to all users of the lock; truncated to 500
     /// bytes
-    #[arg(long, value_name = "WHY")]
+    #[arg(long, value_name = "WHY", value_parser = shown_text())]
     reason: Option<String>,
 
     /// URL with more information, for example to the page of a build; truncated to 500
     /// bytes
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = shown_text())]
     link: Option<String>,
 
     /// Give up if no slot is acquired within this time. Connecting counts too, but is
@@ -195,7 +195,8 @@ fn not_acquired(error: &AcquireError) -> Failure {
 
 /// Returns `$USER@host`, as far as known. In a pod the host is the pod's name.
 fn default_identity() -> Option<String> {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok();
+    let user = std::env::var_os("USER").or_else(|| std::env::var_os("LOGNAME"));
+    let user = user.map(|user| user.to_string_lossy().into_owned());
     let host = std::fs::read_to_string("/etc/hostname").ok().map(|name| name.trim().to_owned());
     match (user, host.filter(|host| !host.is_empty())) {
         (Some(user), Some(host)) => Some(format!("{user}@{host}")),

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::num::NonZeroUsize;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use lockkeeper_net::process_limit;
 use tokio::runtime::Runtime;
 
@@ -34,6 +35,12 @@ pub(super) fn runtime() -> Result<Runtime, Failure> {
         );
         Failure::new(Failure::UNAVAILABLE, message)
     })
+}
+
+/// Parses a text that is only shown to users: bytes that are not UTF-8, as in a commit message of
+/// another encoding, do not prevent a command.
+pub(super) fn shown_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|text| text.to_string_lossy().into_owned())
 }
 
 /// Parses a duration such as `250ms`, `10s`, `5m` or `1h`.

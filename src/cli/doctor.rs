@@ -66,7 +66,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
         namespaces.dedup();
-        let look = objects::Look::new(&cluster, &arguments.kubernetes, !arguments.no_servers);
+        let look = objects::Look::new(&cluster, &arguments.kubernetes, !arguments.no_servers)?;
         for semaphore in semaphores {
             findings.extend(look.semaphore(semaphore).await);
         }

@@ -27,6 +27,7 @@ mod plan;
 mod processes;
 mod queue;
 mod revoke;
+mod script;
 mod semaphore;
 mod shell;
 mod signals;
@@ -46,6 +47,7 @@ use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::common::{in_runtime, say};
@@ -166,6 +168,21 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
 
 /// Prints what clap has to say: help and version to stdout, invalid usage to stderr.
 fn printed(error: &clap::Error) -> ExitCode {
+    // The value of an option that is one of several is shown, with U+FFFD.
+    let is_not_text = match error.kind() {
+        ErrorKind::InvalidUtf8 => true,
+        ErrorKind::InvalidValue => error.to_string().contains(char::REPLACEMENT_CHARACTER),
+        _ => false,
+    };
+    if is_not_text
+        && std::env::args_os().all(|argument| argument.to_str().is_some())
+        && let Some(variable) = variable_that_is_not_text(&Cli::command())
+    {
+        let message = format!(
+            "the environment variable {variable} is not UTF-8 text: correct it, or unset it"
+        );
+        return exit_code(Err(Failure::new(Failure::USAGE, message)));
+    }
     if error.use_stderr() {
         // Nothing more can be done if this can't be printed either.
         let _ = error.print();
@@ -176,6 +193,15 @@ fn printed(error: &clap::Error) -> ExitCode {
     } else {
         streams::write(&error.render().to_string())
     })
+}
+
+/// Returns a variable of a command's options or of its subcommands' that is not UTF-8. Clap
+/// does not say which one it rejects.
+fn variable_that_is_not_text(command: &clap::Command) -> Option<String> {
+    let of_options = command.get_arguments().filter_map(clap::Arg::get_env);
+    let is_bad = |name: &&OsStr| std::env::var_os(name).is_some_and(|it| it.to_str().is_none());
+    let own = of_options.into_iter().find(is_bad).map(|name| name.to_string_lossy().into_owned());
+    own.or_else(|| command.get_subcommands().find_map(variable_that_is_not_text))
 }
 
 /// Returns the command tree, with the name by which the program was started: for a

@@ -12,7 +12,7 @@ use lockkeeper_api::{REVOKE, Semaphore};
 use lockkeeper_plan::clean_text;
 use serde_json::json;
 
-use super::common::{duration, say};
+use super::common::{duration, say, shown_text};
 use super::confirm::confirmed;
 use super::failure::Failure;
 use super::kubernetes;
@@ -37,7 +37,7 @@ pub struct Arguments {
     holder: String,
 
     /// Reason, passed to the holder and recorded in the Event
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = shown_text())]
     reason: String,
 
     /// Revoke the slot even if the holder's connection has other resources, which are

@@ -9,6 +9,7 @@ mod queue;
 use std::fmt::Display;
 
 use kube::CustomResourceExt;
+use lockkeeper_plan::connection::variable_text;
 
 pub(super) use self::broker::BrokerLocation;
 pub(super) use self::lock::{FoundLock, LockLocation, LockTarget};
@@ -25,9 +26,9 @@ pub(super) fn resource<K: CustomResourceExt>(argument: &str) -> Option<&str> {
     (is_kind || K::shortnames().contains(&kind)).then_some(name)
 }
 
-/// Returns an environment variable. Charts leave out a variable by an empty value.
-pub(super) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// Returns an environment variable. An empty one counts as unset.
+pub(super) fn variable(name: &'static str) -> Result<Option<String>, Failure> {
+    variable_text(name, std::env::var_os(name)).map_err(|error| usage(&error))
 }
 
 /// Returns the error for a resource whose server this command was not told.

@@ -14,11 +14,11 @@ inside exec; 69 not known, because the broker or exec does not answer; 80 the lo
 pub struct Arguments {}
 
 pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
-    let Some(socket) = variable(SOCKET) else {
+    let Some(socket) = variable(SOCKET)? else {
         let message = format!("{SOCKET} is not set: run this in a command of lockkeeper exec");
         return Err(Failure::new(Failure::USAGE, message));
     };
-    let name = variable("LOCK_NAME").unwrap_or_else(|| "the lock".to_owned());
+    let name = variable("LOCK_NAME")?.unwrap_or_else(|| "the lock".to_owned());
     let unknown = |why: String| {
         Failure::new(
             Failure::UNAVAILABLE,

@@ -3,6 +3,7 @@
 //! the operator runs (hazard K29). Certificates are always files. See `fetch` for their
 //! use.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,8 +40,8 @@ impl DefaultSources {
     /// Fails if a URL or a certificate file is invalid, or if only a management URL is
     /// given.
     pub fn rabbitmq(&self) -> Result<Option<RabbitmqSettings>, SettingsError> {
-        let management = self.url(self.management_url.as_ref(), MANAGEMENT);
-        let Some(amqp) = self.url(self.amqp_url.as_ref(), AMQP) else {
+        let management = self.url(self.management_url.as_ref(), MANAGEMENT)?;
+        let Some(amqp) = self.url(self.amqp_url.as_ref(), AMQP)? else {
             let instead =
                 "or --amqp-url: slots are kept over AMQP, and there is only a management URL";
             let alone = SettingsError::MissingKey { key: "amqpUrl", instead };
@@ -49,7 +50,7 @@ impl DefaultSources {
         let management = management.as_ref().map(ExposeSecret::expose_secret);
         let settings = RabbitmqSettings::from_urls(amqp.expose_secret(), management)?
             .with_tls_of_environment(variable, read)?;
-        match self.url(self.admin_url.as_ref(), ADMIN) {
+        match self.url(self.admin_url.as_ref(), ADMIN)? {
             Some(url) => settings.with_administrator(url.expose_secret(), "adminUrl").map(Some),
             None => Ok(Some(settings)),
         }
@@ -62,9 +63,9 @@ impl DefaultSources {
     ///
     /// Fails if the URL or a certificate file is invalid.
     pub fn redis(&self) -> Result<Option<RedisSettings>, SettingsError> {
-        let Some(url) = self.url(self.redis_url.as_ref(), REDIS) else { return Ok(None) };
-        let lookup = |name: &str| match name {
-            "REDIS_URL" => Some(url.expose_secret().to_owned()),
+        let Some(url) = self.url(self.redis_url.as_ref(), REDIS)? else { return Ok(None) };
+        let lookup = |name| match name {
+            "REDIS_URL" => Some(url.expose_secret().into()),
             _ => variable(name),
         };
         RedisSettings::from_environment(lookup, read).map(Some)
@@ -72,23 +73,34 @@ impl DefaultSources {
 
     /// Returns the given URL, otherwise that of a file with one of these names. An empty URL
     /// counts as unset, because charts leave options out that way.
-    fn url(&self, given: Option<&SecretString>, files: [&str; 2]) -> Option<SecretString> {
+    fn url(
+        &self,
+        given: Option<&SecretString>,
+        files: [&'static str; 2],
+    ) -> Result<Option<SecretString>, SettingsError> {
         let some = |url: &str| (!url.is_empty()).then(|| SecretString::from(url));
-        let read = |file: &str| {
-            let text = std::fs::read_to_string(self.directory.as_ref()?.join(file)).ok()?;
-            some(text.trim())
-        };
-        let given = given.and_then(|url| some(url.expose_secret()));
-        given.or_else(|| files.into_iter().find_map(read))
+        if let Some(given) = given.and_then(|url| some(url.expose_secret())) {
+            return Ok(Some(given));
+        }
+        let Some(directory) = &self.directory else { return Ok(None) };
+        for key in files {
+            let Ok(bytes) = std::fs::read(directory.join(key)) else { continue };
+            let why = "it is not UTF-8 text";
+            let text = str::from_utf8(&bytes).map_err(|_| SettingsError::BadValue { key, why })?;
+            if let Some(url) = some(text.trim()) {
+                return Ok(Some(url));
+            }
+        }
+        Ok(None)
     }
 }
 
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
-fn read(file: &str) -> Option<String> {
-    std::fs::read_to_string(file).ok()
+fn read(file: &str) -> Option<Vec<u8>> {
+    std::fs::read(file).ok()
 }
 
 /// The default connections, reread on use.

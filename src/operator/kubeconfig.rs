@@ -8,6 +8,7 @@ use axum::http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, NoProxyError};
+use lockkeeper_plan::connection::{SettingsError, variable_text};
 
 /// Why no API server was found.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum ConfigError {
     /// kube can't parse `NO_PROXY`.
     #[error("NO_PROXY is no list of hosts, addresses and networks, separated by commas ({0})")]
     NoProxy(#[source] NoProxyError),
+    /// A variable with a proxy is not text.
+    #[error(transparent)]
+    NotText(#[from] SettingsError),
     /// A file can't be read, or does not describe a cluster.
     #[error("the kubeconfig can't be used: {0}")]
     Kubeconfig(#[source] KubeconfigError),
@@ -56,7 +60,7 @@ pub async fn find(file: Option<&Path>, context: Option<&str>) -> Result<Config, 
         Ok(mut config) => {
             config.proxy_url = match proxy_url {
                 Some(url) => Some(url.parse().map_err(KubeconfigError::ParseProxyUrl)?),
-                None => Proxies::of_environment().of(&config.cluster_url),
+                None => Proxies::of_environment()?.of(&config.cluster_url),
             };
             Ok(config)
         }
@@ -103,16 +107,17 @@ struct Proxies {
 }
 
 impl Proxies {
-    fn of_environment() -> Self {
-        let either = |upper: &str, lower: &str| {
-            let mut values = [upper, lower].into_iter().filter_map(|name| std::env::var(name).ok());
-            values.find(|value| !value.is_empty()).unwrap_or_default()
+    fn of_environment() -> Result<Self, SettingsError> {
+        let text = |name| variable_text(name, std::env::var_os(name));
+        let either = |upper, lower| match text(upper)? {
+            None => text(lower).map(Option::unwrap_or_default),
+            Some(value) => Ok(value),
         };
-        Self {
-            http: either("HTTP_PROXY", "http_proxy"),
-            https: either("HTTPS_PROXY", "https_proxy"),
-            none: either("NO_PROXY", "no_proxy"),
-        }
+        Ok(Self {
+            http: either("HTTP_PROXY", "http_proxy")?,
+            https: either("HTTPS_PROXY", "https_proxy")?,
+            none: either("NO_PROXY", "no_proxy")?,
+        })
     }
 
     /// Returns the proxy for an API server. As in kubectl, one of this machine has none.

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use lockkeeper_plan::ErrorClass;
 use lockkeeper_plan::connection::RabbitmqSettings;
-use lockkeeper_semaphore::{Broker, BrokerError, BrokerOptions};
-use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+use lockkeeper_plan::naming::LockName;
+use lockkeeper_semaphore::{
+    AcquireOptions, Broker, BrokerError, BrokerOptions, Client, ClientOptions, ResizeTo,
+};
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually, patient};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
-use crate::broker::{broker, lock, resize};
+use crate::broker::{broker, desired, lock, resize};
 
 async fn refused(settings: RabbitmqSettings) -> BrokerError {
     let password = settings.password.expose_secret().to_owned();
@@ -41,6 +45,35 @@ async fn a_missing_virtual_host_is_reported() {
     let error = refused(RabbitmqSettings { vhost: "not-there".into(), ..vhost.settings() }).await;
     assert_eq!(error, BrokerError::VhostNotFound { vhost: "not-there".into() });
     assert!(error.to_string().contains("create it"), "{error}");
+    assert!(!error.to_string().contains("decoded"), "{error}");
+    let error = refused(RabbitmqSettings { vhost: "%2F".into(), ..vhost.settings() }).await;
+    assert!(error.to_string().contains("not percent-decoded"), "{error}");
+}
+
+/// Names that a library for URLs would change. Each has a virtual host and a lock of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exact_names_of_a_virtual_host_and_a_lock_arrive_at_the_broker() {
+    for end in ["/../b", "/%2e%2e", r"\b", "\tb ", "A", "a", "//?x#y;é"] {
+        let vhost = Vhost::create_ending(end).await;
+        let settings = RabbitmqSettings::from_urls(&vhost.url(), None).unwrap();
+        assert_eq!(settings.vhost, vhost.name);
+        let broker = Broker::new(vhost.settings(), patient());
+        let lock = LockName::new(format!("ci{}", end.replace('\t', " "))).unwrap();
+        let cancel = CancellationToken::new();
+        broker.resize(&lock, ResizeTo::Create(2), desired(0), &cancel).await.unwrap();
+        // By the management API, which is asked by name, and then by AMQP.
+        assert_eq!(broker.find_highest_slot(&lock, 1).await, Ok(Some(2)), "{end:?}");
+        let queues = vhost.queues().await;
+        assert!(queues.contains(&lock.slot_queue(1)), "{end:?}: {queues:?}");
+        let client = Client::new(settings, ClientOptions::default().with_warm(0));
+        let options = AcquireOptions::default().with_identity("me");
+        let held = client.semaphore(lock.clone()).try_acquire(&options).await.unwrap();
+        let seen = broker.observe(&lock, 2, 2).await.unwrap();
+        assert_eq!(seen.counts(2).held, 1, "{end:?}");
+        let _ = held.release().await;
+        broker.destroy(&lock, desired(0), None, &cancel).await.unwrap();
+        assert_eq!(vhost.queues().await, [""; 0], "{end:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

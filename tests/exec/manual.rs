@@ -1,4 +1,8 @@
-//! Help for typing commands: completions and manual pages. No server.
+//! Help for typing commands: completions and manual pages, and the names of variables that are
+//! not text. No server.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use crate::exec::commands::Scratch;
 use crate::exec::{outcome, program};
@@ -32,4 +36,39 @@ async fn every_verb_that_is_shown_has_a_manual_page() {
     assert!(scratch.read("lockkeeper-exec.1").contains("kill\\-after"), "its options");
     let nowhere = outcome(program(&[], &["man", "--output", "/nowhere"])).await;
     assert_eq!(nowhere.code, Some(73), "{nowhere:?}");
+}
+
+/// Such a variable never counts as unset: that could lead to another server.
+#[tokio::test]
+async fn a_variable_that_is_not_text_is_named_and_nothing_is_done() {
+    let exec = &["exec", "l", "--", "true"][..];
+    let count = &["semaphore", "count", "l", "--url", "amqps://h"];
+    let queue = &["queue", "exists", "q"];
+    for (name, verb) in [
+        ("AMQP_URL", exec),
+        ("RABBITMQ_MANAGEMENT_URL", exec),
+        ("RABBITMQ_TLS_CA_FILE", count),
+        ("RABBITMQ_TLS_KEY_FILE", count),
+        ("REDIS_URL", queue),
+        ("REDIS_SERVER", queue),
+        ("REDIS_PORT", queue),
+        ("REDIS_DB", queue),
+        ("REDIS_TLS_CA_FILE", queue),
+        ("PRESSURE_PREFIX", queue),
+        ("REDIS_URL", &["operator"]),
+        ("LOCKKEEPER_WATCH_NAMESPACE", &["operator"]),
+        ("LOCKKEEPER_LEADER_ELECT", &["operator"]),
+        ("LOCKKEEPER_OBSERVE_INTERVAL", &["operator"]),
+        ("LOCK_SOCKET", &["verify"]),
+    ] {
+        let mut command = program(&[], verb);
+        for other in ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL", "REDIS_URL"] {
+            command.env_remove(other);
+        }
+        command.env(name, OsStr::from_bytes(b"redis://:hush\xe9@127.0.0.1:1/0"));
+        let refused = outcome(command).await;
+        assert_eq!(refused.code, Some(64), "{name}: {refused:?}");
+        assert!(refused.stderr.contains(&format!("variable {name} is not UTF-8")), "{refused:?}");
+        assert!(!refused.stderr.contains("hush"), "{refused:?}");
+    }
 }

@@ -1,5 +1,8 @@
 //! The environment of a command, and the exit codes for its results.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use lockkeeper_plan::naming::Protocol;
@@ -9,6 +12,7 @@ use lockkeeper_testkit::protocols::{At, TestLock, with_protocols};
 use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::io::AsyncWriteExt;
 
+use crate::exec::commands::Scratch;
 use crate::exec::{LOCK, create, lockkeeper, outcome, run, spoken, succeed};
 
 with_protocols! {
@@ -18,6 +22,24 @@ with_protocols! {
     }
     slots {
         the_command_finds_its_lock_in_the_environment_and_no_other,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_without_an_interpreter_runs_and_a_reason_need_not_be_text() {
+    let vhost = Vhost::create().await;
+    create(&vhost, 1).await;
+    let scratch = Scratch::new();
+    std::fs::write(scratch.file("job"), "echo \"$1 $LOCK_SLOT\"; exit 7\n").unwrap();
+    std::fs::set_permissions(scratch.file("job"), PermissionsExt::from_mode(0o755)).unwrap();
+    let latin_1 = OsStr::from_bytes(b"f\xfcr alle");
+    let path = format!("{}:{}", scratch.file(""), std::env::var("PATH").unwrap());
+    for name in [scratch.file("job"), "job".to_owned()] {
+        let mut command = lockkeeper(&vhost, &["exec", LOCK, "--reason"]);
+        command.arg(latin_1).arg("--identity").arg(latin_1).env("PATH", &path);
+        command.args(["--", &name, "a  b"]);
+        let ran = outcome(command).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(7), "a  b 1\n"), "{ran:?}");
     }
 }
 

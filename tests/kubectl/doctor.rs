@@ -4,6 +4,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use lockkeeper_api::Semaphore;
+use lockkeeper_testkit::environment::variable;
 use lockkeeper_testkit::world::{PATIENCE, World, has_reason, in_a_world};
 use serde_json::{Value, json};
 
@@ -99,7 +100,12 @@ async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
             .secret("poor", &[("host", "127.0.0.1".to_owned()), ("password", "hush-1".to_owned())])
             .await;
         world.secret("deaf", &[("amqpUri", "amqp://u:hush-2@127.0.0.1:1".to_owned())]).await;
-        for (name, secret) in [("poor", "poor"), ("deaf", "deaf"), ("none", "nowhere")] {
+        let useless = format!("{}/api", variable("RABBITMQ_MANAGEMENT_URL"));
+        let dim = [("amqpUri", world.amqp_url()), ("managementUri", useless)];
+        world.secret("dim", &dim).await;
+        for (name, secret) in
+            [("poor", "poor"), ("deaf", "deaf"), ("none", "nowhere"), ("dim", "dim")]
+        {
             world.apply::<Semaphore>(name, &format!("{{{}}}", own(secret))).await.unwrap();
         }
         world.apply::<Semaphore>("foreign", "{lockName: prod.deploy}").await.unwrap();
@@ -124,6 +130,10 @@ async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("well"), [("ok", "is as it should be")]);
+        assert!(
+            of("dim").iter().any(|(l, m)| *l == "remark" && m.contains("/api is unusable: ")),
+            "{all:#?}"
+        );
         let queue = format!("{}/pq/queue", world.namespace);
         assert!(
             all.contains(&("ok".to_owned(), queue, "is as it should be".to_owned())),

@@ -1,10 +1,13 @@
 //! Which deliveries of `run` and `get --ack` count as attempts, and the exit code of a run
 //! with dead letters.
 
+use std::os::unix::fs::PermissionsExt;
+
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::environment::signal;
 use lockkeeper_testkit::redis::{TestQueue, eventually};
 
+use crate::exec::commands::Scratch;
 use crate::pipe::acks::{Folder, lines, runner, seen};
 use crate::pipe::{end, fill, finish, outcome, program, queue, run, shell, succeed};
 
@@ -34,6 +37,17 @@ async fn is_untried(place: &TestQueue) {
     assert_eq!(letters(place).await, [""; 0]);
     let seen = seen(place).await;
     assert_eq!((seen.length, seen.in_flight, seen.drift()), (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_without_an_interpreter_gets_its_element() {
+    let place = place().await;
+    fill(&place, b"a\n").await;
+    let scratch = Scratch::new();
+    std::fs::write(scratch.file("job"), "cat; echo $1 $QUEUE_DELIVERIES\n").unwrap();
+    std::fs::set_permissions(scratch.file("job"), PermissionsExt::from_mode(0o755)).unwrap();
+    let ran = run(&place, "run", &["--no-wait", "--", &scratch.file("job"), "x"]).await;
+    assert_eq!((ran.code, ran.text()), (Some(75), "ax 1\n"), "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -55,11 +55,11 @@ async fn an_encrypted_connection_works_with_the_authority_of_the_secret() {
     let url = format!("rediss://localhost:{}/0", server.port);
     let file = server.authority.file("ca.crt");
     let variable = |name: &str| match name {
-        "REDIS_URL" => Some(url.clone()),
-        "REDIS_TLS_CA_FILE" => Some(file.clone()),
+        "REDIS_URL" => Some(url.clone().into()),
+        "REDIS_TLS_CA_FILE" => Some(file.clone().into()),
         _ => None,
     };
-    let read = |file: &str| std::fs::read_to_string(file).ok();
+    let read = |file: &str| std::fs::read(file).ok();
     works(RedisSettings::from_environment(variable, read).unwrap()).await;
 }
 
@@ -74,6 +74,14 @@ async fn a_server_whose_authority_is_not_trusted_is_rejected_with_the_reason() {
     is_refused(settings_with(nothing), &["ca.crt is not a certificate"]).await;
     // The system's authorities did not sign it either.
     is_refused(settings(&server, "localhost", &[]), &["UnknownIssuer"]).await;
+}
+
+#[tokio::test]
+async fn a_server_with_the_certificate_of_an_authority_is_refused_in_words() {
+    let server = TlsServer::start_as_authority().await;
+    let authority = server.authority.text("ca.crt");
+    let settings = settings(&server, "localhost", &[("ca.crt", &authority)]);
+    is_refused(settings, &["CaUsedAsEndEntity, it is that of an authority"]).await;
 }
 
 #[tokio::test]

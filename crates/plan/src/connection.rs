@@ -3,8 +3,10 @@
 
 mod address;
 mod cluster;
+mod environment;
 mod error;
 mod probe;
+mod query;
 mod rabbitmq_broker;
 mod redis_server;
 mod tls;
@@ -14,6 +16,7 @@ use std::collections::BTreeMap;
 use secrecy::{ExposeSecret, SecretString};
 
 pub use cluster::{ALLOWED_NAMESPACES, BrokerReference, CONNECTION_URI, ClusterFacts, is_allowed};
+pub use environment::variable_text;
 pub use error::SettingsError;
 pub use probe::Probe;
 pub use rabbitmq_broker::{ManagementSettings, RabbitmqSettings};
@@ -48,6 +51,9 @@ const KEYS: [&str; 21] = [
     "tls.key",
 ];
 
+/// Those with certificates and keys.
+const PEM: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
+
 /// Maximum length of a value, in bytes: about forty certificates.
 const MAX_VALUE_BYTES: usize = 64 * 1024;
 
@@ -55,7 +61,7 @@ const MAX_VALUE_BYTES: usize = 64 * 1024;
 ///
 /// # Errors
 ///
-/// A supported key has a value that is longer than 64 KiB or not UTF-8.
+/// A supported key has a value that is longer than 64 KiB, or that is neither UTF-8 nor PEM.
 pub fn secret_data(
     data: impl IntoIterator<Item = (String, Vec<u8>)>,
 ) -> Result<SecretData, SettingsError> {
@@ -65,8 +71,14 @@ pub fn secret_data(
         if value.len() > MAX_VALUE_BYTES {
             return Err(SettingsError::BadValue { key, why: "it is longer than 64 KiB" });
         }
-        let text = String::from_utf8(value)
-            .map_err(|_| SettingsError::BadValue { key, why: "it is not UTF-8 text" })?;
+        let text = match String::from_utf8(value) {
+            Ok(text) => text,
+            // The text around PEM may have any encoding.
+            Err(error) if PEM.contains(&key) => {
+                String::from_utf8_lossy(error.as_bytes()).into_owned()
+            }
+            Err(_) => return Err(SettingsError::BadValue { key, why: "it is not UTF-8 text" }),
+        };
         known.insert(name, text.into());
     }
     Ok(known)

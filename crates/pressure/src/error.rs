@@ -52,7 +52,7 @@ pub enum StoreError {
     /// The TLS handshake failed. Either one side rejected the other's certificate, or the
     /// server does not use TLS on that port.
     #[error(
-        "the encrypted connection to Redis was refused ({detail}): check ca.crt, tls.crt and tls.key, that the server's certificate names the host, and that the port speaks TLS"
+        "the encrypted connection to Redis was refused ({detail}): check ca.crt, tls.crt and tls.key of the Secret, or the files of the TLS variables, that the server's certificate names the host, and that the port speaks TLS"
     )]
     CertificateRefused {
         /// The cause.
@@ -250,9 +250,9 @@ impl From<RedisError> for StoreError {
         let text = err.detail().map_or_else(|| err.to_string(), ToOwned::to_owned);
         let detail = clean_text(&text, DETAIL_BYTES);
         match err.kind() {
-            ErrorKind::Io if is_about_tls(&err) => {
-                Self::CertificateRefused { detail: clean_text(&err.to_string(), DETAIL_BYTES) }
-            }
+            ErrorKind::Io if is_about_tls(&err) => Self::CertificateRefused {
+                detail: clean_text(&tls::description(&err), DETAIL_BYTES),
+            },
             ErrorKind::Io => Self::Unreachable { detail: clean_text(&err.to_string(), 256) },
             ErrorKind::AuthenticationFailed => Self::AuthenticationFailed { detail },
             ErrorKind::Server(kind) => from_server(kind, detail),

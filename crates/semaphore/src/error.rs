@@ -12,6 +12,14 @@ use lockkeeper_amqp::refusal::is_queue_limit;
 use lockkeeper_net::opening::PATIENCE;
 use lockkeeper_plan::ErrorClass;
 
+/// Explains a virtual host that looks percent-encoded.
+fn undecoded(vhost: &str) -> &'static str {
+    if !vhost.contains('%') {
+        return "";
+    }
+    "; spec.vhost and --vhost are not percent-decoded, so write / for %2F"
+}
+
 /// Why an operation on the broker failed. Cheap to clone, because one failed connection
 /// attempt is reported to all tasks that waited for it. Contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +61,7 @@ pub enum BrokerError {
     /// The TLS handshake failed. Either one side rejected the other's certificate, or the
     /// broker does not use TLS on that port.
     #[error(
-        "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key, that the broker's certificate names the host, and that the port speaks TLS"
+        "the encrypted connection to the broker at {endpoint} was refused ({why}): check ca.crt, tls.crt and tls.key of the Secret, or the files of the TLS variables, that the broker's certificate names the host, and that the port speaks TLS"
     )]
     CertificateRefused {
         /// `host:port`.
@@ -70,7 +78,10 @@ pub enum BrokerError {
         why: String,
     },
     /// The virtual host does not exist.
-    #[error("the broker has no virtual host {vhost:?}: create it, or name another one")]
+    #[error(
+        "the broker has no virtual host {vhost:?}: create it, or name another one{}",
+        undecoded(.vhost)
+    )]
     VhostNotFound {
         /// The virtual host.
         vhost: String,

@@ -181,7 +181,10 @@ impl Management {
     pub fn new(settings: &RabbitmqSettings) -> Option<Self> {
         let management = settings.management.clone()?;
         let tls = client_config(management.tls.as_ref().map(TlsSettings::expose));
-        let client = tls.map(Client::new).map_err(|why| clean_text(&why, 256));
+        let client = match settings.vhost.as_str() {
+            "." | ".." => Err("it has no path for a virtual host of this name".to_owned()),
+            _ => tls.map(Client::new).map_err(|why| clean_text(&why, 256)),
+        };
         let vhost = utf8_percent_encode(&settings.vhost, NON_ALPHANUMERIC).to_string();
         Some(Self { client, settings: management, vhost, turn: Turn::default() })
     }

@@ -133,7 +133,7 @@ impl Management {
     /// it when it shall start it (`no_such_vhost`), and does not try again. Then the virtual host is
     /// deleted and created.
     async fn put_vhost(&self, name: &str) {
-        let path = format!("vhosts/{name}");
+        let path = format!("vhosts/{}", encoded(name));
         eventually("each node starts the virtual host", async || {
             match self.try_request("PUT", &path, Some(json!({}))).await {
                 Ok(_) => true,
@@ -184,16 +184,24 @@ impl Vhost {
         Self::create_on("").await
     }
 
+    /// Creates one whose name ends in this text.
+    pub async fn create_ending(end: &str) -> Self {
+        Self::create_named(format!("test-{}{end}", unique()), "").await
+    }
+
     /// Creates one on the broker whose variables end in this.
     pub async fn create_on(suffix: &str) -> Self {
+        Self::create_named(format!("test-{}", unique()), suffix).await
+    }
+
+    async fn create_named(name: String, suffix: &str) -> Self {
         let mut settings = administrator_of(suffix);
         let management = Management::new(&settings);
-        let name = format!("test-{}", unique());
         settings.vhost.clone_from(&name);
         management.put_vhost(&name).await;
         let everything = json!({"configure": ".*", "write": ".*", "read": ".*"});
         let user = encoded(&settings.username);
-        management.put(&format!("permissions/{name}/{user}"), everything).await;
+        management.put(&format!("permissions/{}/{user}", encoded(&name)), everything).await;
         let mut url = url::Url::parse(&variable(&format!("AMQP_URL{suffix}"))).unwrap();
         url.set_path(&encoded(&name));
         let url = url.into();
@@ -224,7 +232,9 @@ impl Vhost {
         self.management.put(&format!("users/{name}"), user).await;
         if let Some([configure, write, read]) = permissions {
             let permissions = json!({"configure": configure, "write": write, "read": read});
-            self.management.put(&format!("permissions/{}/{name}", self.name), permissions).await;
+            self.management
+                .put(&format!("permissions/{}/{name}", encoded(&self.name)), permissions)
+                .await;
         }
         (name, password)
     }
@@ -248,36 +258,38 @@ impl Vhost {
 
     /// Returns these columns of all queues.
     async fn list(&self, columns: &str) -> Option<Value> {
-        let path = format!("queues/{}?columns={columns}&disable_stats=true", self.name);
+        let path = format!("queues/{}?columns={columns}&disable_stats=true", encoded(&self.name));
         self.management.get(&path).await
     }
 
     /// Returns the management API's description of a queue.
     pub async fn queue(&self, name: &str) -> Option<Value> {
-        self.management.get(&format!("queues/{}/{}", self.name, encoded(name))).await
+        self.management.get(&format!("queues/{}/{}", encoded(&self.name), encoded(name))).await
     }
 
     /// Declares an ordinary queue.
     pub async fn declare(&self, name: &str, definition: Value) {
-        let path = format!("queues/{}/{}", self.name, encoded(name));
+        let path = format!("queues/{}/{}", encoded(&self.name), encoded(name));
         self.management.put(&path, definition).await;
     }
 
     /// Deletes a queue.
     pub async fn delete(&self, name: &str) {
-        self.management.delete(&format!("queues/{}/{}", self.name, encoded(name))).await;
+        self.management.delete(&format!("queues/{}/{}", encoded(&self.name), encoded(name))).await;
     }
 
     /// Removes the messages of a queue that are not delivered to a consumer.
     pub async fn purge(&self, name: &str) {
-        self.management.delete(&format!("queues/{}/{}/contents", self.name, encoded(name))).await;
+        self.management
+            .delete(&format!("queues/{}/{}/contents", encoded(&self.name), encoded(name)))
+            .await;
     }
 
     /// Returns the broker's names of the connections to this virtual host whose own name
     /// ends in `suffix`. The API shows a connection only some seconds after it was
     /// opened.
     pub async fn connections(&self, suffix: &str) -> Vec<String> {
-        let path = format!("vhosts/{}/connections", self.name);
+        let path = format!("vhosts/{}/connections", encoded(&self.name));
         let list = self.management.get(&path).await.unwrap();
         let ours = |c: &&Value| {
             c["client_properties"]["connection_name"].as_str().is_some_and(|n| n.ends_with(suffix))
@@ -327,7 +339,7 @@ impl Drop for Vhost {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 let management = Management { client: reqwest::Client::new(), ..management };
-                management.delete(&format!("vhosts/{name}")).await;
+                management.delete(&format!("vhosts/{}", encoded(&name))).await;
                 for user in users {
                     management.delete(&format!("users/{user}")).await;
                 }

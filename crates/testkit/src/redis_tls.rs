@@ -19,14 +19,23 @@ impl TlsServer {
         let authority = Authority::new();
         authority.sign("server", names);
         authority.sign("client", "DNS:client");
+        Self::start_as(authority, "server", wants_certificate).await
+    }
+
+    /// Starts a server that shows the certificate of its authority as its own.
+    pub async fn start_as_authority() -> Self {
+        Self::start_as(Authority::new(), "ca", false).await
+    }
+
+    async fn start_as(authority: Authority, name: &str, wants_certificate: bool) -> Self {
         let port = free_port();
         let server = PrivateRedis::start(&[
             "--tls-port",
             &port.to_string(),
             "--tls-cert-file",
-            &authority.file("server.crt"),
+            &authority.file(&format!("{name}.crt")),
             "--tls-key-file",
-            &authority.file("server.key"),
+            &authority.file(&format!("{name}.key")),
             "--tls-ca-cert-file",
             &authority.file("ca.crt"),
             "--tls-auth-clients",

@@ -10,7 +10,7 @@ use lockkeeper_api::{PressureQueue, Semaphore};
 use lockkeeper_plan::connection::{RabbitmqSettings, RedisSettings};
 use lockkeeper_plan::pressure_queue::eviction;
 use lockkeeper_pressure::{Store, StoreIdentity, StoreOptions};
-use lockkeeper_semaphore::{Broker, BrokerOptions};
+use lockkeeper_semaphore::{Broker, BrokerOptions, ManagementError};
 
 use super::finding::{Finding, Level};
 use crate::cli::failure::Failure;
@@ -25,7 +25,9 @@ pub(super) struct Look<'a> {
     cluster: &'a Cluster,
     ask_servers: bool,
     place: LockLocation,
+    has_broker: bool,
     queue_place: QueueLocation,
+    has_store: bool,
 }
 
 /// The status of an object, as reported by the operator.
@@ -74,17 +76,24 @@ impl Report<'_> {
 }
 
 impl<'a> Look<'a> {
-    pub fn new(cluster: &'a Cluster, kubernetes: &Kubernetes, ask_servers: bool) -> Self {
-        Self {
+    pub fn new(
+        cluster: &'a Cluster,
+        kubernetes: &Kubernetes,
+        ask_servers: bool,
+    ) -> Result<Self, Failure> {
+        let amqp = variable("AMQP_URL")?;
+        Ok(Self {
             cluster,
             ask_servers,
+            has_broker: amqp.is_some(),
+            has_store: variable("REDIS_URL")?.is_some(),
             place: LockLocation::of_urls(
-                [variable("AMQP_URL"), variable("RABBITMQ_MANAGEMENT_URL")],
+                [amqp, variable("RABBITMQ_MANAGEMENT_URL")?],
                 ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"],
                 kubernetes.clone(),
             ),
             queue_place: QueueLocation::of_url(None, "REDIS_URL", kubernetes.clone()),
-        }
+        })
     }
 
     pub async fn semaphore(&self, object: Semaphore) -> Vec<Finding> {
@@ -93,11 +102,15 @@ impl<'a> Look<'a> {
         let has_own = object.spec.rabbitmq_cluster_reference.is_some();
         let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
         let about = about(&object, "sem");
-        if has_own || variable("AMQP_URL").is_some() {
+        if has_own || self.has_broker {
             match self.place.of_resource(&self.found(object)).await {
                 Ok(found) if self.ask_servers => {
-                    let answer = ask_broker(found.settings).await;
+                    let (answer, management) = ask_broker(found.settings).await;
                     findings.extend(reachable(&about, answer, operators.as_ref()));
+                    findings.extend(management.map(|error| {
+                        let next = "correct managementUri in the connection Secret; until then, holders have no names";
+                        Finding::remark(&about, error.to_string(), next)
+                    }));
                 }
                 Ok(_) => {}
                 Err(failure) => findings.push(connection(&about, failure)),
@@ -113,7 +126,7 @@ impl<'a> Look<'a> {
         let has_own = reference.is_some_and(|reference| reference.connection_secret.is_some());
         let operators = find(&status.conditions, BACKEND_REACHABLE).cloned();
         let about = about(&object, "pq");
-        if has_own || variable("REDIS_URL").is_some() {
+        if has_own || self.has_store {
             match self.queue_place.of_resource(&self.found(object)).await {
                 Ok((settings, _)) if self.ask_servers => {
                     let answer = ask_store(settings).await;
@@ -169,10 +182,19 @@ fn connection(about: &str, failure: Failure) -> Finding {
     Finding::wrong(about, message, next)
 }
 
-async fn ask_broker(settings: RabbitmqSettings) -> Result<(), String> {
+/// Asks a broker for its identity, and its management API for a list. Returns the answer of the
+/// first, and why the second is useless.
+async fn ask_broker(settings: RabbitmqSettings) -> (Result<(), String>, Option<ManagementError>) {
     let broker = Broker::new(settings, BrokerOptions::default());
-    let asked = tokio::time::timeout(PATIENCE, broker.identity()).await;
-    asked.map_err(|_| "no answer".to_owned())?.map(drop).map_err(|error| error.to_string())
+    let (asked, management) =
+        tokio::join!(tokio::time::timeout(PATIENCE, broker.identity()), broker.check_management());
+    let answer = match asked {
+        Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
+        Err(_) => Err("no answer".to_owned()),
+    };
+    // If the broker does not answer either, one finding is enough.
+    let management = if answer.is_ok() { management.err() } else { None };
+    (answer, management)
 }
 
 async fn ask_store(settings: RedisSettings) -> Result<StoreIdentity, String> {

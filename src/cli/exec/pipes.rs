@@ -116,7 +116,7 @@ impl<T: FromStr> Incoming<T> {
 
     /// Opens the inherited pipe with this descriptor.
     pub fn open(number: i32) -> io::Result<Self> {
-        let pipe = pipe::OpenOptions::new().open_receiver(path(number))?;
+        let pipe = reopened(number, |path| pipe::OpenOptions::new().open_receiver(path))?;
         nix::unistd::close(number)?;
         Ok(Self::new(pipe))
     }
@@ -165,7 +165,9 @@ impl<T: Display> Outgoing<T> {
     /// Opens the inherited pipe with this descriptor.
     pub fn open(number: i32) -> io::Result<Self> {
         let flags = OFlag::O_NONBLOCK.bits();
-        let pipe = OpenOptions::new().write(true).custom_flags(flags).open(path(number))?;
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(flags);
+        let pipe = reopened(number, |path| options.open(path))?;
         nix::unistd::close(number)?;
         Ok(Self { pipe, messages: PhantomData })
     }
@@ -180,7 +182,7 @@ impl<T: Display> Outgoing<T> {
 
 /// Opens the inherited pipe with this descriptor, to read it without a runtime.
 pub(super) fn open_blocking(number: i32) -> io::Result<File> {
-    let pipe = File::open(path(number))?;
+    let pipe = reopened(number, |path| File::open(path))?;
     nix::unistd::close(number)?;
     Ok(pipe)
 }
@@ -192,10 +194,14 @@ pub(super) fn inherited(end: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the path that reopens an inherited descriptor. Reopening it and closing the
-/// original keeps the command from inheriting it.
-fn path(number: i32) -> String {
-    format!("/dev/fd/{number}")
+/// Reopens an inherited descriptor by its path. Closing the original then keeps the command
+/// from inheriting it.
+fn reopened<T>(number: i32, open: impl FnOnce(&str) -> io::Result<T>) -> io::Result<T> {
+    let path = format!("/dev/fd/{number}");
+    // A chroot may have no /dev/fd.
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{path} can't be opened: {error}"));
+    open(&path).map_err(named)
 }
 
 #[cfg(test)]

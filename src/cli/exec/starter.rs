@@ -16,6 +16,7 @@ use super::environment::Environment;
 use super::pipes::{self, Launch, inherited};
 use crate::cli::failure::Failure;
 use crate::cli::processes::Awaited;
+use crate::cli::script::{SHELL, without_interpreter};
 
 /// Arguments of `lockkeeper starter`.
 #[derive(Debug, clap::Args)]
@@ -74,8 +75,15 @@ pub(in crate::cli) fn run(arguments: &Arguments) -> Result<Infallible, Failure> 
     let Some((program, rest)) = arguments.command.split_first() else {
         return Err(Failure::new(Failure::USAGE, "there is no command"));
     };
-    let mut command = Command::new(program);
-    command.args(rest);
-    environment.apply(&mut command);
-    Err(Failure::not_started(program, &command.exec()))
+    let become_it = |mut command: Command| {
+        environment.apply(&mut command);
+        command.args(rest).exec()
+    };
+    let mut error = become_it(Command::new(program));
+    if let Some(script) = without_interpreter(program, &error) {
+        let mut shell = Command::new(SHELL);
+        shell.arg(script);
+        error = become_it(shell);
+    }
+    Err(Failure::not_started(program, &error))
 }

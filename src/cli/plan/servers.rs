@@ -112,7 +112,7 @@ impl Resolver {
             return RedisSettings::from_secret(data, database)
                 .map_err(|error| usage(&format!("Secret {name:?}: {error}")));
         }
-        if self.queue_place.url().is_none() {
+        if self.queue_place.url()?.is_none() {
             return Err(usage(&nowhere(namespace, secret, "REDIS_URL")));
         }
         let mut settings = self.queue_place.settings()?;

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::processes::Awaited;
+use crate::cli::script::{SHELL, without_interpreter};
 
 /// First and longest time until an element returns whose command failed.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -98,14 +99,23 @@ impl Task {
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(Failure::new(Failure::USAGE, "there is no command"));
         };
-        let mut command = Command::new(program);
-        let input = input(element).map_err(|error| {
-            Failure::new(Failure::UNAVAILABLE, format!("no room for an element: {error}"))
-        })?;
-        command.args(arguments).stdin(input).process_group(0);
-        command.env("QUEUE_NAME", self.queue.name().as_str());
-        command.env("QUEUE_DELIVERIES", count.to_string());
-        let started = self.awaited.start(|| command.spawn(), Child::id);
+        let start = |mut command: Command| {
+            let input = input(element).map_err(|error| {
+                Failure::new(Failure::UNAVAILABLE, format!("no room for an element: {error}"))
+            })?;
+            command.args(arguments).stdin(input).process_group(0);
+            command.env("QUEUE_NAME", self.queue.name().as_str());
+            command.env("QUEUE_DELIVERIES", count.to_string());
+            Ok(self.awaited.start(|| command.spawn(), Child::id))
+        };
+        let mut started = start(Command::new(program))?;
+        if let Err(error) = &started
+            && let Some(script) = without_interpreter(program, error)
+        {
+            let mut shell = Command::new(SHELL);
+            shell.arg(script);
+            started = start(shell)?;
+        }
         let mut child = started.map_err(|error| Failure::not_started(program, &error))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         let ended = child.wait().await;

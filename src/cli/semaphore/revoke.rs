@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::holders::live;
 use super::target::{LockOnBroker, SemaphoreTarget, failed};
-use crate::cli::common::say;
+use crate::cli::common::{say, shown_text};
 use crate::cli::confirm::confirmed;
 use crate::cli::failure::Failure;
 use crate::cli::revoke;
@@ -40,7 +40,7 @@ pub(in crate::cli) struct How {
     holder: String,
 
     /// Reason, passed to the holder
-    #[arg(long, value_name = "TEXT", help_heading = None)]
+    #[arg(long, value_name = "TEXT", help_heading = None, value_parser = shown_text())]
     reason: String,
 
     /// URL of the broker's management API with an administrator's credentials, which may

@@ -81,10 +81,11 @@ impl BrokerLocation {
         // Charts leave out a variable by an empty value.
         let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
         let Some(url) = given(&self.url) else { return Ok(None) };
-        let variable = |name: &str| std::env::var(name).ok();
-        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let read = |file: &str| std::fs::read(file).ok();
         RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
-            .and_then(|settings| settings.with_tls_of_environment(variable, read))
+            .and_then(|settings| {
+                settings.with_tls_of_environment(|name| std::env::var_os(name), read)
+            })
             .map(|settings| Some(settings.with_probe(self.probe.map(Probe::from))))
             .map_err(|error| {
                 let [url, management_url] = self.sources;

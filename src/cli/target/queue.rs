@@ -2,6 +2,8 @@
 //! from a PressureQueue of a Kubernetes context. See the commands for how the queue is
 //! used.
 
+use std::ffi::OsString;
+
 use kube::ResourceExt;
 use lockkeeper_api::PressureQueue;
 use lockkeeper_api::validate::{self, DefaultRules};
@@ -124,7 +126,8 @@ impl QueueTarget {
                 .to_owned();
         }
         let heeded = ["REDIS_URL", "REDIS_SERVER", "REDIS_PORT", "REDIS_DB", "PRESSURE_PREFIX"];
-        let set: Vec<&str> = heeded.into_iter().filter(|name| variable(name).is_some()).collect();
+        let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let set: Vec<&str> = heeded.into_iter().filter(is_set).collect();
         if set.is_empty() { String::new() } else { format!(" (with the same {})", set.join(", ")) }
     }
 
@@ -166,7 +169,10 @@ impl QueueLocation {
 
     fn named(&self, name: &str) -> Result<(RedisSettings, QueueName), Failure> {
         self.kubernetes.must_be_absent("pq/NAME")?;
-        let prefix = self.prefix.clone().or_else(|| variable("PRESSURE_PREFIX"));
+        let prefix = match &self.prefix {
+            Some(prefix) => Some(prefix.clone()),
+            None => variable("PRESSURE_PREFIX")?,
+        };
         let prefix = prefix.unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         let name = QueueName::new(prefix, name).map_err(|error| usage(&error))?;
         Ok((self.settings()?, name))
@@ -176,14 +182,17 @@ impl QueueLocation {
     /// the arguments takes precedence over a URL in the environment.
     pub fn settings(&self) -> Result<RedisSettings, Failure> {
         let is_by_parts = self.server.is_some() || self.port.is_some();
-        let lookup = |name: &str| match name {
-            "REDIS_URL" if is_by_parts => None,
-            "REDIS_URL" => self.url(),
-            "REDIS_SERVER" => self.server.clone().or_else(|| variable(name)),
-            "REDIS_PORT" => self.port.map(|port| port.to_string()).or_else(|| variable(name)),
-            _ => variable(name),
+        let lookup = |name| {
+            let given = match name {
+                "REDIS_URL" if is_by_parts => return None,
+                "REDIS_URL" => self.url.clone().filter(|url| !url.is_empty()),
+                "REDIS_SERVER" => self.server.clone(),
+                "REDIS_PORT" => self.port.map(|port| port.to_string()),
+                _ => None,
+            };
+            given.map(OsString::from).or_else(|| std::env::var_os(name))
         };
-        let read = |file: &str| std::fs::read_to_string(file).ok();
+        let read = |file: &str| std::fs::read(file).ok();
         let settings = RedisSettings::from_environment(lookup, read).map_err(|error| {
             let error = error.named("REDIS_SERVER", "--server (REDIS_SERVER)");
             usage(&error.named("REDIS_URL", self.source))
@@ -194,8 +203,11 @@ impl QueueLocation {
     }
 
     /// Returns the server's URL, if one is set.
-    pub fn url(&self) -> Option<String> {
-        self.url.clone().filter(|url| !url.is_empty()).or_else(|| variable("REDIS_URL"))
+    pub fn url(&self) -> Result<Option<String>, Failure> {
+        match self.url.clone().filter(|url| !url.is_empty()) {
+            None => variable("REDIS_URL"),
+            given => Ok(given),
+        }
     }
 
     async fn resource(&self, name: &str) -> Result<(RedisSettings, QueueName), Failure> {
@@ -216,7 +228,7 @@ impl QueueLocation {
         own.database = database.unwrap_or(own.database);
         let resource = format!("pq/{}", queue.name_any());
         let backend = queue.status.as_ref().and_then(|status| status.backend.as_deref());
-        let own = self.url().map(|_| (own.address(), own));
+        let own = self.url()?.map(|_| (own.address(), own));
         own_login(refused, &resource, "REDIS_URL", own, backend)
     }
 
@@ -239,7 +251,7 @@ impl QueueLocation {
                     .map_err(|error| usage(&format!("Secret {secret:?}: {error}")))?,
             },
             None => {
-                if self.url().is_none() {
+                if self.url()?.is_none() {
                     let reference = format!("pq/{name}");
                     return Err(on_default_connection(&reference, "server", "REDIS_URL"));
                 }

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use lockkeeper_plan::connection::{SettingsError, variable_text};
 use opentelemetry::Context;
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
@@ -60,46 +61,55 @@ pub(super) enum TracesError {
     /// The transport is not compiled in.
     #[error("OTEL_EXPORTER_OTLP_PROTOCOL is {0}, and only http/protobuf is built in")]
     Protocol(String),
+    /// A variable is not text.
+    #[error(transparent)]
+    NotText(#[from] SettingsError),
     /// The exporter rejects its settings.
     #[error("the OTEL_* variables can't be followed: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
 }
 
 /// Returns an environment variable if it is not empty.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+fn variable(name: &'static str) -> Result<Option<String>, SettingsError> {
+    variable_text(name, std::env::var_os(name))
 }
 
-/// Returns a variable that can be set for all signals or for traces only.
-fn of_traces(name: &str) -> Option<String> {
-    variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
-        .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
+/// Returns the first of two variables: one for traces only, and one for all signals.
+fn either(names: [&'static str; 2]) -> Result<Option<String>, SettingsError> {
+    match variable(names[0])? {
+        None => variable(names[1]),
+        value => Ok(value),
+    }
 }
+
+const ENDPOINT: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const PROTOCOL: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 
 /// Traces are only sent if an endpoint is configured.
-fn are_wanted() -> bool {
-    let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"));
-    match variable("OTEL_TRACES_EXPORTER").as_deref() {
+fn are_wanted() -> Result<bool, SettingsError> {
+    let disabled = variable("OTEL_SDK_DISABLED")?.is_some_and(|v| v.eq_ignore_ascii_case("true"));
+    let endpoint = either(ENDPOINT)?;
+    Ok(match variable("OTEL_TRACES_EXPORTER")?.as_deref() {
         _ if disabled => false,
         Some("otlp") => true,
         Some(_) => false,
-        None => of_traces("ENDPOINT").is_some(),
-    }
+        None => endpoint.is_some(),
+    })
 }
 
 pub(super) fn start() -> Result<Option<Traces>, TracesError> {
-    if !are_wanted() {
+    if !are_wanted()? {
         return Ok(None);
     }
-    if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+    if let Some(protocol) = either(PROTOCOL)?.filter(|protocol| protocol != "http/protobuf") {
         return Err(TracesError::Protocol(protocol));
     }
     // The endpoint, headers and timeout are read from the environment.
     let exporter =
         SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).build()?;
     let mut resource = Resource::builder();
-    if variable("OTEL_SERVICE_NAME").is_none()
-        && !variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|v| v.contains("service.name="))
+    if variable("OTEL_SERVICE_NAME")?.is_none()
+        && !variable("OTEL_RESOURCE_ATTRIBUTES")?.is_some_and(|v| v.contains("service.name="))
     {
         resource = resource.with_service_name(NAME);
     }
@@ -114,8 +124,9 @@ pub(super) fn start() -> Result<Option<Traces>, TracesError> {
 const VARIABLES: [(&str, &str); 2] = [("traceparent", "TRACEPARENT"), ("tracestate", "TRACESTATE")];
 
 pub(super) fn continue_trace(span: &Span) {
-    let given =
-        VARIABLES.into_iter().filter_map(|(key, name)| Some((key.to_owned(), variable(name)?)));
+    // The context of another trace is not worth an error.
+    let text = |name| variable(name).ok().flatten();
+    let given = VARIABLES.into_iter().filter_map(|(key, name)| Some((key.to_owned(), text(name)?)));
     let given: HashMap<String, String> = given.collect();
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &given);
     if context.span().span_context().is_valid() {

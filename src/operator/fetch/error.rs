@@ -126,7 +126,9 @@ impl FetchError {
             Self::SecretNotFound { .. } => reason::SECRET_NOT_FOUND,
             Self::Settings { source, .. } | Self::DefaultSettings(source) => match source {
                 SettingsError::MissingKey { .. } => reason::SECRET_KEY_MISSING,
-                SettingsError::BadValue { .. } => reason::SECRET_INVALID,
+                SettingsError::BadValue { .. } | SettingsError::NotText { .. } => {
+                    reason::SECRET_INVALID
+                }
             },
             Self::Unreadable { .. } => reason::SECRET_UNREADABLE,
             Self::ClusterNotFound { .. } => reason::CLUSTER_NOT_FOUND,

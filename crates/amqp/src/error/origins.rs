@@ -44,7 +44,7 @@ impl AmqpError {
         if let Some(violation) = Self::of_violation(error) {
             return violation;
         }
-        let (endpoint, why) = (endpoint.to_owned(), error.to_string());
+        let (endpoint, why) = (endpoint.to_owned(), tls::description(error));
         if tls::is_failure_of(error) {
             return Self::CertificateRefused { endpoint, why };
         }

@@ -5,12 +5,12 @@
 use std::net::Ipv6Addr;
 
 use super::error::SettingsError;
+use super::query::{self, Parameter};
 
 /// What to do about a character that has a meaning in URLs.
 const ENCODE: &str = r"percent-encode the user, the password and the path: @ is %40, / is %2F, ? is %3F, # is %23, \ is %5C, a blank is %20";
 const FRAGMENT: &str =
     "it has a fragment: if the # belongs to the password, percent-encode the password, # is %23";
-const QUERY: &str = "it has an unknown query parameter: remove it, or if the ? belongs to the password, percent-encode the password, ? is %3F";
 const HOST: &str = "expected a host name or an address between the login and the port: percent-encode the user and the password";
 
 const NO_PORT: &str = "a port is a number from 1 to 65535";
@@ -31,6 +31,8 @@ pub(super) struct Address<'a> {
     pub hosts: &'a str,
     /// Path with its first slash, or nothing.
     pub path: &'a str,
+    /// The value of the query parameter that is heeded, still percent-encoded.
+    pub query: Option<&'a str>,
     /// The text after `#`, still percent-encoded.
     pub fragment: Option<&'a str>,
     key: &'static str,
@@ -43,11 +45,12 @@ pub(super) fn scheme(text: &str) -> Option<(String, &str)> {
 }
 
 impl<'a> Address<'a> {
-    /// Splits the text after `scheme://`. Only the query parameters in `ignored` may occur.
+    /// Splits the text after `scheme://`. See [`query::value`] for `heeded` and `known`.
     pub fn split(
         text: &'a str,
         key: &'static str,
-        ignored: &[&str],
+        heeded: &[&str],
+        known: &[Parameter],
     ) -> Result<Self, SettingsError> {
         let bad = |why| SettingsError::BadValue { key, why };
         if text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '\\') {
@@ -63,15 +66,12 @@ impl<'a> Address<'a> {
             None => (rest, None),
         };
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let is_ignored = |pair: &str| ignored.contains(&pair.split('=').next().unwrap_or(pair));
-        if !query.split('&').all(|pair| pair.is_empty() || is_ignored(pair)) {
-            return Err(bad(QUERY));
-        }
+        let query = query::value(query, key, heeded, known)?;
         let (username, password) = match login.split_once(':') {
             Some((username, password)) => (username, Some(password)),
             None => (login, None),
         };
-        Ok(Self { username, password, hosts, path, fragment, key })
+        Ok(Self { username, password, hosts, path, query, fragment, key })
     }
 
     /// Rejects a fragment, where none has a meaning.

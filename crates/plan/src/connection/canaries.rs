@@ -38,7 +38,8 @@ fn shows_nothing<T: Debug>(
     match read {
         Err(error) => {
             let (SettingsError::MissingKey { key: named, .. }
-            | SettingsError::BadValue { key: named, .. }) = &error;
+            | SettingsError::BadValue { key: named, .. }
+            | SettingsError::NotText { variable: named }) = &error;
             assert_eq!(*named, key, "{what:?}: {error}");
             hides(what, &format!("{error} {error:?}"));
         }
@@ -99,7 +100,7 @@ fn a_password_that_is_not_percent_encoded_is_refused_and_never_shown() {
                     encodes(RedisSettings::from_url(&url).err(), &url);
                     let keys = data(&[("uri", &url)]);
                     redis(&url, "uri", RedisSettings::from_secret(&keys, None));
-                    let variable = |name: &str| (name == "REDIS_URL").then(|| url.clone());
+                    let variable = |name: &str| (name == "REDIS_URL").then(|| url.clone().into());
                     let read = RedisSettings::from_environment(variable, |_| None);
                     redis(&url, "REDIS_URL", read);
                 }
@@ -160,7 +161,7 @@ fn no_part_of_a_malformed_url_or_key_is_shown() {
         assert!(said.contains("the key port"), "{said}");
         rabbitmq(host, "host", read);
         redis(host, "host", RedisSettings::from_secret(&keys, None));
-        let variable = |name: &str| (name == "REDIS_SERVER").then(|| host.to_owned());
+        let variable = |name: &str| (name == "REDIS_SERVER").then(|| host.into());
         redis(host, "REDIS_SERVER", RedisSettings::from_environment(variable, |_| None));
     }
     for (key, value) in [
@@ -183,7 +184,9 @@ fn no_part_of_a_malformed_url_or_key_is_shown() {
     for url in [
         "redis://:hush@h:1/canary",
         "redis://:hush@h/0#canary",
-        "redis://:hush@h?db=4711",
+        "redis://:hush@h?db=canary",
+        "redis://:hush@h?password=canary",
+        "amqp://u:hush@h?password=canary",
         "redis-sentinel://u:canary@h:1,canary@x:y/0",
         "redis-sentinel://u:hush@h:4711x/0#m",
         "redis://u:canary@h:1,i:2/0",
@@ -218,7 +221,7 @@ fn a_path_that_is_not_percent_encoded_is_refused_and_not_cut() {
 fn an_encoded_password_and_known_query_parameters_are_accepted() {
     let secret = "p@s/s?w#o\\r d:%";
     let encoded = percent_encoding::utf8_percent_encode(secret, percent_encoding::NON_ALPHANUMERIC);
-    let amqp = format!("amqp://u:{encoded}@h:1/%2F?heartbeat=30&connection_timeout=5");
+    let amqp = format!("amqp://u:{encoded}@h:1/%2F?verify=verify_peer&auth_mechanism=plain");
     let api = format!("https://a:{encoded}@m:2/prefix/");
     let settings = RabbitmqSettings::from_urls(&amqp, Some(&api)).unwrap();
     assert_eq!((settings.password.expose_secret(), settings.vhost.as_str()), (secret, "/"));

@@ -20,6 +20,12 @@ pub enum SettingsError {
         /// The expected format.
         why: &'static str,
     },
+    /// An environment variable is not UTF-8.
+    #[error("the environment variable {variable} is not UTF-8 text: correct it, or unset it")]
+    NotText {
+        /// The variable.
+        variable: &'static str,
+    },
 }
 
 impl SettingsError {

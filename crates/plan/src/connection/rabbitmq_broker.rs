@@ -1,39 +1,22 @@
 //! Settings of a RabbitMQ broker and its management API: the typed form of a Secret's
 //! keys or of URLs. Parsing only.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use secrecy::SecretString;
 use url::Url;
 
 use super::address::{Address, host, port, scheme};
+use super::query::OF_AMQP;
 use super::tls::Names;
 use super::{
     ADMIN, AMQP, MANAGEMENT, NO_LOGIN, Probe, SecretData, SettingsError, TlsSettings, admin_secret,
-    credential, decode, first, host_and_port, login, value,
+    credential, decode, first, host_and_port, login, value, variable_text,
 };
 
 const PLAIN_PORT: u16 = 5672;
 const TLS_PORT: u16 = 5671;
-
-/// Query parameters of other AMQP clients, which have no effect here.
-const IGNORED: [&str; 15] = [
-    "auth_mechanism",
-    "blocked_connection_timeout",
-    "cacertfile",
-    "certfile",
-    "channel_max",
-    "connection_attempts",
-    "connection_timeout",
-    "frame_max",
-    "heartbeat",
-    "keyfile",
-    "locale",
-    "retry_delay",
-    "server_name_indication",
-    "socket_timeout",
-    "verify",
-];
 
 /// Environment variables with the names of certificate files.
 const FILES: Names = Names {
@@ -238,7 +221,7 @@ impl RabbitmqSettings {
 
     /// Adds the certificates of these optional files: the CA's, the client's and its key.
     /// In an environment they are `RABBITMQ_TLS_CA_FILE`, `RABBITMQ_TLS_CERT_FILE` and
-    /// `RABBITMQ_TLS_KEY_FILE`. `read` returns a file's text, or `None` to give up.
+    /// `RABBITMQ_TLS_KEY_FILE`. `read` returns a file's content, or `None` to give up.
     ///
     /// # Errors
     ///
@@ -246,7 +229,7 @@ impl RabbitmqSettings {
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let instead =
             "amqps://… or https://…: there are certificates, and no connection is encrypted";
@@ -255,18 +238,20 @@ impl RabbitmqSettings {
     }
 
     /// [`Self::with_tls_files`] with the files named by environment variables. An empty
-    /// variable counts as unset. `variable` returns a variable's value.
+    /// variable counts as unset. `variable` returns a variable's value, as
+    /// [`std::env::var_os`] does.
     ///
     /// # Errors
     ///
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn with_tls_of_environment(
         self,
-        variable: impl Fn(&str) -> Option<String>,
-        read: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&'static str) -> Option<OsString>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
-        let file = |name| variable(name).filter(|file| !file.is_empty());
-        self.with_tls_files([file(FILES.authorities), file(FILES.chain), file(FILES.key)], read)
+        let file = |name| variable_text(name, variable(name));
+        let files = [file(FILES.authorities)?, file(FILES.chain)?, file(FILES.key)?];
+        self.with_tls_files(files, read)
     }
 
     /// Returns host and port for display.
@@ -290,14 +275,12 @@ impl RabbitmqSettings {
         instead: &'static str,
         texts: [Option<String>; 3],
     ) -> Result<(), SettingsError> {
-        if texts.iter().all(Option::is_none) {
-            return Ok(());
-        }
+        let has_any = texts.iter().any(Option::is_some);
         let tls = TlsSettings::from_pem(names, texts)?;
         let apis = [&mut self.management, &mut self.administrator].into_iter().flatten();
         let of_apis = apis.filter_map(|api| api.tls.as_mut());
         let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_apis).collect();
-        if encrypted.is_empty() {
+        if encrypted.is_empty() && has_any {
             // A user who configures certificates expects the connection to be encrypted.
             return Err(SettingsError::MissingKey { key: "tls", instead });
         }
@@ -315,7 +298,7 @@ impl RabbitmqSettings {
             Some((scheme, rest)) if scheme == "amqps" => (true, rest),
             _ => return Err(bad(expected)),
         };
-        let address = Address::split(rest, key, &IGNORED)?.without_fragment()?;
+        let address = Address::split(rest, key, &[], OF_AMQP)?.without_fragment()?;
         let vhost = match address.path.strip_prefix('/') {
             None | Some("") => "/".to_owned(),
             Some(path) => decode(path).ok_or_else(|| bad("the virtual host is not valid text"))?,
@@ -348,7 +331,7 @@ impl RabbitmqSettings {
             "https" => true,
             _ => return Err(bad()),
         };
-        let address = Address::split(rest, key, &[])?.without_fragment()?;
+        let address = Address::split(rest, key, &[], &[])?.without_fragment()?;
         address.host_and_port(0)?;
         let (username, password) = login(&address, key)?;
         let Address { hosts, path, .. } = address;

@@ -1,32 +1,22 @@
 //! Settings of one database of a Redis server, direct or through sentinels: the typed
 //! form of a Secret's keys, of a URL and of a program's environment. Parsing only.
 
+use std::ffi::OsString;
 use std::fmt;
 
 use secrecy::SecretString;
 
 use super::address::{Address, host, port, scheme};
+use super::environment::is_service_link;
+use super::query::{DATABASE, OF_REDIS};
 use super::tls::Names;
 use super::{
     NO_LOGIN, REDIS, SecretData, SettingsError, TlsSettings, credential, decode, first,
-    host_and_port, login, value,
+    host_and_port, login, value, variable_text,
 };
 
 const PLAIN_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
-
-/// Query parameters of other Redis clients, which have no effect here.
-const IGNORED: [&str; 9] = [
-    "client_name",
-    "decode_responses",
-    "health_check_interval",
-    "max_connections",
-    "protocol",
-    "socket_connect_timeout",
-    "socket_timeout",
-    "ssl_cert_reqs",
-    "timeout",
-];
 
 const ALONE: &str = "expected only a host name or an address: set the port by REDIS_PORT, or the whole address by REDIS_URL";
 
@@ -132,7 +122,8 @@ impl RedisSettings {
         Ok(settings)
     }
 
-    /// Parses `redis://user:password@host:port/db`, or `rediss://` for TLS. With
+    /// Parses `redis://user:password@host:port/db`, or `rediss://` for TLS. A query `?db=3`
+    /// takes precedence over the path, as in redis-py. With
     /// sentinels, it uses the format of Lettuce:
     /// `redis-sentinel://user:password@host:port,host:port/db#master`
     /// (`rediss-sentinel://`). User and password are then the server's, and are tried on
@@ -148,28 +139,31 @@ impl RedisSettings {
     /// Reads the environment variables of pressure's clients: `REDIS_URL`, else
     /// `REDIS_SERVER` (127.0.0.1), `REDIS_PORT` (6379) and `REDIS_DB` (0). TLS uses PEM
     /// files: `REDIS_TLS_CA_FILE`, `REDIS_TLS_CERT_FILE` and `REDIS_TLS_KEY_FILE`. An
-    /// empty variable counts as unset.
+    /// empty variable counts as unset, and so does a `REDIS_PORT` that Kubernetes sets for a
+    /// Service named redis, such as `tcp://10.0.0.1:6379`.
     ///
-    /// `variable` returns a variable's value. `read` returns a file's text, or `None` to
+    /// `variable` returns a variable's value, as [`std::env::var_os`] does. `read` returns a file's content, or `None` to
     /// give up.
     ///
     /// # Errors
     ///
     /// [`SettingsError`]: a value is missing, or can't be parsed.
     pub fn from_environment(
-        variable: impl Fn(&str) -> Option<String>,
-        read: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&'static str) -> Option<OsString>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
-        let get = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let settings = if let Some(url) = get("REDIS_URL") {
+        let get = |name| variable_text(name, variable(name));
+        let settings = if let Some(url) = get("REDIS_URL")? {
             Self::parse(&url, "REDIS_URL")?
         } else {
             let bad = |key, why| SettingsError::BadValue { key, why };
-            let server = get("REDIS_SERVER");
-            let database = get("REDIS_DB").map_or(Some(0), |database| database.parse().ok());
+            let server = get("REDIS_SERVER")?;
+            // The port of a Service named redis need not be that of this server.
+            let given_port = get("REDIS_PORT")?.filter(|value| !is_service_link(value));
+            let database = get("REDIS_DB")?.map_or(Some(0), |database| database.parse().ok());
             let mut settings = Self::at(
                 host(server.as_deref().unwrap_or("127.0.0.1"), "REDIS_SERVER", ALONE)?,
-                get("REDIS_PORT").map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
+                given_port.map_or(Ok(PLAIN_PORT), |text| port(&text, "REDIS_PORT"))?,
             );
             settings.database = database
                 .filter(|database| *database >= 0)
@@ -177,13 +171,13 @@ impl RedisSettings {
             settings
         };
         settings.with_tls_files(
-            [get("REDIS_TLS_CA_FILE"), get("REDIS_TLS_CERT_FILE"), get("REDIS_TLS_KEY_FILE")],
+            [get("REDIS_TLS_CA_FILE")?, get("REDIS_TLS_CERT_FILE")?, get("REDIS_TLS_KEY_FILE")?],
             read,
         )
     }
 
     /// Adds the certificates of these optional files: the CA's, the client's and its key.
-    /// `read` returns a file's text, or `None` to give up.
+    /// `read` returns a file's content, or `None` to give up.
     ///
     /// # Errors
     ///
@@ -191,7 +185,7 @@ impl RedisSettings {
     pub fn with_tls_files(
         mut self,
         files: [Option<String>; 3],
-        read: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
         let names = Names {
             authorities: "REDIS_TLS_CA_FILE",
@@ -264,7 +258,7 @@ impl RedisSettings {
             }
             _ => return Err(bad(expected)),
         };
-        let address = Address::split(rest, key, &IGNORED)?;
+        let address = Address::split(rest, key, DATABASE, OF_REDIS)?;
         let address = if is_sentinel { address } else { address.without_fragment()? };
         if !is_sentinel && address.hosts.contains(',') {
             return Err(bad("it names several hosts: only redis-sentinel:// has more than one"));
@@ -275,9 +269,11 @@ impl RedisSettings {
             return Err(bad("it names no host"));
         };
         let (username, password) = login(&address, key)?;
-        let database = match address.path.trim_start_matches('/') {
-            "" => 0,
-            path => path.parse().map_err(|_| bad("a database is a number from 0"))?,
+        let number = |text: &str| decode(text)?.parse().ok().filter(|number| *number >= 0);
+        let database = match (address.query, address.path.trim_start_matches('/')) {
+            (None, "") => Some(0),
+            (None, path) => number(path),
+            (Some(query), _) => number(query),
         };
         let sentinel = if is_sentinel {
             let missing = || bad("it names no master: redis-sentinel://host:26379/0#master");
@@ -289,7 +285,7 @@ impl RedisSettings {
         let mut settings = Self::at(host, port);
         settings.username = username;
         settings.password = password.filter(|p| !p.is_empty()).map(Into::into);
-        settings.database = database;
+        settings.database = database.ok_or_else(|| bad("a database is a number from 0"))?;
         settings.tls = is_tls.then(TlsSettings::default);
         settings.sentinel = sentinel;
         Ok(settings)

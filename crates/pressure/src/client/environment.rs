@@ -1,10 +1,14 @@
 //! Reads a client's settings from the environment variables of pressure 0.15.
 
-use lockkeeper_plan::connection::{RedisSettings, SettingsError};
+use std::ffi::OsString;
+
+use lockkeeper_plan::connection::{RedisSettings, SettingsError, variable_text};
 use lockkeeper_plan::naming::{DEFAULT_PREFIX, NameError, QueueName};
 
 use super::options::QueueOptions;
 use super::queue::Queue;
+
+const PREFIX: &str = "PRESSURE_PREFIX";
 
 /// Why the environment is invalid. Never contains a value that could be a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,31 +31,31 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`EnvironmentError`]: a variable or the name is invalid.
+    /// [`EnvironmentError`]: a variable or the name is invalid, or a variable is not UTF-8.
     pub fn from_env(name: &str) -> Result<Self, EnvironmentError> {
-        Self::from_variables(name, |key| std::env::var(key).ok())
+        Self::from_variables(name, |key| std::env::var_os(key))
     }
 
     fn from_variables(
         name: &str,
-        get: impl Fn(&str) -> Option<String>,
+        get: impl Fn(&'static str) -> Option<OsString>,
     ) -> Result<Self, EnvironmentError> {
-        let get = |key: &str| get(key).filter(|value| !value.is_empty());
-        let read = |file: &str| std::fs::read_to_string(file).ok();
-        let settings = RedisSettings::from_environment(get, read)?;
-        let prefix = get("PRESSURE_PREFIX").unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
+        let read = |file: &str| std::fs::read(file).ok();
+        let settings = RedisSettings::from_environment(&get, read)?;
+        let prefix =
+            variable_text(PREFIX, get(PREFIX))?.unwrap_or_else(|| DEFAULT_PREFIX.to_owned());
         Ok(Self::new(settings, QueueName::new(prefix, name)?, QueueOptions::default()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn settings(pairs: &[(&str, &str)]) -> Result<String, EnvironmentError> {
-        let get = |key: &str| {
-            pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| (*value).to_owned())
-        };
+        let get = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, it)| it.into());
         let queue = Queue::from_variables("jobs", get)?;
         Ok(format!("{:?} {}", queue.0.store, queue.name().data()))
     }
@@ -83,5 +87,14 @@ mod tests {
         assert!(error("REDIS_DB", "-1").contains("REDIS_DB is not valid: a database is"));
         assert!(error("REDIS_URL", "hush").contains("REDIS_URL is not valid: "));
         assert!(!error("REDIS_URL", "hush").contains("hush"));
+    }
+
+    #[test]
+    fn a_prefix_that_is_not_text_is_an_error() {
+        let bytes = || OsString::from_vec(b"a\xff".to_vec());
+        let get = |key: &str| (key == "PRESSURE_PREFIX").then(bytes);
+        let error = Queue::from_variables("jobs", get).unwrap_err();
+        let expected = SettingsError::NotText { variable: "PRESSURE_PREFIX" };
+        assert_eq!(error, EnvironmentError::Settings(expected));
     }
 }

@@ -40,7 +40,8 @@ impl Found {
 /// Fails if the prover could not be reached.
 pub fn run(port: u16, variables: &Variables) -> io::Result<()> {
     let mut prover = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    let found = Found::read(variables, |name| std::env::var(name).ok());
+    let text = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    let found = Found::read(variables, text);
     let line = serde_json::to_string(&found)?;
     writeln!(prover, "{line}")?;
     let mut rest = Vec::new();

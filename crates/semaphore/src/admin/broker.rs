@@ -156,6 +156,16 @@ impl Broker {
         self.0.access.identity().await
     }
 
+    /// Checks that the management API answers for the virtual host, if one is configured.
+    ///
+    /// # Errors
+    ///
+    /// [`ManagementError`]: it does not, so nothing is read from it.
+    pub async fn check_management(&self) -> Result<(), ManagementError> {
+        let Some(management) = &self.0.access.management else { return Ok(()) };
+        management.queues_matching("^$").await.map(drop)
+    }
+
     /// Observes which of the slots 1 to `slots_to` exist and which of 1 to `holders_to`
     /// have a holder. Takes no admin mutex and changes nothing.
     ///

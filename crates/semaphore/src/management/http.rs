@@ -159,7 +159,7 @@ pub fn root_cause(error: &dyn Error) -> String {
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    cause.to_string()
+    lockkeeper_net::tls::description(cause)
 }
 
 /// Opens connections.

@@ -1,5 +1,6 @@
 //! Tests of how the settings of a broker are read.
 
+use proptest::prelude::*;
 use secrecy::ExposeSecret;
 
 use super::super::tests::data;
@@ -129,11 +130,59 @@ fn certificates_without_encryption_and_half_a_pair_are_refused_without_showing_t
 #[test]
 fn the_files_of_an_environment_are_read_and_one_that_can_not_be_is_named() {
     let settings = || RabbitmqSettings::from_urls("amqps://h", Some("https://h:1")).unwrap();
-    let variable = |name: &str| (name == "RABBITMQ_TLS_CA_FILE").then(|| "/ca".to_owned());
-    let read = |file: &str| (file == "/ca").then(|| CA.to_owned());
+    let variable = |name: &str| (name == "RABBITMQ_TLS_CA_FILE").then(|| "/ca".into());
+    let read = |file: &str| (file == "/ca").then(|| CA.into());
     let s = settings().with_tls_of_environment(variable, read).unwrap();
     assert!(s.tls.unwrap().authorities.is_some());
     assert!(s.management.unwrap().tls.unwrap().authorities.is_some());
     let err = settings().with_tls_of_environment(variable, |_| None).unwrap_err();
     assert!(err.to_string().contains("RABBITMQ_TLS_CA_FILE"), "{err}");
+}
+
+/// Names that a library for URLs would change.
+const NAMES: [&str; 12] =
+    [".", "..", "a/../b", "a/./b", "%2e%2e", "%2F", "A", r"a\b", "a\tb", " a ", "//", "ÄäI\u{301}"];
+
+/// Reads a URL with this name as its user, its password and its path, encoded by `encode`.
+fn arrives(name: &str, encode: impl Fn(&str) -> String) {
+    let text = encode(name);
+    let amqp = format!("amqp://{text}:{text}@h/{text}");
+    let broker = RabbitmqSettings::from_urls(&amqp, Some(&format!("http://{text}:{text}@m")));
+    let broker = broker.unwrap_or_else(|error| panic!("{amqp}: {error}"));
+    let api = broker.management.as_ref().unwrap();
+    for login in [(&broker.username, &broker.password), (&api.username, &api.password)] {
+        assert_eq!((login.0.as_str(), login.1.expose_secret()), (name, name), "{amqp}");
+    }
+    assert_eq!(broker.vhost, name, "{amqp}");
+    let redis = format!("redis-sentinel://{text}:{text}@h/0#{text}");
+    let server = RedisSettings::from_url(&redis).unwrap();
+    assert_eq!(server.username.as_deref(), Some(name), "{redis}");
+    assert_eq!(server.password.unwrap().expose_secret(), name, "{redis}");
+    assert_eq!(server.sentinel.unwrap().master, name, "{redis}");
+    let keys = [("host", "h"), ("username", name), ("password", name)];
+    let keys = RabbitmqSettings::from_secret(&data(&keys), Some(name)).unwrap();
+    assert_eq!((keys.username.as_str(), keys.vhost.as_str()), (name, name));
+    assert_eq!(keys.password.expose_secret(), name);
+}
+
+fn encoded(name: &str) -> String {
+    percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC).to_string()
+}
+
+#[test]
+fn no_name_is_normalized_as_a_path() {
+    for name in NAMES {
+        arrives(name, encoded);
+    }
+    // These need not be encoded.
+    for name in [".", "..", "...", "A.b-C_~", "a..b"] {
+        arrives(name, ToOwned::to_owned);
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_encoded_name_arrives_as_it_is(name in r"\PC{1,20}") {
+        arrives(&name, encoded);
+    }
 }

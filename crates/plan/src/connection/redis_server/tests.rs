@@ -1,7 +1,10 @@
 //! Tests of parsing a Redis server's Secret, URL and environment.
 
+use std::os::unix::ffi::OsStringExt;
+
 use secrecy::ExposeSecret;
 
+use super::super::RabbitmqSettings;
 use super::super::tests::data;
 use super::*;
 
@@ -10,10 +13,10 @@ const KEY: &str = "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\
 
 fn from_variables(pairs: &[(&str, &str)]) -> Result<RedisSettings, SettingsError> {
     let variable =
-        |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
     let read = |file: &str| match file {
-        "/ca" | "/cert" => Some(CERTIFICATE.to_owned()),
-        "/key" => Some(KEY.to_owned()),
+        "/ca" | "/cert" => Some(CERTIFICATE.into()),
+        "/key" => Some(KEY.into()),
         _ => None,
     };
     RedisSettings::from_environment(variable, read)
@@ -58,7 +61,8 @@ fn mistakes_about_tls_are_named_by_their_key_and_no_value_is_shown() {
         all.extend(data(wrong));
         let err = RedisSettings::from_secret(&all, None).unwrap_err();
         let (SettingsError::MissingKey { key: named, .. }
-        | SettingsError::BadValue { key: named, .. }) = &err;
+        | SettingsError::BadValue { key: named, .. }
+        | SettingsError::NotText { variable: named }) = &err;
         assert_eq!(*named, key, "{err}");
         assert!(!err.to_string().contains("hush"), "{err}");
     }
@@ -142,4 +146,70 @@ fn unix_sockets_are_named_as_not_supported() {
         let err = RedisSettings::from_url(wrong).unwrap_err().to_string();
         assert!(err.contains("Unix sockets are not supported"), "{err}");
     }
+}
+
+#[test]
+fn a_variable_that_is_not_text_is_named_and_never_counts_as_unset() {
+    let bytes = || OsString::from_vec(b"redis://:hush\xe9@h".to_vec());
+    for wrong in ["REDIS_URL", "REDIS_SERVER", "REDIS_PORT", "REDIS_DB", "REDIS_TLS_CA_FILE"] {
+        let variable = |name: &str| (name == wrong).then(bytes);
+        let error = RedisSettings::from_environment(variable, |_| None).unwrap_err();
+        assert_eq!(error, SettingsError::NotText { variable: wrong });
+        assert!(error.to_string().contains(wrong) && !error.to_string().contains("hush"));
+    }
+    for wrong in ["RABBITMQ_TLS_CA_FILE", "RABBITMQ_TLS_CERT_FILE", "RABBITMQ_TLS_KEY_FILE"] {
+        let broker = RabbitmqSettings::from_urls("amqps://h", None).unwrap();
+        let variable = |name: &str| (name == wrong).then(bytes);
+        let error = broker.with_tls_of_environment(variable, |_| None).unwrap_err();
+        assert_eq!(error, SettingsError::NotText { variable: wrong });
+    }
+}
+
+/// The variables that Kubernetes sets for a Service, in each pod of its namespace.
+fn service_links(service: &str) -> Vec<(String, String)> {
+    let (address, port) = ("10.96.0.11", 6380);
+    let mut links = vec![
+        ("SERVICE_HOST".to_owned(), address.to_owned()),
+        ("SERVICE_PORT".to_owned(), port.to_string()),
+        ("PORT".to_owned(), format!("tcp://{address}:{port}")),
+    ];
+    for name in ["URL", "AMQP", "DB", "SERVER", "TLS_CA_FILE"] {
+        links.push((format!("SERVICE_PORT_{name}"), port.to_string()));
+    }
+    for protocol in ["TCP", "UDP", "SCTP"] {
+        let start = format!("PORT_{port}_{protocol}");
+        let url = format!("{}://{address}:{port}", protocol.to_lowercase());
+        links.push((start.clone(), url));
+        links.push((format!("{start}_PROTO"), protocol.to_lowercase()));
+        links.push((format!("{start}_PORT"), port.to_string()));
+        links.push((format!("{start}_ADDR"), address.to_owned()));
+    }
+    let service = service.to_uppercase().replace('-', "_");
+    links.into_iter().map(|(name, value)| (format!("{service}_{name}"), value)).collect()
+}
+
+#[test]
+fn service_links_of_kubernetes_have_no_effect() {
+    let services =
+        ["redis", "rabbitmq", "lockkeeper", "amqp", "pressure", "redis-server", "rabbitmq-tls-ca"];
+    let set: Vec<_> = services.into_iter().flat_map(service_links).collect();
+    let linked =
+        |name: &str| set.iter().find(|(link, _)| link == name).map(|(_, value)| value.into());
+    let of = |own: &[(&str, &str)]| {
+        let variable = |name: &str| {
+            let own = own.iter().find(|(own, _)| *own == name).map(|(_, value)| value.into());
+            own.or_else(|| linked(name))
+        };
+        RedisSettings::from_environment(variable, |_| None).unwrap().address()
+    };
+    assert_eq!(of(&[]), "127.0.0.1:6379/0");
+    assert_eq!(of(&[("REDIS_SERVER", "redis"), ("REDIS_DB", "3")]), "redis:6379/3");
+    assert_eq!(of(&[("REDIS_SERVER", "redis"), ("REDIS_PORT", "7")]), "redis:7/0");
+    assert_eq!(of(&[("REDIS_URL", "redis://h:1/2")]), "h:1/2");
+    for link in ["tcp://10.0.0.1:6379", "udp://10.0.0.1:1", "sctp://[fd00::1]:1"] {
+        assert_eq!(of(&[("REDIS_PORT", link)]), "127.0.0.1:6379/0");
+    }
+    let broker = RabbitmqSettings::from_urls("amqps://h", None).unwrap();
+    let broker = broker.with_tls_of_environment(linked, |_| None).unwrap();
+    assert!(broker.tls.unwrap().authorities.is_none());
 }
