@@ -83,9 +83,7 @@ impl BrokerLocation {
         let Some(url) = given(&self.url) else { return Ok(None) };
         let read = |file: &str| std::fs::read(file).ok();
         RabbitmqSettings::from_urls(&url, given(&self.management_url).as_deref())
-            .and_then(|settings| {
-                settings.with_tls_of_environment(|name| std::env::var_os(name), read)
-            })
+            .and_then(|settings| settings.with_tls_of_environment(std::env::var_os, read))
             .map(|settings| Some(settings.with_probe(self.probe.map(Probe::from))))
             .map_err(|error| {
                 let [url, management_url] = self.sources;

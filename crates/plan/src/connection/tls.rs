@@ -48,7 +48,7 @@ impl fmt::Debug for TlsSettings {
         f.debug_struct("TlsSettings")
             .field("own_authorities", &self.authorities.is_some())
             .field("client_certificate", &self.client.is_some())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

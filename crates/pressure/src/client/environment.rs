@@ -33,7 +33,7 @@ impl Queue {
     ///
     /// [`EnvironmentError`]: a variable or the name is invalid, or a variable is not UTF-8.
     pub fn from_env(name: &str) -> Result<Self, EnvironmentError> {
-        Self::from_variables(name, |key| std::env::var_os(key))
+        Self::from_variables(name, std::env::var_os)
     }
 
     fn from_variables(
