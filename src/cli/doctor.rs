@@ -3,6 +3,7 @@
 
 mod finding;
 mod installation;
+mod lock;
 mod objects;
 
 use kube::api::ListParams;
@@ -13,13 +14,20 @@ use serde::Serialize;
 use self::finding::{Finding, Level};
 use super::common::say;
 use super::failure::Failure;
-use super::kubernetes::{Cluster, Kubernetes, answered};
+use super::kubernetes::{Cluster, answered};
 use super::output::{self, Format};
+use super::target::LockLocation;
 
 /// Arguments of `lockkeeper doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct Arguments {
+    /// Diagnose whether a client can hold this lock from here, instead of objects: its name on
+    /// the broker, for example demo.deploy, or sem/NAME. Takes no slot; a free token is taken
+    /// and given back
+    #[arg(long, value_name = "LOCK", conflicts_with_all = ["all_namespaces", "operator_namespace", "no_servers"])]
+    lock: Option<String>,
+
     /// Diagnose the objects of all namespaces
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     all_namespaces: bool,
@@ -37,7 +45,7 @@ pub struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    kubernetes: Kubernetes,
+    place: LockLocation,
 }
 
 const EXIT_CODES: &str = "\
@@ -54,7 +62,12 @@ struct Shown {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let cluster = arguments.kubernetes.connect().await?;
+    if let Some(lock) = &arguments.lock {
+        return show(arguments.output, lock::look(&arguments.place, lock).await);
+    }
+    arguments.place.must_be_a_connection("--lock")?;
+    let kubernetes = arguments.place.kubernetes();
+    let cluster = kubernetes.connect().await?;
     // Without the API server, no check is possible.
     answered(cluster.client.apiserver_version()).await?;
     let mut findings = installation::definitions(&cluster).await;
@@ -66,7 +79,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
         namespaces.dedup();
-        let look = objects::Look::new(&cluster, &arguments.kubernetes, !arguments.no_servers)?;
+        let look = objects::Look::new(&cluster, kubernetes, !arguments.no_servers)?;
         for semaphore in semaphores {
             findings.extend(look.semaphore(semaphore).await);
         }

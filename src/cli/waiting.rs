@@ -161,7 +161,7 @@ impl Drop for Line {
 }
 
 /// Formats the holders as far as known: `: 3 of 3 held: 1 by …`.
-async fn who_holds(broker: &Broker, found: &FoundLock) -> String {
+pub(super) async fn who_holds(broker: &Broker, found: &FoundLock) -> String {
     let lock = &found.name;
     let observed = async {
         let mark = broker.find_highest_slot(lock, DEFAULT_OVERSHOOT).await?;

@@ -3,6 +3,7 @@
 
 mod administering;
 pub mod commands;
+mod doctor;
 mod draining;
 mod guarding;
 mod holding;

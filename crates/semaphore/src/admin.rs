@@ -6,3 +6,4 @@ mod converge;
 mod identity;
 pub mod managed;
 pub mod resize;
+mod rights;

@@ -231,14 +231,23 @@ impl LockLocation {
         self.broker.settings()
     }
 
+    /// Rejects options that have no effect without a lock. `form` shows how to specify one.
+    pub fn must_be_a_connection(&self, form: &str) -> Result<(), Failure> {
+        if self.describes_a_lock() {
+            let message = format!("--vhost, --protocol, --profile and --queue-type are for {form}");
+            return Err(usage(&message));
+        }
+        Ok(())
+    }
+
+    fn describes_a_lock(&self) -> bool {
+        let is_described =
+            self.protocol.is_some() || self.profile.is_some() || self.queue_type.is_some();
+        is_described || self.broker.has_vhost()
+    }
+
     async fn resource(&self, name: &str) -> Result<FoundLock, Failure> {
-        let given = [
-            self.broker.has_vhost(),
-            self.protocol.is_some(),
-            self.profile.is_some(),
-            self.queue_type.is_some(),
-        ];
-        if given.contains(&true) {
+        if self.describes_a_lock() {
             return Err(usage(&format!(
                 "--vhost, --protocol, --profile and --queue-type are sem/{name}'s own: leave them out"
             )));

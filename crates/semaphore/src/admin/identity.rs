@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, FieldTable};
 use lockkeeper_amqp::channel::{Channel, Declared};
 use lockkeeper_plan::naming::LockName;
 
@@ -42,10 +42,8 @@ impl Broker {
             return Ok(false);
         }
         let name = lock.probe_queue(rand::random());
-        let mut arguments = exclusive_arguments();
-        arguments.insert("x-expires".into(), AMQPValue::LongInt(PROBE_EXPIRES_MILLIS));
         let mut channel = Channel::take(&other.handle().access.admin_of(lock).get().await?).await?;
-        if let Declared::Locked = channel.declare_exclusive(&name, arguments).await? {
+        if let Declared::Locked = channel.declare_exclusive(&name, Self::probe_arguments()).await? {
             return Ok(false);
         }
         let seen = self.sees(&name).await;
@@ -54,7 +52,15 @@ impl Broker {
         seen
     }
 
-    async fn sees(&self, queue: &str) -> Result<bool, BrokerError> {
+    /// Arguments of a probe queue.
+    pub(super) fn probe_arguments() -> FieldTable {
+        let mut arguments = exclusive_arguments();
+        arguments.insert("x-expires".into(), AMQPValue::LongInt(PROBE_EXPIRES_MILLIS));
+        arguments
+    }
+
+    /// Whether a queue is visible over this broker's own connection.
+    pub(super) async fn sees(&self, queue: &str) -> Result<bool, BrokerError> {
         let names = [queue.to_owned()];
         for look in 0..LOOKS {
             if look > 0 {
