@@ -290,19 +290,35 @@ fn the_full_examples_have_every_field_of_the_spec() {
 #[test]
 fn the_examples_run_commands_that_this_program_understands() {
     let mut understood = 0;
-    for file in ["cronjob.yaml", "pod.yaml", "standby.yaml"] {
+    let files =
+        ["cronjob.yaml", "pod.yaml", "standby.yaml", "sidecar.yaml", "unchanged-image.yaml"];
+    for file in files {
         let file = format!("{}/examples/exec/{file}", env!("CARGO_MANIFEST_DIR"));
         for document in std::fs::read_to_string(&file).unwrap().split("\n---\n") {
             let document: Value = serde_yaml::from_str(document).unwrap();
             let template = ["/spec/jobTemplate/spec/template", "/spec/template"];
             let template = template.iter().find_map(|path| document.pointer(path));
             let pod = template.unwrap_or(&document);
-            let Some(arguments) = pod.pointer("/spec/containers/0/args") else { continue };
-            let arguments: Vec<&str> =
-                arguments.as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
-            assert_eq!(arguments[0], "lockkeeper");
+            let words = |list: &Value| -> Vec<String> {
+                let list = list.as_array().into_iter().flatten();
+                list.map(|word| word.as_str().unwrap().to_owned()).collect()
+            };
+            let places = ["/spec/containers/0", "/spec/initContainers/0"];
+            let containers = places.iter().filter_map(|place| pod.pointer(place));
+            let words = containers.map(|c| [words(&c["command"]), words(&c["args"])].concat());
+            let Some(line) = words.into_iter().find_map(|mut line| {
+                let runs = |verb| line.iter().position(|word| word == verb);
+                let start = runs("exec").or_else(|| runs("hold"))?;
+                Some(line.split_off(start))
+            }) else {
+                continue;
+            };
+            let line = line.iter().map(|word| match word.strip_prefix("--listen=") {
+                Some(_) => "--listen=127.0.0.1:0",
+                None => word,
+            });
             let output = Command::new(built::lockkeeper())
-                .args(&arguments[1..])
+                .args(line)
                 .env("AMQP_URL", "amqp://127.0.0.1:1")
                 .output()
                 .unwrap();
@@ -311,5 +327,5 @@ fn the_examples_run_commands_that_this_program_understands() {
             understood += 1;
         }
     }
-    assert_eq!(understood, 3);
+    assert_eq!(understood, files.len());
 }

@@ -6,13 +6,15 @@ mod installation;
 mod lock;
 mod objects;
 
+use std::time::{Duration, Instant};
+
 use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::Serialize;
 
 use self::finding::{Finding, Level};
-use super::common::say;
+use super::common::{duration, say};
 use super::failure::Failure;
 use super::kubernetes::{Cluster, answered};
 use super::output::{self, Format};
@@ -40,6 +42,10 @@ pub struct Arguments {
     #[arg(long)]
     no_servers: bool,
 
+    /// Wait until no problem is found, for example after an installation, for at most this long
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    wait: Option<Duration>,
+
     /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
@@ -55,6 +61,9 @@ usage; 69 the API server can't be reached.";
 /// Exit code if a problem was found.
 const WRONG: u8 = 1;
 
+/// Pause between two diagnoses.
+const BETWEEN: Duration = Duration::from_secs(2);
+
 #[derive(Serialize)]
 struct Shown {
     healthy: bool,
@@ -62,10 +71,27 @@ struct Shown {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    if let Some(lock) = &arguments.lock {
-        return show(arguments.output, lock::look(&arguments.place, lock).await);
+    if arguments.lock.is_none() {
+        arguments.place.must_be_a_connection("--lock")?;
     }
-    arguments.place.must_be_a_connection("--lock")?;
+    let started = Instant::now();
+    let limit = arguments.wait.unwrap_or_default();
+    loop {
+        let found = diagnosed(&arguments).await;
+        let is_wrong = |finding: &Finding| finding.level == Level::Wrong;
+        let is_healthy = found.as_ref().is_ok_and(|found| !found.iter().any(is_wrong));
+        if is_healthy || started.elapsed() + BETWEEN > limit {
+            return show(arguments.output, found?);
+        }
+        tokio::time::sleep(BETWEEN).await;
+    }
+}
+
+/// Returns what is found of the lock, or of the operator and the objects.
+async fn diagnosed(arguments: &Arguments) -> Result<Vec<Finding>, Failure> {
+    if let Some(lock) = &arguments.lock {
+        return Ok(lock::look(&arguments.place, lock).await);
+    }
     let kubernetes = arguments.place.kubernetes();
     let cluster = kubernetes.connect().await?;
     // Without the API server, no check is possible.
@@ -73,8 +99,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut findings = installation::definitions(&cluster).await;
     let mut namespaces = Vec::new();
     if !findings.iter().any(|finding| finding.level == Level::Wrong) {
-        let semaphores = all::<Semaphore>(&arguments, &cluster, &mut findings).await?;
-        let queues = all::<PressureQueue>(&arguments, &cluster, &mut findings).await?;
+        let semaphores = all::<Semaphore>(arguments, &cluster, &mut findings).await?;
+        let queues = all::<PressureQueue>(arguments, &cluster, &mut findings).await?;
         let of_objects = semaphores.iter().filter_map(ResourceExt::namespace);
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
@@ -93,7 +119,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let of_operator =
         installation::operator(&cluster, arguments.operator_namespace.as_deref(), &namespaces);
     findings.splice(0..0, of_operator.await);
-    show(arguments.output, findings)
+    Ok(findings)
 }
 
 fn show(format: Format, findings: Vec<Finding>) -> Result<(), Failure> {

@@ -1,5 +1,8 @@
 //! `lockkeeper hold`: acquires a lock, holds it until a signal, then releases it.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use lockkeeper_semaphore::{Permit, until_ended};
 use tracing::{Instrument, Span, debug_span, field};
 
@@ -7,6 +10,7 @@ use super::acquire::{Acquire, GIVEN_UP};
 use super::common::{runtime, say};
 use super::failure::Failure;
 use super::output;
+use super::probes::Probes;
 use super::signals::Signals;
 use super::target::{FoundLock, LockTarget};
 use super::telemetry::{self, LogFormat};
@@ -27,6 +31,11 @@ pub struct Arguments {
     /// What to do if the lock is lost
     #[arg(long, value_enum, default_value_t = OnLost::Terminate)]
     on_lost: OnLost,
+
+    /// Answer HTTP probes at this address, for example 0.0.0.0:8080: GET /held is 200 only while
+    /// the lock is held, otherwise 503; GET /lost is 503 once the lock was lost, otherwise 200
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
 }
 
 /// The reaction to the removal of the held slot.
@@ -55,6 +64,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let span = debug_span!("hold");
     telemetry::continue_trace(&span);
     let hold = async {
+        let probes = Probes::default();
+        if let Some(address) = arguments.listen {
+            probes.listen(address).await?;
+        }
         let (found, client, permit) = tokio::select! {
             acquired = arguments.acquire.take(&arguments.target) => acquired?,
             _ = signals.next() => {
@@ -63,12 +76,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 return Err(Failure::new(Failure::NOT_ACQUIRED, message));
             }
         };
+        let permit = Arc::new(permit);
+        probes.acquired(&permit);
         let what = found.what(permit.slot());
         let announced = output::write(&format!("holding {what}\n"));
         let holding = held(&found, &permit);
         tokio::select! {
             why = lost(&permit) => {
                 holding.record("lock.lost", &why);
+                probes.failed(&why);
                 let message = format!("{what} was lost: {why}. Stop the guarded work");
                 if arguments.on_lost == OnLost::Warn {
                     say(message);
@@ -83,7 +99,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         // The lock may have been lost just now. Nothing is guarded any more in either case.
         drop(holding);
-        let _ = permit.release().instrument(debug_span!("lock.release")).await;
+        probes.released();
+        if let Some(permit) = Arc::into_inner(permit) {
+            let _ = permit.release().instrument(debug_span!("lock.release")).await;
+        }
         client.close().await;
         announced?;
         output::write(&format!("released {what}\n"))

@@ -11,10 +11,12 @@ mod confirm;
 mod crds;
 mod doctor;
 mod drive;
+mod examples;
 mod exec;
 mod failure;
 mod hold;
 mod holders;
+mod install;
 mod kinds;
 mod kubernetes;
 mod list;
@@ -24,6 +26,7 @@ mod mutex;
 mod operator;
 mod output;
 mod plan;
+mod probes;
 mod processes;
 mod queue;
 mod revoke;
@@ -100,7 +103,7 @@ enum Verb {
     Suspend(suspend::Arguments),
     /// Resume suspended objects: the operator reconciles them again
     Resume(suspend::Arguments),
-    /// Diagnose the operator, its permissions, the objects and their servers
+    /// Diagnose the operator, the objects and their servers, or why a client can't hold a lock
     Doctor(doctor::Arguments),
     /// Validate manifests as the API server would, without a connection to one
     Validate(validate::Arguments),
@@ -113,6 +116,8 @@ enum Verb {
     Revoke(revoke::Arguments),
     /// Print a completion script for a shell
     Completion(completion::Arguments),
+    /// Copy this program to a directory, for the image of another container
+    Install(install::Arguments),
     /// Print the manual page, or write one page for each command
     Man(man::Arguments),
 }
@@ -152,7 +157,8 @@ pub fn main() -> ExitCode {
         Verb::Apply(arguments) => in_runtime(apply::run(arguments)),
         Verb::Revoke(arguments) => in_runtime(revoke::run(arguments)),
         Verb::Completion(arguments) => completion::run(&arguments, &mut Cli::command()),
-        Verb::Man(arguments) => man::run(&arguments, Cli::command()),
+        Verb::Install(arguments) => install::run(&arguments),
+        Verb::Man(arguments) => man::run(&arguments, examples::added(Cli::command())),
     })
 }
 
@@ -207,7 +213,7 @@ fn variable_that_is_not_text(command: &clap::Command) -> Option<String> {
 /// Returns the command tree, with the name by which the program was started: for a
 /// plugin, kubectl's.
 fn command() -> clap::Command {
-    let command = Cli::command();
+    let command = examples::added(Cli::command());
     let file = std::env::args_os().next().map(PathBuf::from);
     let file = file.as_deref().and_then(Path::file_name).and_then(OsStr::to_str);
     match file.and_then(|file| file.strip_prefix("kubectl-")) {

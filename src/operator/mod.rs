@@ -28,7 +28,7 @@ mod reduced;
 mod runner;
 mod same_server;
 mod semaphore;
-mod server;
+pub mod server;
 mod short_name;
 mod state;
 mod status_writer;
@@ -163,8 +163,8 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
         Some(_) => Readiness::waiting_for([LEASE.to_owned()]),
         None => Readiness::waiting_for(kinds.clone()),
     };
-    let serving =
-        tokio::spawn(server::serve(listener, readiness.clone(), metrics.clone(), stop.clone()));
+    let app = server::app(readiness.clone(), metrics.clone());
+    let serving = tokio::spawn(server::serve(listener, app, stop.clone()));
     let namespaces = options.watch_namespaces.iter().cloned().collect::<Vec<_>>().join(",");
     info!(%address, namespaces, labels = options.watch_labels, "operator starts");
 

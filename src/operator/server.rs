@@ -63,18 +63,17 @@ impl Readiness {
     }
 }
 
-/// Serves requests until `stop`, and ends within [`LAST_ANSWERS`] after it.
-pub async fn serve(
-    listener: TcpListener,
-    readiness: Readiness,
-    metrics: Metrics,
-    stop: CancellationToken,
-) {
-    let app = Router::new()
+/// Returns the operator's paths.
+pub fn app(readiness: Readiness, metrics: Metrics) -> Router {
+    Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(readiness)
-        .route(METRICS, get(told).with_state(metrics));
+        .route(METRICS, get(told).with_state(metrics))
+}
+
+/// Serves requests until `stop`, and ends within [`LAST_ANSWERS`] after it.
+pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) {
     let (clients, mut answers) = (Clients::default(), JoinSet::new());
     loop {
         tokio::select! {
@@ -163,7 +162,7 @@ mod tests {
     async fn server() -> (SocketAddr, CancellationToken, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let serving = serve(listener, Readiness::default(), Metrics::new(true), stop.clone());
+        let serving = serve(listener, app(Readiness::default(), Metrics::new(true)), stop.clone());
         (address, stop, tokio::spawn(serving))
     }
 

@@ -56,6 +56,11 @@ async fn the_doctor_of_a_lock_finds_each_likely_mistake_and_says_what_to_do() {
         assert!(!outcome.stdout.contains("hush"), "{line:?}: {outcome:?}");
         assert_eq!(outcome.stdout.contains("WRONG"), *is_wrong, "{line:?}: {outcome:?}");
     }
+    // It waits until the lock is there.
+    let waiting = run(&vhost, &["doctor", "--lock", "ci.later", "--wait", "60s"]);
+    let creating = succeed(&vhost, &["semaphore", "create", "ci.later", "--slots", "1"]);
+    let (waited, _) = tokio::join!(waiting, creating);
+    assert_eq!(waited.code, Some(0), "{waited:?}");
     let without = run(&vhost, &["doctor", "--protocol", "Token"]).await;
     assert_eq!(without.code, Some(64), "{without:?}");
     let queues = vhost.queues().await;

@@ -3,7 +3,8 @@
 use std::process::Stdio;
 
 use lockkeeper_testkit::environment::signal;
-use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
+use lockkeeper_testkit::redis::free_port;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::exec::{LOCK, create, lockkeeper, run};
@@ -111,6 +112,42 @@ async fn hold_reports_a_loss_and_stays_until_a_signal_if_it_is_only_to_warn() {
     let mut said = BufReader::new(hold.stderr.take().unwrap()).lines();
     assert!(said.next_line().await.unwrap().unwrap().contains("ci.one was lost"));
     assert!(hold.try_wait().unwrap().is_none(), "only a warning");
+    signal(hold.id().unwrap(), "TERM");
+    assert_eq!(hold.wait().await.unwrap().code(), Some(80));
+}
+
+/// Returns the status of these two probes.
+async fn probed(port: u16) -> [u16; 2] {
+    let mut statuses = [0; 2];
+    for (status, path) in statuses.iter_mut().zip(["held", "lost"]) {
+        let answer = reqwest::get(format!("http://127.0.0.1:{port}/{path}")).await;
+        *status = answer.map_or(0, |answer| answer.status().as_u16());
+    }
+    statuses
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_succeed_only_while_the_lock_is_held() {
+    let vhost = Vhost::create().await;
+    let port = free_port();
+    let listen = format!("--listen=127.0.0.1:{port}");
+    let first = ["hold", "--mutex", "ci.one", "--heartbeat", "2s"];
+    let mut first = lockkeeper(&vhost, &first).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(first.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("holding ci.one"));
+    let arguments =
+        ["hold", "--mutex", "ci.one", "--heartbeat", "2s", "--on-lost", "warn", &listen];
+    let mut hold = lockkeeper(&vhost, &arguments).spawn().unwrap();
+    eventually("it waits", async || probed(port).await == [503, 200]).await;
+    let taken = run(&vhost, &["hold", "--mutex", "ci.one", "--no-wait", &listen]).await;
+    assert_eq!(taken.code, Some(69), "{taken:?}");
+    assert!(taken.stderr.contains("Address already in use"), "{taken:?}");
+
+    signal(first.id().unwrap(), "TERM");
+    first.wait().await.unwrap();
+    eventually("it holds", async || probed(port).await == [200, 200]).await;
+    end_the_mutex(&vhost).await;
+    eventually("it has lost the mutex", async || probed(port).await == [503, 503]).await;
     signal(hold.id().unwrap(), "TERM");
     assert_eq!(hold.wait().await.unwrap().code(), Some(80));
 }

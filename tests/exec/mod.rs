@@ -9,6 +9,7 @@ mod guarding;
 mod holding;
 mod hostile;
 mod inherited;
+mod install;
 mod limits;
 mod losing;
 mod management;
