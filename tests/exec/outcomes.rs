@@ -92,7 +92,7 @@ async fn the_exit_code_is_the_commands_own_or_identifies_the_error() {
         (
             &[LOCK, "--url", &redis, "--no-wait", "--", "true"],
             69,
-            "it accepts connections, but sent",
+            "it accepts connections, but gives no answer",
         ),
         (&[LOCK, "--url", &management, "--", "true"], 69, "it accepts connections, but ends them"),
         (&[LOCK, "--", "echo a && echo b"], 127, "not by a shell: use sh -c"),

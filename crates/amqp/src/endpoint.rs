@@ -76,7 +76,7 @@ impl Endpoint {
     /// Returns the error for a broker that did not answer within this time.
     pub fn no_answer(&self, limit: Duration) -> AmqpError {
         let why = if self.is_mute() {
-            format!("it accepts connections, but sent nothing within {limit:?}")
+            format!("it accepts connections, but gives no answer within {limit:?}")
         } else {
             format!("no answer within {limit:?}")
         };
