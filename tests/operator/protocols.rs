@@ -111,7 +111,8 @@ impl Deploy<'_> {
 
     async fn until_cleaning_up(&self, held: u32) {
         let units = if self.row.protocol.has_slots() { "slots" } else { "tokens" };
-        let what = format!("{held} of its {units} are still held");
+        let are = if held == 1 { "is" } else { "are" };
+        let what = format!("{held} of its {units} {are} still held");
         let so = |s: &Semaphore| {
             has_reason(s, "Ready", "CleaningUp")
                 && s.condition("Ready").is_some_and(|(.., said)| said.contains(&what))
