@@ -111,9 +111,14 @@ impl Drain {
         // The channel is always closed at the end, which requeues a token that was taken.
         let raw = channel.raw().await?;
         let limit = channel.connection().operation_timeout;
-        let drained = tokio::select! {
-            () = stop.cancelled() => Ok(()),
-            drained = self.drain(&mut channel, &raw, stop) => drained,
+        let drained = match self.join(&mut channel, &raw, &self.lock.token_queue()).await {
+            // Not before: closing a channel while the broker has not answered can fail, and then
+            // ends the connection under the next change.
+            Ok(consumer) => tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                drained = self.drain(&raw, consumer, stop) => drained,
+            },
+            Err(error) => Err(error),
         };
         let close = raw.close(200, "OK".into());
         if !matches!(tokio::time::timeout(limit, close).await, Ok(Ok(()))) && drained.is_ok() {
@@ -124,12 +129,11 @@ impl Drain {
 
     async fn drain(
         &self,
-        channel: &mut Channel,
         raw: &lapin::Channel,
+        mut consumer: Consumer,
         stop: &CancellationToken,
     ) -> Result<(), BrokerError> {
         let queue = self.lock.token_queue();
-        let mut consumer = self.join(channel, raw, &queue).await?;
         while let Some(token) = consumer.next().await {
             let token = token.map_err(|error| AmqpError::operating(&error, &queue))?;
             let (tag, taken_on) = (token.delivery_tag, raw.clone());
