@@ -5,8 +5,11 @@ use std::fmt::Write;
 
 use clap::Command;
 
-/// Examples of a command, each with what it does.
-const EXAMPLES: [(&[&str], &[(&str, &str)]); 6] = [
+/// What an example does, and its line.
+type Example = (&'static str, &'static str);
+
+/// The verbs of a command, and its examples.
+const EXAMPLES: [(&[&str], &[Example]); 6] = [
     (
         &["exec"],
         &[
@@ -110,7 +113,7 @@ fn with_examples(command: Command, path: &[&'static str], text: &str) -> Command
     }
 }
 
-fn text(examples: &[(&str, &str)]) -> String {
+fn text(examples: &[Example]) -> String {
     let mut text = "Examples:\n".to_owned();
     for (what, line) in examples {
         // Writing to a string does not fail.

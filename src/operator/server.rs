@@ -72,7 +72,7 @@ pub fn app(readiness: Readiness, metrics: Metrics) -> Router {
         .route(METRICS, get(told).with_state(metrics))
 }
 
-/// Serves requests until `stop`, and ends within [`LAST_ANSWERS`] after it.
+/// Serves requests until `stop`, and ends within a second after it.
 pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) {
     let (clients, mut answers) = (Clients::default(), JoinSet::new());
     loop {
