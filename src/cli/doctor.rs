@@ -87,7 +87,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Returns what is found of the lock, or of the operator and the objects.
+/// Returns the findings about the lock, or about the operator and the objects.
 async fn diagnosed(arguments: &Arguments) -> Result<Vec<Finding>, Failure> {
     if let Some(lock) = &arguments.lock {
         return Ok(lock::look(&arguments.place, lock).await);

@@ -15,7 +15,7 @@ const EXAMPLES: [(&[&str], &[Example]); 6] = [
         &[
             ("run one deployment at a time", "lockkeeper exec demo.deploy -- ./deploy.sh"),
             (
-                "in a pipeline: wait for at most 10 minutes, and say who holds it and why",
+                "in a pipeline: wait for at most 10 minutes, and show others the holder and the reason",
                 "lockkeeper exec --timeout 10m --identity ci --reason release demo.deploy -- make deploy",
             ),
             (

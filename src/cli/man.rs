@@ -43,7 +43,7 @@ fn page(command: &Command) -> Result<Vec<u8>, Failure> {
     Ok(page)
 }
 
-/// Like [`Man::render`], but with the usage line of `--help`. Clap's own synopsis lists all
+/// Like [`Man::render`], with the usage line of `--help`. Clap's own synopsis lists all
 /// options, and leaves out the `--` before a command.
 fn render(command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
     let man = Man::new(command.clone());

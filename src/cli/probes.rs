@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::failure::Failure;
 use crate::operator::server;
 
-/// What is known of the lock.
+/// The lock, as far as this process knows.
 #[derive(Default)]
 enum State {
     #[default]

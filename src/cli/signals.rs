@@ -58,7 +58,7 @@ impl Signals {
     /// Subscribes to these signals, which no longer end the process. A signal that is
     /// ignored already (nohup, a background job of a script) stays ignored, also for the
     /// command. SIGPIPE is an exception: the standard library replaces its action before `main`
-    /// and gives each command the default, so what it was is not known.
+    /// and gives each command the default, so the earlier one is not known.
     ///
     /// Call it before a runtime with several threads starts. The handler of a signal is
     /// installed before its action is known and before tokio subscribes to it. A signal in

@@ -28,7 +28,7 @@ const ELSEWHERE: Duration = Duration::from_secs(30);
 /// pause between two attempts.
 const PASSED: Duration = Duration::from_secs(15);
 
-/// Maximum time to find out who holds a lock after it was not acquired.
+/// Maximum time to find a lock's holders after it was not acquired.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// Maximum number of holders in a message.
@@ -125,7 +125,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Reports who holds the lock that was not acquired, if the broker says so at once and no
+    /// Reports the holders of the lock that was not acquired, if the broker names them at once and no
     /// message said it before.
     pub async fn was_in_vain(&self) {
         if self.quiet || self.said.load(Ordering::Relaxed) {

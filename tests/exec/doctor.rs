@@ -24,7 +24,7 @@ async fn the_doctor_of_a_lock_finds_each_likely_mistake_and_says_what_to_do() {
         at_port_of("AMQP_URL").replace("guest:guest", "guest:hush-wrong"),
     ];
     let no_vhost = format!("{}-not", vhost.url());
-    // Arguments, whether that is wrong, and what is said.
+    // Arguments, whether that is wrong, and a part of the message.
     let table: &[(&[&str], bool, &str)] = &[
         (&[LOCK], false, "has the permissions to hold it"),
         (&[LOCK], false, "exists: 0 of 2 held"),

@@ -12,7 +12,7 @@ impl Broker {
     /// Tries what the user of this broker needs to hold the lock: declares an exclusive queue
     /// with a random name that begins with the lock's, probes for it, reads from it, and deletes
     /// it. Takes no slot, and leaves nothing. In protocol Token clients need only to read the
-    /// lock's own queue, which this does not touch: it may be refused what they do not need.
+    /// lock's own queue, which this does not touch, so an error may be about a permission that they do not need.
     ///
     /// # Cancel safety
     ///
