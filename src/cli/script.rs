@@ -5,15 +5,23 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::errno::Errno;
 
 /// The shell that runs them.
-pub(super) const SHELL: &str = "/bin/sh";
+const SHELL: &str = "/bin/sh";
 
-/// Returns the path that the shell needs, if a program could not be started because it is such a
-/// script.
-pub(super) fn without_interpreter(program: &OsStr, error: &io::Error) -> Option<PathBuf> {
+/// Returns the shell with the script, if a program could not be started because it is one without
+/// `#!`. Arguments and environment are still to be set.
+pub(super) fn by_the_shell(program: &OsStr, error: &io::Error) -> Option<Command> {
+    let script = without_interpreter(program, error)?;
+    let mut shell = Command::new(SHELL);
+    shell.arg(script);
+    Some(shell)
+}
+
+fn without_interpreter(program: &OsStr, error: &io::Error) -> Option<PathBuf> {
     if error.raw_os_error() != Some(Errno::ENOEXEC as i32) {
         return None;
     }

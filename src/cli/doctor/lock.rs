@@ -30,9 +30,8 @@ pub(super) async fn look(place: &LockLocation, lock: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let options = BrokerOptions::default().with_connect_timeout(PATIENCE);
     let broker = Broker::new(found.settings.clone(), options);
-    match examine(&found, &broker, &mut findings).await {
-        Ok(()) => {}
-        Err((message, next)) => findings.push(Finding::wrong(lock, message, next)),
+    if let Err((message, next)) = examine(&found, &broker, &mut findings).await {
+        findings.push(Finding::wrong(lock, message, next));
     }
     findings
 }

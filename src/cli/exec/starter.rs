@@ -16,7 +16,7 @@ use super::environment::Environment;
 use super::pipes::{self, Launch, inherited};
 use crate::cli::failure::Failure;
 use crate::cli::processes::Awaited;
-use crate::cli::script::{SHELL, without_interpreter};
+use crate::cli::script::by_the_shell;
 
 /// Arguments of `lockkeeper starter`.
 #[derive(Debug, clap::Args)]
@@ -80,9 +80,7 @@ pub(in crate::cli) fn run(arguments: &Arguments) -> Result<Infallible, Failure> 
         command.args(rest).exec()
     };
     let mut error = become_it(Command::new(program));
-    if let Some(script) = without_interpreter(program, &error) {
-        let mut shell = Command::new(SHELL);
-        shell.arg(script);
+    if let Some(shell) = by_the_shell(program, &error) {
         error = become_it(shell);
     }
     Err(Failure::not_started(program, &error))

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::cli::common::say;
 use crate::cli::failure::Failure;
 use crate::cli::processes::Awaited;
-use crate::cli::script::{SHELL, without_interpreter};
+use crate::cli::script::by_the_shell;
 
 /// First and longest time until an element returns whose command failed.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -110,11 +110,9 @@ impl Task {
         };
         let mut started = start(Command::new(program))?;
         if let Err(error) = &started
-            && let Some(script) = without_interpreter(program, error)
+            && let Some(shell) = by_the_shell(program, error)
         {
-            let mut shell = Command::new(SHELL);
-            shell.arg(script);
-            started = start(shell)?;
+            started = start(shell.into())?;
         }
         let mut child = started.map_err(|error| Failure::not_started(program, &error))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
