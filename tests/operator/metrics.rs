@@ -171,7 +171,7 @@ async fn each_object_has_metrics_from_its_status_until_it_is_gone() {
         let of = format!("kind=\"Semaphore\",namespace=\"{}\",name=\"deploy\"", world.namespace);
         let condition = |status: &str| {
             format!(
-                "lockkeeper_status_condition{{{of},condition=\"Drained\",status=\"{status}\"}} 1"
+                "lockkeeper_status_condition{{{of},condition=\"Drained\",status=\"{status}\",reason="
             )
         };
         let drift = format!("lockkeeper_drift_corrections_total{{{of}}} 1");
