@@ -8,6 +8,8 @@ use serde_json::json;
 use crate::chart::given;
 use crate::chart::installing::Installation;
 
+const LOCKS: &str = "semaphores.lockkeeper.dev";
+const REVOKE: &[&str] = &["create", LOCKS, "--subresource=revoke"];
 const FILE: &str = include_str!("../../examples/team/team.yaml");
 
 /// Acts as a team in the namespace `team-a`, while an operator runs.
@@ -40,12 +42,13 @@ pub(super) fn a_team_gets_locks(place: &Installation) {
     place.kubectl(&[&developer[..], &scale].concat(), "").unwrap();
     place.kubectl(&[&developer[..], &wait].concat(), "").unwrap();
 
-    let exec = |lock: &str| {
-        let line = ["exec", lock, "--timeout=10s", "--", "echo", "in the lock"];
+    let exec = |lock: &[&str]| {
+        let rest = ["--timeout=10s", "--", "echo", "in the lock"];
+        let line = [&["exec"], lock, &rest].concat();
         given(place.command(built::lockkeeper(), &line).env("AMQP_URL", url.as_str()), "")
     };
-    assert_eq!(exec("team-a.deploy").unwrap(), "in the lock\n");
-    let refused = exec("team-b.deploy").unwrap_err();
+    assert_eq!(exec(&["team-a.deploy"]).unwrap(), "in the lock\n");
+    let refused = exec(&["--mutex", "team-b.other"]).unwrap_err();
     assert!(refused.contains("refuses access"), "{refused}");
 
     place.kubectl(&[&developer[..], &["delete", "sem/deploy"]].concat(), "").unwrap();
@@ -59,14 +62,14 @@ fn rights_in_kubernetes(place: &Installation) {
         place.kubectl(&[&whose[..], what].concat(), "").is_ok()
     };
     for (group, namespace, what, expected) in [
-        ("team-a-developers", "team-a", &["create", "semaphores.lockkeeper.dev"][..], true),
+        ("team-a-developers", "team-a", &["create", LOCKS][..], true),
         ("team-a-developers", "team-a", &["delete", "pressurequeues.lockkeeper.dev"], true),
         ("team-a-developers", "team-a", &["get", "secrets"], false),
-        ("team-a-developers", "team-a", &["create", "semaphores.lockkeeper.dev/revoke"], false),
-        ("team-a-developers", "team-a", &["patch", "semaphores.lockkeeper.dev/status"], false),
-        ("team-a-developers", "team-b", &["create", "semaphores.lockkeeper.dev"], false),
-        ("team-a-on-call", "team-a", &["create", "semaphores.lockkeeper.dev/revoke"], true),
-        ("team-a-on-call", "team-b", &["create", "semaphores.lockkeeper.dev/revoke"], false),
+        ("team-a-developers", "team-a", REVOKE, false),
+        ("team-a-developers", "team-a", &["patch", LOCKS, "--subresource=status"], false),
+        ("team-a-developers", "team-b", &["create", LOCKS], false),
+        ("team-a-on-call", "team-a", REVOKE, true),
+        ("team-a-on-call", "team-b", REVOKE, false),
     ] {
         assert_eq!(may(group, namespace, what), expected, "{group} in {namespace}: {what:?}");
     }
