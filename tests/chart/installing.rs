@@ -54,11 +54,11 @@ impl Installation {
 
     /// Creates or deletes the virtual host.
     fn manage(&self, method: &str) {
-        self.broker(method, &format!("vhosts/{}", self.vhost), &json!({}));
+        Self::broker(method, &format!("vhosts/{}", self.vhost), &json!({}));
     }
 
     /// Sends a request to the broker's management API.
-    pub(super) fn broker(&self, method: &str, path: &str, body: &Value) {
+    pub(super) fn broker(method: &str, path: &str, body: &Value) {
         let url = format!("{}/api/{path}", variable("RABBITMQ_MANAGEMENT_URL"));
         let body = body.to_string().replace('"', "\\\"");
         // Not as an argument, which would show the password to all users.

@@ -15,12 +15,16 @@ const FILE: &str = include_str!("../../examples/team/team.yaml");
 /// Acts as a team in the namespace `team-a`, while an operator runs.
 pub(super) fn a_team_gets_locks(place: &Installation) {
     let (user, password) = (format!("team-{}", random()), random());
-    place.broker("PUT", &format!("users/{user}"), &json!({"password": password, "tags": ""}));
+    Installation::broker(
+        "PUT",
+        &format!("users/{user}"),
+        &json!({"password": password, "tags": ""}),
+    );
     let (_, permissions) = FILE.split_once("set_permissions -p / team-a-app ").unwrap();
     let permissions: Vec<&str> = permissions.lines().next().unwrap().split('\'').collect();
     let [_, configure, _, write, _, read, _] = permissions[..] else { panic!("{permissions:?}") };
     let permissions = json!({"configure": configure, "write": write, "read": read});
-    place.broker("PUT", &format!("permissions/{}/{user}", place.vhost()), &permissions);
+    Installation::broker("PUT", &format!("permissions/{}/{user}", place.vhost()), &permissions);
     let mut url = url::Url::parse(&place.amqp_url()).unwrap();
     url.set_username(&user).unwrap();
     url.set_password(Some(&password)).unwrap();
@@ -52,7 +56,7 @@ pub(super) fn a_team_gets_locks(place: &Installation) {
     assert!(refused.contains("refuses access"), "{refused}");
 
     place.kubectl(&[&developer[..], &["delete", "sem/deploy"]].concat(), "").unwrap();
-    place.broker("DELETE", &format!("users/{user}"), &json!({}));
+    Installation::broker("DELETE", &format!("users/{user}"), &json!({}));
 }
 
 fn rights_in_kubernetes(place: &Installation) {
