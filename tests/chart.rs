@@ -16,6 +16,7 @@ mod installing;
 mod policies;
 mod readme;
 mod rendering;
+mod teams;
 mod values;
 
 /// Every permission of the operator (group, resource, verb), and its purpose.

@@ -61,7 +61,7 @@ fn every_alert_has_a_test_a_summary_a_description_and_a_runbook() {
             assert!(says(what).len() > 20, "{name} has no {what}");
         }
         let anchor = format!("docs/observability.md#{}", name.to_lowercase());
-        assert_eq!(says("runbook"), anchor);
+        assert_eq!(says("runbook_url"), anchor);
         assert!(docs.contains(&format!("\n### {name}\n")), "docs/observability.md has no {name}");
         let severity = alert["labels"]["severity"].as_str().unwrap();
         assert!(["info", "warning", "critical"].contains(&severity), "{name}: {severity}");

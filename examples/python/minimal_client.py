@@ -205,6 +205,8 @@ def main():
     parser.add_argument("lock")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
+    if not os.environ.get("AMQP_URL"):
+        parser.error("name the broker: set AMQP_URL")
     signal.signal(signal.SIGALRM, silent)
     try:
         reason = " ".join(given.command)
@@ -215,7 +217,7 @@ def main():
     except LockError as error:
         print(error, file=sys.stderr)
         sys.exit(error.code)
-    except AMQPError as error:
+    except (AMQPError, OSError) as error:  # OSError: no such host
         print(f"{given.lock} cannot be acquired: {error!r}", file=sys.stderr)
         sys.exit(69)
     sys.exit(run(slot, given.command))

@@ -142,7 +142,8 @@ def main(kind):
         print(f"queue {given.queue}: {error.why}", file=sys.stderr)
         sys.exit(EXIT_CODES.get(error.why, 75))
     except RedisError as error:
-        print(f"the last operation may have happened: {error}", file=sys.stderr)
+        changed = "" if given.operation == "length" else "the last operation may have happened: "
+        print(f"{changed}{error}", file=sys.stderr)
         sys.exit(69)
 
 if __name__ == "__main__":

@@ -123,6 +123,8 @@ def main(kind):
     parser.add_argument("lock")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
+    if not os.environ.get("AMQP_URL"):
+        parser.error("name the broker: set AMQP_URL")
     try:
         lock = kind(os.environ["AMQP_URL"], given.lock, " ".join(given.command))
         if not lock.acquire(given.timeout, given.priority):
@@ -131,7 +133,7 @@ def main(kind):
     except LockError as error:
         print(error, file=sys.stderr)
         sys.exit(error.code)
-    except AMQPError as error:
+    except (AMQPError, OSError) as error:  # OSError: no such host
         print(f"the broker can't be asked: {error!r}", file=sys.stderr)
         sys.exit(69)
     sys.exit(run(lock, given.command))

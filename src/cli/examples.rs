@@ -113,8 +113,19 @@ fn with_examples(command: Command, path: &[&'static str], text: &str) -> Command
     }
 }
 
+/// Heading of the examples.
+const HEADING: &str = "Examples:\n";
+
+/// Splits the end of a command's help into its examples and the rest.
+pub(super) fn split(after_help: &str) -> (&str, &str) {
+    match after_help.strip_prefix(HEADING) {
+        Some(examples) => examples.split_once("\n\n").unwrap_or((examples, "")),
+        None => ("", after_help),
+    }
+}
+
 fn text(examples: &[Example]) -> String {
-    let mut text = "Examples:\n".to_owned();
+    let mut text = HEADING.to_owned();
     for (what, line) in examples {
         // Writing to a string does not fail.
         let _ = writeln!(text, "  # {what}\n  {line}");

@@ -6,6 +6,7 @@ use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
+use super::examples;
 use super::failure::Failure;
 use super::output;
 
@@ -61,8 +62,18 @@ fn render(command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
     if command.has_subcommands() {
         man.render_subcommands_section(page)?;
     }
-    if command.get_after_help().is_some() || command.get_after_long_help().is_some() {
-        man.render_extra_section(page)?;
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (examples, rest) = examples::split(&after);
+    if !examples.is_empty() {
+        // Lines as they are: a line that is filled and hyphenated can't be copied.
+        let mut section = Roff::new();
+        section.control("SH", ["EXAMPLES"]).control("nf", []);
+        section.text(examples.lines().map(|line| roman(format!("{line}\n"))).collect::<Vec<_>>());
+        section.control("fi", []);
+        section.to_writer(page)?;
+    }
+    if !rest.is_empty() {
+        Man::new(command.clone().after_help(rest.to_owned())).render_extra_section(page)?;
     }
     man.render_version_section(page)
 }

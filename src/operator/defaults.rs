@@ -71,6 +71,24 @@ impl DefaultSources {
         RedisSettings::from_environment(lookup, read).map(Some)
     }
 
+    /// Returns what is wrong with the sources as a whole: a directory was named, and no default
+    /// connection follows from it. Files may still appear.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let directory = self.directory.as_ref()?;
+        let has = [self.rabbitmq().map(|s| s.is_some()), self.redis().map(|s| s.is_some())];
+        match has {
+            [Err(error), _] | [_, Err(error)] => Some(error.to_string()),
+            [Ok(false), Ok(false)] => Some(format!(
+                "{} has neither the key {} nor {}: check the Secret of the default connections",
+                directory.display(),
+                AMQP[0],
+                REDIS[0],
+            )),
+            _ => None,
+        }
+    }
+
     /// Returns the given URL, otherwise that of a file with one of these names. An empty URL
     /// counts as unset, because charts leave options out that way.
     fn url(
@@ -146,5 +164,34 @@ fn fresh<T: Clone>(
     match &*known {
         Some((at, settings)) if at.elapsed() < FRESH => settings.clone(),
         _ => known.insert((Instant::now(), read())).1.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_a_connection_is_a_fault_and_says_which_key_is_missing() {
+        let directory = std::env::temp_dir().join(format!("defaults-{}", rand::random::<u64>()));
+        std::fs::create_dir(&directory).unwrap();
+        let sources =
+            DefaultSources { directory: Some(directory.clone()), ..DefaultSources::default() };
+        let mut found = Vec::new();
+        for (file, text) in [
+            ("amqp-url", "amqp://u:p@h"),
+            ("amqpUri", "smtp://u:hush@h"),
+            ("amqpUri", "amqp://u:hush@h"),
+        ] {
+            std::fs::write(directory.join(file), text).unwrap();
+            found.push(sources.fault());
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(found[0].as_ref().is_some_and(|why| why.contains("neither the key amqpUri nor")));
+        assert!(
+            found[1].as_ref().is_some_and(|why| why.contains("amqpUri") && !why.contains("hush"))
+        );
+        assert_eq!(found[2], None);
+        assert_eq!(DefaultSources::default().fault(), None);
     }
 }

@@ -172,8 +172,8 @@ impl<H> Default for Handles<H> {
 impl<H: Clone> Handles<H> {
     /// Returns the handle and its number.
     fn get(&self, identity: String, make: impl FnOnce() -> H) -> (u64, H, Kept) {
+        self.drop_unused();
         let mut handles = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.retain(|_, (kept, ..)| kept.strong_count() > 0);
         let (weak, number, handle) = handles
             .entry(identity)
             .or_insert_with(|| (Weak::new(), self.numbers.fetch_add(1, Ordering::Relaxed), make()));

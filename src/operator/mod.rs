@@ -167,6 +167,9 @@ pub async fn run(options: Options, stop: CancellationToken) -> Result<(), Operat
     let serving = tokio::spawn(server::serve(listener, app, stop.clone()));
     let namespaces = options.watch_namespaces.iter().cloned().collect::<Vec<_>>().join(",");
     info!(%address, namespaces, labels = options.watch_labels, "operator starts");
+    if let Some(fault) = options.defaults.fault() {
+        warn!("no default connection: {fault}");
+    }
 
     if let (Some(candidate), Some(election)) = (&mut candidate, &options.leader_election) {
         metrics.leader(&election.name, false);

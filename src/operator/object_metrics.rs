@@ -54,6 +54,7 @@ impl<K: Kind> Watched for Store<K> {
                     ("name", name),
                     ("condition", &condition.type_),
                     ("status", &condition.status),
+                    ("reason", &condition.reason),
                 ];
                 ConstGauge::new(1u32).encode(metric.encode_family(&labels)?)?;
             }

@@ -20,7 +20,7 @@ use kube::{Api, Resource, ResourceExt};
 use lockkeeper_plan::clean_text;
 use tracing::{error, warn};
 
-use super::api_error::explain;
+use super::api_error::{explain, is_forbidden};
 use super::context::Context;
 use super::decoding::Decoder;
 use super::error::jitter;
@@ -135,15 +135,6 @@ async fn report_unreadable<K: Kind>(ctx: Arc<Context>, object: InvalidObject) {
     ctx.events.publish(event, object.object_ref(&())).await;
 }
 
-/// Returns whether the operator has no permission to list, for example because the
-/// namespace was deleted together with its Role.
-fn is_forbidden(error: &watcher::Error) -> bool {
-    matches!(
-        error,
-        watcher::Error::InitialListFailed(kube::Error::Api(answer)) if answer.is_forbidden()
-    )
-}
-
 /// Merges the event streams of several namespaces.
 fn merged<K: Kind>(
     watches: Vec<(String, BoxStream<'static, watcher::Result<Event<K>>>)>,
@@ -204,6 +195,7 @@ impl<K: Kind> Merged<K> {
             let (Some((number, event)), watch) = self.watches.next().await? else { continue };
             let is_listed = match &event {
                 Ok(event) => matches!(event, Event::InitDone),
+                // For example because the namespace was deleted together with its Role.
                 Err(error) => is_forbidden(error),
             };
             if !self.complete && is_listed {

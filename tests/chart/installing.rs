@@ -16,6 +16,7 @@ use lockkeeper_testkit::world::next_database;
 use serde_json::{Value, json};
 
 use crate::chart::given;
+use crate::chart::teams::a_team_gets_locks;
 
 const RELEASE: &str = "lockkeeper-system";
 /// Any free port of this machine.
@@ -53,11 +54,22 @@ impl Installation {
 
     /// Creates or deletes the virtual host.
     fn manage(&self, method: &str) {
-        let url = format!("{}/api/vhosts/{}", variable("RABBITMQ_MANAGEMENT_URL"), self.vhost);
+        Self::broker(method, &format!("vhosts/{}", self.vhost), &json!({}));
+    }
+
+    /// Sends a request to the broker's management API.
+    pub(super) fn broker(method: &str, path: &str, body: &Value) {
+        let url = format!("{}/api/{path}", variable("RABBITMQ_MANAGEMENT_URL"));
+        let body = body.to_string().replace('"', "\\\"");
         // Not as an argument, which would show the password to all users.
-        let desired =
-            format!("url = \"{url}\"\nrequest = {method}\nsilent\nfail\nnoproxy = \"*\"\n");
+        let desired = format!(
+            "url = \"{url}\"\nrequest = {method}\ndata = \"{body}\"\nheader = \"content-type: application/json\"\nsilent\nfail\nnoproxy = \"*\"\n"
+        );
         given(Command::new("curl").args(["--config", "-"]), &desired).unwrap();
+    }
+
+    pub(super) fn vhost(&self) -> &str {
+        &self.vhost
     }
 
     pub(super) fn amqp_url(&self) -> String {
@@ -92,7 +104,7 @@ impl Installation {
         given(&mut self.command("helm", arguments), values).unwrap();
     }
 
-    fn apply(&self, namespace: &str, text: &str) {
+    pub(super) fn apply(&self, namespace: &str, text: &str) {
         let arguments = ["apply", "--server-side", "--namespace", namespace, "-f", "-"];
         self.kubectl(&arguments, text).unwrap();
     }
@@ -319,6 +331,7 @@ async fn installed_by_helm_the_operator_makes_the_examples_ready_by_the_charts_r
     let operator = place.started();
     place.examples_become_ready("team-a");
     place.examples_are_deleted("team-a");
+    a_team_gets_locks(&place);
     operator.stop();
 
     // The same in one namespace, where the operator has no ClusterRole any more.

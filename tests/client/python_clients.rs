@@ -347,3 +347,25 @@ async fn the_exclusive_consumer_client_refuses_a_queue_of_which_two_could_be_the
     vhost.declare("ci.deploy-1-C", quorum).await;
     assert_eq!(script.exit_code(&vhost, "0", "true").await, Some(69));
 }
+
+#[tokio::test]
+async fn a_missing_or_wrong_broker_is_said_in_words() {
+    let vhost = Vhost::create().await;
+    for script in [GUIDELINE, EXCLUSIVE_CONSUMER, TOKEN, MUTEX, MINIMAL] {
+        for (url, code, says) in [
+            (None, 2, "set AMQP_URL"),
+            (Some("amqp://no-such-host.invalid"), 69, "gaierror"),
+            (Some("amqp://127.0.0.1:1"), 69, "AMQPConnectionError"),
+        ] {
+            let mut command = script.command(&vhost, "1", "true");
+            match url {
+                Some(url) => command.env("AMQP_URL", url),
+                None => command.env_remove("AMQP_URL"),
+            };
+            let output = command.stderr(Stdio::piped()).output().await.unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{}: {said}", script.file);
+            assert!(said.contains(says) && !said.contains("Traceback"), "{}: {said}", script.file);
+        }
+    }
+}

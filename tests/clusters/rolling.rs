@@ -21,7 +21,7 @@ use lockkeeper_testkit::cluster::Cluster;
 use lockkeeper_testkit::environment::variable;
 use lockkeeper_testkit::own_server::OwnServer;
 use lockkeeper_testkit::rabbitmq::within;
-use lockkeeper_testkit::world::is_ready;
+use lockkeeper_testkit::world::{OPERATOR_LOG, is_ready};
 use serde_json::json;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -123,10 +123,7 @@ impl Semaphores {
             .args(["operator", "--http-address", "127.0.0.1:0", "--drift-interval", "3s"])
             .args(["--watch-namespace", NAMESPACE])
             .env("KUBECONFIG", &kubeconfig)
-            .env(
-                "LOCKKEEPER_LOG",
-                "info,lockkeeper=debug,lapin=off,kube_client=off,kube_runtime=error",
-            )
+            .env("LOCKKEEPER_LOG", OPERATOR_LOG)
             .env_remove("AMQP_URL")
             .env_remove("RABBITMQ_MANAGEMENT_URL")
             .stdin(Stdio::null())

@@ -34,6 +34,17 @@ async fn every_verb_that_is_shown_has_a_manual_page() {
     }
     assert!(!pages.iter().any(|page| page.contains("guardian")), "{pages:?}");
     assert!(scratch.read("lockkeeper-exec.1").contains("kill\\-after"), "its options");
+    // As `--help` has them, so that they can be copied.
+    let exec = scratch.read("lockkeeper-exec.1").replace("\\-", "-");
+    for text in [
+        ".SH SYNOPSIS\nlockkeeper exec [OPTIONS] [LOCK] -- <COMMAND>...",
+        ".SH EXAMPLES\n.nf\n",
+        "\n  lockkeeper exec demo.deploy -- ./deploy.sh\n",
+        "\n.fi\n",
+        ".SH EXTRA\nExit codes: ",
+    ] {
+        assert!(exec.contains(text), "{text}: {exec}");
+    }
     let nowhere = outcome(program(&[], &["man", "--output", "/nowhere"])).await;
     assert_eq!(nowhere.code, Some(73), "{nowhere:?}");
 }

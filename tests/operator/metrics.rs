@@ -169,14 +169,15 @@ async fn each_object_has_metrics_from_its_status_until_it_is_gone() {
         // Slots deleted by another client are restored and counted.
         holders[0].delete(&format!("{}.deploy-1-A", world.namespace)).await;
         let of = format!("kind=\"Semaphore\",namespace=\"{}\",name=\"deploy\"", world.namespace);
-        let condition = |status: &str| {
+        let condition = |status: &str, reason: &str| {
             format!(
-                "lockkeeper_status_condition{{{of},condition=\"Drained\",status=\"{status}\"}} 1"
+                "lockkeeper_status_condition{{{of},condition=\"Drained\",status=\"{status}\",reason=\"{reason}\"}} 1"
             )
         };
+        let drained = condition("True", "NoneDraining");
         let drift = format!("lockkeeper_drift_corrections_total{{{of}}} 1");
-        until_exported(&operator, &[drift, condition("False")]).await;
-        assert!(!operator.metrics().await.contains(&condition("True")), "it has one status");
+        until_exported(&operator, &[drift, condition("False", "HoldersDraining")]).await;
+        assert!(!operator.metrics().await.contains(&drained), "it has one status");
 
         // A new operator reports the same values: they are read, not remembered.
         operator.kill().await;

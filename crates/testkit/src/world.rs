@@ -28,6 +28,9 @@ use crate::redis::connect;
 mod kind;
 mod operator;
 
+/// The operators' log: Lockkeeper's own in full, without what libraries report twice.
+pub const OPERATOR_LOG: &str = "info,lockkeeper=debug,lapin=off,kube_client=off,kube_runtime=error";
+
 /// Resources of a test.
 #[derive(Clone)]
 pub struct World {
@@ -321,10 +324,7 @@ impl World {
         let mut command = self.operator_command(lockkeeper());
         command
             .args(arguments)
-            .env(
-                "LOCKKEEPER_LOG",
-                "info,lockkeeper=debug,lapin=off,kube_client=off,kube_runtime=error",
-            )
+            .env("LOCKKEEPER_LOG", OPERATOR_LOG)
             .envs(environment.iter().copied());
         let operator = self.start_operator(&mut command);
         self.operators.lock().await.push(operator.pid());
