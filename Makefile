@@ -2,7 +2,7 @@
 # what it does.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-brokers test-cluster soak up down lint generate bench prove foreign
+.PHONY: help demo test test-brokers test-cluster soak up down lint generate bench prove foreign dist dist-check
 
 # Arguments for the script behind a target: make test ARGS='client::waiting::'
 ARGS ?=
@@ -12,7 +12,7 @@ help: ## Show this list
 
 demo: ## Show Lockkeeper at work on real servers (needs nothing running)
 	@dev/build --demo
-	@dev/up
+	@dev/up --demo
 	@dev/demo $(ARGS)
 
 test: ## Lint, build, start fresh servers, run every test (ARGS are filters)
@@ -55,3 +55,9 @@ prove: ## Judge our clients and those in Python, and write docs/proved: make pro
 
 foreign: ## Share locks and queues with others' clients: make foreign SRC=<a checkout of one>
 	@dev/foreign $(SRC)
+
+dist: ## Make what a release publishes, in dist/: make dist [ARGS='--image REPOSITORY --url URL']
+	@dev/dist $(ARGS)
+
+dist-check: ## Check dist/ with other tools, as root (ARGS=--again: make it twice and compare)
+	@dev/dist-check $(ARGS)

@@ -29,6 +29,7 @@ mod other_brokers;
 mod pipe;
 mod prover;
 mod queue;
+mod release;
 mod rooms;
 mod scale;
 mod store;

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use self::finding::{Finding, Level};
 use super::common::{duration, say};
+use super::completion;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, answered};
 use super::output::{self, Format};
@@ -27,7 +28,12 @@ pub struct Arguments {
     /// Diagnose whether a client can hold this lock from here, instead of objects: its name on
     /// the broker, for example demo.deploy, or sem/NAME. Takes no slot; a free token is taken
     /// and given back
-    #[arg(long, value_name = "LOCK", conflicts_with_all = ["all_namespaces", "operator_namespace", "no_servers"])]
+    #[arg(
+        long,
+        value_name = "LOCK",
+        conflicts_with_all = ["all_namespaces", "operator_namespace", "no_servers"],
+        add = completion::semaphores(),
+    )]
     lock: Option<String>,
 
     /// Diagnose the objects of all namespaces
@@ -92,8 +98,7 @@ async fn diagnosed(arguments: &Arguments) -> Result<Vec<Finding>, Failure> {
     if let Some(lock) = &arguments.lock {
         return Ok(lock::look(&arguments.place, lock).await);
     }
-    let kubernetes = arguments.place.kubernetes();
-    let cluster = kubernetes.connect().await?;
+    let cluster = arguments.place.kubernetes().connect().await?;
     // Without the API server, no check is possible.
     answered(cluster.client.apiserver_version()).await?;
     let mut findings = installation::definitions(&cluster).await;
@@ -105,7 +110,7 @@ async fn diagnosed(arguments: &Arguments) -> Result<Vec<Finding>, Failure> {
         namespaces.extend(of_objects.chain(queues.iter().filter_map(ResourceExt::namespace)));
         namespaces.sort();
         namespaces.dedup();
-        let look = objects::Look::new(&cluster, kubernetes, !arguments.no_servers)?;
+        let look = objects::Look::new(&cluster, &arguments.place, !arguments.no_servers)?;
         for semaphore in semaphores {
             findings.extend(look.semaphore(semaphore).await);
         }

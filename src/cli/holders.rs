@@ -4,6 +4,7 @@
 use lockkeeper_api::Semaphore;
 
 use super::common::say;
+use super::completion;
 use super::failure::Failure;
 use super::output::Format;
 use super::semaphore::holders;
@@ -14,7 +15,7 @@ use super::target::{LockLocation, resource};
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Semaphore, as sem/NAME or NAME
-    #[arg(value_name = "SEMAPHORE")]
+    #[arg(value_name = "SEMAPHORE", add = completion::semaphores())]
     name: String,
 
     /// Query the broker instead of the status, which lists up to 50 holders and is some

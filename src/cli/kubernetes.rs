@@ -73,6 +73,16 @@ impl Kubernetes {
         all.into_iter().filter_map(|(name, value)| Some((name, value?)))
     }
 
+    /// Sets the option of this name to a value, if it is one of these.
+    pub fn set(&mut self, option: &str, value: impl FnOnce() -> Option<String>) {
+        match option {
+            "-n" | "--namespace" => self.namespace = value(),
+            "--context" => self.context = value(),
+            "--kubeconfig" => self.kubeconfig = value().map(PathBuf::from),
+            _ => {}
+        }
+    }
+
     /// Determines the API server and the credentials. Does not connect.
     pub async fn connect(&self) -> Result<Cluster, Failure> {
         let config = kubeconfig::find(self.kubeconfig.as_deref(), self.context.as_deref()).await;

@@ -128,6 +128,9 @@ pub fn main() -> ExitCode {
     if let Some(result) = exec::as_a_part() {
         return exit_code(result);
     }
+    if let Some(result) = completion::answer(command) {
+        return exit_code(result);
+    }
     signals::notice_children();
     signals::survive_file_size_limit();
     // Clap exits with 2 on invalid usage; this program uses sysexits throughout.
@@ -156,7 +159,7 @@ pub fn main() -> ExitCode {
         Verb::Plan(arguments) => in_runtime(plan::run(arguments)),
         Verb::Apply(arguments) => in_runtime(apply::run(arguments)),
         Verb::Revoke(arguments) => in_runtime(revoke::run(arguments)),
-        Verb::Completion(arguments) => completion::run(&arguments, &mut Cli::command()),
+        Verb::Completion(arguments) => completion::run(&arguments),
         Verb::Install(arguments) => install::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments, examples::added(Cli::command())),
     })

@@ -13,6 +13,7 @@ use lockkeeper_plan::clean_text;
 use serde_json::json;
 
 use super::common::{duration, say, shown_text};
+use super::completion;
 use super::confirm::confirmed;
 use super::failure::Failure;
 use super::kubernetes::{self, FoundObject, Kubernetes};
@@ -24,7 +25,7 @@ use crate::operator::api_error::explain;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Semaphore, as sem/NAME
-    #[arg(value_name = "SEMAPHORE")]
+    #[arg(value_name = "SEMAPHORE", add = completion::semaphores())]
     name: String,
 
     /// Number of the slot; omit with protocol Token

@@ -8,6 +8,7 @@ use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use super::completion;
 use super::failure::Failure;
 use super::kubernetes::{Cluster, Kubernetes, failed, not_found};
 use super::output;
@@ -17,7 +18,7 @@ use super::target::resource;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Objects, each as sem/NAME or pq/NAME
-    #[arg(value_name = "OBJECT", required = true)]
+    #[arg(value_name = "OBJECT", required = true, add = completion::all_objects())]
     objects: Vec<String>,
 
     #[command(flatten)]

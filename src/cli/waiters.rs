@@ -6,6 +6,7 @@ use lockkeeper_semaphore::Waiter;
 use serde::Serialize;
 
 use super::common::say;
+use super::completion;
 use super::failure::Failure;
 use super::output::{self, Format, or_dash};
 use super::semaphore::target::{LockOnBroker, failed};
@@ -15,7 +16,7 @@ use super::target::{LockLocation, resource};
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Semaphore, as sem/NAME or NAME
-    #[arg(value_name = "SEMAPHORE")]
+    #[arg(value_name = "SEMAPHORE", add = completion::semaphores())]
     name: String,
 
     /// Output format

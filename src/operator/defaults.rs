@@ -71,7 +71,7 @@ impl DefaultSources {
         RedisSettings::from_environment(lookup, read).map(Some)
     }
 
-    /// Returns what is wrong with the sources as a whole: a directory was named, and no default
+    /// Returns the fault of the sources as a whole: a directory was named, and no default
     /// connection follows from it. Files may still appear.
     #[must_use]
     pub fn fault(&self) -> Option<String> {

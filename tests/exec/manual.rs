@@ -8,11 +8,11 @@ use crate::exec::commands::Scratch;
 use crate::exec::{outcome, program};
 
 #[tokio::test]
-async fn every_shell_gets_its_completions() {
+async fn every_shell_gets_a_script_that_asks_the_program() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = outcome(program(&[], &["completion", shell])).await;
         assert_eq!(script.code, Some(0), "{script:?}");
-        assert!(script.stdout.contains("on-lost"), "{shell}");
+        assert!(script.stdout.contains("LOCKKEEPER_COMPLETE"), "{shell}");
     }
 }
 
@@ -47,6 +47,18 @@ async fn every_verb_that_is_shown_has_a_manual_page() {
     }
     let nowhere = outcome(program(&[], &["man", "--output", "/nowhere"])).await;
     assert_eq!(nowhere.code, Some(73), "{nowhere:?}");
+}
+
+#[tokio::test]
+async fn a_log_filter_that_can_not_be_parsed_is_named() {
+    for (filter, is_wrong) in [("lockkeeper=loud", true), ("", false), ("lockkeeper=debug", false)]
+    {
+        let mut hold = program(&[], &["hold", "l", "--no-wait", "--url", "amqp://127.0.0.1:1"]);
+        hold.env("LOCKKEEPER_LOG", filter);
+        let ended = outcome(hold).await;
+        assert_eq!(ended.code, Some(69), "{ended:?}");
+        assert_eq!(ended.stderr.contains("LOCKKEEPER_LOG is no filter"), is_wrong, "{ended:?}");
+    }
 }
 
 /// Such a variable never counts as unset: that could lead to another server.

@@ -18,6 +18,7 @@ mod mutexes;
 mod one_protocol;
 mod outcomes;
 mod protocols;
+mod quick_start;
 mod resting;
 mod semaphores;
 pub mod shapes;

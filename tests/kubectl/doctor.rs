@@ -130,6 +130,20 @@ async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("well"), [("ok", "is as it should be")]);
+        // The default connection, as an option instead of in the environment.
+        let asked = [
+            "doctor",
+            "--operator-namespace",
+            &world.namespace,
+            "--url",
+            "amqp://u:hush@127.0.0.1:1",
+        ];
+        let found = in_namespace(&world, &asked).await.out;
+        let well = format!(
+            "{}/sem/well: its server answers the operator, but not from here",
+            world.namespace
+        );
+        assert!(found.contains(&well) && !found.contains("hush"), "{found}");
         assert!(
             of("dim").iter().any(|(l, m)| *l == "remark" && m.contains("/api is unusable: ")),
             "{all:#?}"

@@ -2,6 +2,7 @@
 //! API server, broker and Redis. One file per subject.
 
 mod apply;
+mod completion;
 mod doctor;
 mod mutations;
 mod plugin;

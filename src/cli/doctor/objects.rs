@@ -14,7 +14,7 @@ use lockkeeper_semaphore::{Broker, BrokerOptions, ManagementError};
 
 use super::finding::{Finding, Level};
 use crate::cli::failure::Failure;
-use crate::cli::kubernetes::{Cluster, FoundObject, Kubernetes};
+use crate::cli::kubernetes::{Cluster, FoundObject};
 use crate::cli::target::{LockLocation, QueueLocation, variable};
 
 /// Time limit for a server's response.
@@ -78,21 +78,16 @@ impl Report<'_> {
 impl<'a> Look<'a> {
     pub fn new(
         cluster: &'a Cluster,
-        kubernetes: &Kubernetes,
+        place: &LockLocation,
         ask_servers: bool,
     ) -> Result<Self, Failure> {
-        let amqp = variable("AMQP_URL")?;
         Ok(Self {
             cluster,
             ask_servers,
-            has_broker: amqp.is_some(),
+            has_broker: place.names_a_broker(),
             has_store: variable("REDIS_URL")?.is_some(),
-            place: LockLocation::of_urls(
-                [amqp, variable("RABBITMQ_MANAGEMENT_URL")?],
-                ["AMQP_URL", "RABBITMQ_MANAGEMENT_URL"],
-                kubernetes.clone(),
-            ),
-            queue_place: QueueLocation::of_url(None, "REDIS_URL", kubernetes.clone()),
+            place: place.clone(),
+            queue_place: QueueLocation::of_url(None, "REDIS_URL", place.kubernetes().clone()),
         })
     }
 

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -70,12 +71,12 @@ pub(in crate::cli) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The failure to guard a command.
 pub(super) fn unguarded(error: &io::Error) -> Failure {
-    Failure::new(
-        Failure::UNAVAILABLE,
-        format!(
-            "the command can't be guarded: {error}. Check the limits on processes and descriptors"
-        ),
-    )
+    let advice = if Path::new("/proc/self").exists() {
+        "Check the limits on processes and descriptors"
+    } else {
+        "Mount the file system /proc: it has no entry of this process"
+    };
+    Failure::new(Failure::UNAVAILABLE, format!("the command can't be guarded: {error}. {advice}"))
 }
 
 async fn guard(arguments: &Arguments) -> Result<u8, Failure> {

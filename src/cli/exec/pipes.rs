@@ -197,11 +197,8 @@ pub(super) fn inherited(end: impl AsFd) -> io::Result<()> {
 /// Reopens an inherited descriptor by its path. Closing the original then keeps the command
 /// from inheriting it.
 fn reopened<T>(number: i32, open: impl FnOnce(&str) -> io::Result<T>) -> io::Result<T> {
-    let path = format!("/dev/fd/{number}");
-    // A chroot may have no /dev/fd.
-    let named =
-        |error: io::Error| io::Error::new(error.kind(), format!("{path} can't be opened: {error}"));
-    open(&path).map_err(named)
+    // Not /dev/fd: a chroot may have no /dev, but has /proc, by which the guardian was started.
+    open(&format!("/proc/self/fd/{number}"))
 }
 
 #[cfg(test)]

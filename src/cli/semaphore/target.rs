@@ -4,6 +4,7 @@ use lockkeeper_api::Semaphore;
 use lockkeeper_plan::semaphore::{DEFAULT_OVERSHOOT, Observed};
 use lockkeeper_semaphore::{AcquireError, Broker, BrokerError, BrokerOptions, Presence};
 
+use crate::cli::completion;
 use crate::cli::failure::Failure;
 use crate::cli::output::Format;
 use crate::cli::target::{FoundLock, LockLocation, resource};
@@ -13,6 +14,7 @@ use crate::cli::target::{FoundLock, LockLocation, resource};
 pub(in crate::cli) struct SemaphoreTarget {
     /// Name of the semaphore on the broker, for example ci.deploy, or sem/NAME for a resource,
     /// which only kubectl changes
+    #[arg(add = completion::semaphores())]
     pub name: String,
 
     #[command(flatten)]

@@ -60,6 +60,11 @@ impl BrokerLocation {
         Self { url, management_url, vhost: None, probe: None, sources }
     }
 
+    /// Whether the URL of a broker was given.
+    pub fn is_named(&self) -> bool {
+        self.url.as_ref().is_some_and(|url| !url.is_empty())
+    }
+
     /// Whether the virtual host was given apart from the URL.
     pub fn has_vhost(&self) -> bool {
         self.vhost.is_some()

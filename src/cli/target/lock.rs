@@ -13,6 +13,7 @@ use lockkeeper_semaphore::{Client as LockClient, Lock};
 
 use super::broker::BrokerLocation;
 use super::{on_default_connection, own_login, resource, usage};
+use crate::cli::completion;
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 
@@ -90,7 +91,11 @@ enum ProfileName {
 pub(in crate::cli) struct LockTarget {
     /// Semaphore: its name on the broker, for example default.deploy, or sem/NAME for the
     /// Kubernetes resource of that name
-    #[arg(value_name = "LOCK", required_unless_present_any = ["semaphore", "mutex"])]
+    #[arg(
+        value_name = "LOCK",
+        required_unless_present_any = ["semaphore", "mutex"],
+        add = completion::semaphores(),
+    )]
     lock: Option<String>,
 
     /// Name of a semaphore on the broker
@@ -229,6 +234,11 @@ impl LockLocation {
     /// Returns the broker of the arguments and the environment.
     pub fn settings(&self) -> Result<Option<RabbitmqSettings>, Failure> {
         self.broker.settings()
+    }
+
+    /// Whether the URL of a broker was given, as an argument or in the environment.
+    pub fn names_a_broker(&self) -> bool {
+        self.broker.is_named()
     }
 
     /// Rejects options that have no effect without a lock. `form` shows how to specify one.

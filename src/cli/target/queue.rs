@@ -12,6 +12,7 @@ use lockkeeper_plan::naming::{DEFAULT_PREFIX, QueueName};
 use lockkeeper_pressure::{Queue, QueueOptions};
 
 use super::{on_default_connection, own_login, resource, usage, variable};
+use crate::cli::completion;
 use crate::cli::failure::Failure;
 use crate::cli::kubernetes::{FoundObject, Kubernetes};
 
@@ -60,7 +61,7 @@ pub(in crate::cli) struct QueueLocation {
 pub(in crate::cli) struct QueueTarget {
     /// Name of the queue in Redis, for example frames, or pq/NAME for the Kubernetes
     /// resource of that name
-    #[arg(value_name = "QUEUE")]
+    #[arg(value_name = "QUEUE", add = completion::queues())]
     pub name: String,
 
     #[command(flatten)]

@@ -125,7 +125,9 @@ impl FetchError {
             Self::NoConnection { .. } => reason::NO_CONNECTION,
             Self::SecretNotFound { .. } => reason::SECRET_NOT_FOUND,
             Self::Settings { source, .. } | Self::DefaultSettings(source) => match source {
-                SettingsError::MissingKey { .. } => reason::SECRET_KEY_MISSING,
+                SettingsError::MissingKey { .. } | SettingsError::NotEncrypted { .. } => {
+                    reason::SECRET_KEY_MISSING
+                }
                 SettingsError::BadValue { .. } | SettingsError::NotText { .. } => {
                     reason::SECRET_INVALID
                 }

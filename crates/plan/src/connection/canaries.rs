@@ -39,6 +39,7 @@ fn shows_nothing<T: Debug>(
         Err(error) => {
             let (SettingsError::MissingKey { key: named, .. }
             | SettingsError::BadValue { key: named, .. }
+            | SettingsError::NotEncrypted { key: named, .. }
             | SettingsError::NotText { variable: named }) = &error;
             assert_eq!(*named, key, "{what:?}: {error}");
             hides(what, &format!("{error} {error:?}"));

@@ -20,6 +20,14 @@ pub enum SettingsError {
         /// The expected format.
         why: &'static str,
     },
+    /// Certificates are given for a connection that is not encrypted. Their user expects it to be.
+    #[error("{key} is set, and the connection is not encrypted: {next}")]
+    NotEncrypted {
+        /// The key or variable of a certificate.
+        key: &'static str,
+        /// The next step.
+        next: &'static str,
+    },
     /// An environment variable is not UTF-8.
     #[error("the environment variable {variable} is not UTF-8 text: correct it, or unset it")]
     NotText {

@@ -128,14 +128,12 @@ impl RabbitmqSettings {
         }
         let encrypted = settings.add_tls(
             &Names::OF_A_SECRET,
-            "or amqpUri: amqps://…, managementUri: https://…: there are certificates, and no connection is encrypted",
+            "add the key tls with the value true, or write amqps:// in amqpUri or https:// in managementUri",
             [get("ca.crt"), get("tls.crt"), get("tls.key")],
         );
         match encrypted {
             // They may be for the administrator, whose Secret is not read here.
-            Err(SettingsError::MissingKey { key: "tls", .. }) if admin_secret(data).is_some() => {
-                Ok(settings)
-            }
+            Err(SettingsError::NotEncrypted { .. }) if admin_secret(data).is_some() => Ok(settings),
             encrypted => encrypted.map(|()| settings),
         }
     }
@@ -231,9 +229,8 @@ impl RabbitmqSettings {
         files: [Option<String>; 3],
         read: impl Fn(&str) -> Option<Vec<u8>>,
     ) -> Result<Self, SettingsError> {
-        let instead =
-            "amqps://… or https://…: there are certificates, and no connection is encrypted";
-        self.add_tls(&FILES, instead, FILES.read(files, read)?)?;
+        let next = "write amqps:// in the URL, or https:// in that of the management API";
+        self.add_tls(&FILES, next, FILES.read(files, read)?)?;
         Ok(self)
     }
 
@@ -272,17 +269,16 @@ impl RabbitmqSettings {
     fn add_tls(
         &mut self,
         names: &Names,
-        instead: &'static str,
+        next: &'static str,
         texts: [Option<String>; 3],
     ) -> Result<(), SettingsError> {
-        let has_any = texts.iter().any(Option::is_some);
+        let unused = names.unused(&texts, next);
         let tls = TlsSettings::from_pem(names, texts)?;
         let apis = [&mut self.management, &mut self.administrator].into_iter().flatten();
         let of_apis = apis.filter_map(|api| api.tls.as_mut());
         let mut encrypted: Vec<_> = self.tls.as_mut().into_iter().chain(of_apis).collect();
-        if encrypted.is_empty() && has_any {
-            // A user who configures certificates expects the connection to be encrypted.
-            return Err(SettingsError::MissingKey { key: "tls", instead });
+        if encrypted.is_empty() {
+            return unused;
         }
         for settings in &mut encrypted {
             (*settings).clone_from(&tls);

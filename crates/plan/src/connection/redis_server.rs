@@ -113,7 +113,7 @@ impl RedisSettings {
         }
         settings.add_tls(
             &Names::OF_A_SECRET,
-            "or uri: rediss://…: there are certificates, and the connection is not encrypted",
+            "add the key tls with the value true, or write rediss:// in uri",
             [get("ca.crt"), get("tls.crt"), get("tls.key")],
         )?;
         if let Some(database) = database {
@@ -193,8 +193,7 @@ impl RedisSettings {
             key: "REDIS_TLS_KEY_FILE",
         };
         let texts = names.read(files, read)?;
-        let instead = "rediss://…: there are certificates, and the connection is not encrypted";
-        self.add_tls(&names, instead, texts)?;
+        self.add_tls(&names, "write rediss:// in the URL", texts)?;
         Ok(self)
     }
 
@@ -229,18 +228,15 @@ impl RedisSettings {
     fn add_tls(
         &mut self,
         names: &Names,
-        instead: &'static str,
+        next: &'static str,
         texts: [Option<String>; 3],
     ) -> Result<(), SettingsError> {
-        let has_any = texts.iter().any(Option::is_some);
         match &mut self.tls {
             Some(tls) => {
                 *tls = TlsSettings::from_pem(names, texts)?;
                 Ok(())
             }
-            // A user who configures certificates expects the connection to be encrypted.
-            None if has_any => Err(SettingsError::MissingKey { key: "tls", instead }),
-            None => Ok(()),
+            None => names.unused(&texts, next),
         }
     }
 

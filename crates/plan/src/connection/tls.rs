@@ -77,6 +77,17 @@ impl Names {
     pub(super) const OF_A_SECRET: Self =
         Self { authorities: "ca.crt", chain: "tls.crt", key: "tls.key" };
 
+    /// The error for certificates of a connection that is not encrypted, if there are any.
+    pub(super) fn unused(
+        &self,
+        texts: &[Option<String>; 3],
+        next: &'static str,
+    ) -> Result<(), SettingsError> {
+        let names = [self.authorities, self.chain, self.key];
+        let given = names.into_iter().zip(texts).find(|(_, text)| text.is_some());
+        given.map_or(Ok(()), |(key, _)| Err(SettingsError::NotEncrypted { key, next }))
+    }
+
     /// Reads these optional files. `read` returns a file's content, or `None` to give up. PEM
     /// is ASCII, and the text around it may have any encoding (RFC 7468).
     pub(super) fn read(

@@ -119,7 +119,8 @@ fn certificates_without_encryption_and_half_a_pair_are_refused_without_showing_t
         RabbitmqSettings::from_secret(&data(pairs), None).unwrap_err().to_string()
     };
     let plain = said(&[("uri", "amqp://u:p@h"), ("ca.crt", CA)]);
-    assert!(plain.contains("no connection is encrypted"), "{plain}");
+    assert!(plain.starts_with("ca.crt is set, and the connection is not encrypted: "), "{plain}");
+    assert!(plain.contains("add the key tls"), "{plain}");
     let key = "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\n";
     let half = said(&[("uri", "amqps://u:p@h"), ("tls.key", key)]);
     assert!(half.contains("tls.crt") && !half.contains("hush"), "{half}");
@@ -135,6 +136,10 @@ fn the_files_of_an_environment_are_read_and_one_that_can_not_be_is_named() {
     let s = settings().with_tls_of_environment(variable, read).unwrap();
     assert!(s.tls.unwrap().authorities.is_some());
     assert!(s.management.unwrap().tls.unwrap().authorities.is_some());
+    let plain = RabbitmqSettings::from_urls("amqp://h", Some("http://h:1")).unwrap();
+    let err = plain.with_tls_of_environment(variable, read).unwrap_err().to_string();
+    assert!(err.starts_with("RABBITMQ_TLS_CA_FILE is set, and the connection is not"), "{err}");
+    assert!(err.contains("amqps://") && !err.contains("key"), "{err}");
     let err = settings().with_tls_of_environment(variable, |_| None).unwrap_err();
     assert!(err.to_string().contains("RABBITMQ_TLS_CA_FILE"), "{err}");
 }

@@ -51,7 +51,7 @@ fn mistakes_about_tls_are_named_by_their_key_and_no_value_is_shown() {
     for (wrong, key) in [
         (&[("tls", "yes")][..], "tls"),
         (&[("uri", "rediss://h"), ("tls", "false")], "tls"),
-        (&[("ca.crt", CERTIFICATE)], "tls"),
+        (&[("ca.crt", CERTIFICATE)], "ca.crt"),
         (&[("tls", "true"), ("ca.crt", "hush")], "ca.crt"),
         (&[("tls", "true"), ("tls.crt", CERTIFICATE)], "tls.key"),
         (&[("tls", "true"), ("tls.key", KEY)], "tls.crt"),
@@ -62,6 +62,7 @@ fn mistakes_about_tls_are_named_by_their_key_and_no_value_is_shown() {
         let err = RedisSettings::from_secret(&all, None).unwrap_err();
         let (SettingsError::MissingKey { key: named, .. }
         | SettingsError::BadValue { key: named, .. }
+        | SettingsError::NotEncrypted { key: named, .. }
         | SettingsError::NotText { variable: named }) = &err;
         assert_eq!(*named, key, "{err}");
         assert!(!err.to_string().contains("hush"), "{err}");
