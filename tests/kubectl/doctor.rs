@@ -131,19 +131,12 @@ async fn the_doctor_finds_errors_of_objects_and_shows_no_secret() {
         };
         assert_eq!(of("well"), [("ok", "is as it should be")]);
         // The default connection, as an option instead of in the environment.
-        let asked = [
-            "doctor",
-            "--operator-namespace",
-            &world.namespace,
-            "--url",
-            "amqp://u:hush@127.0.0.1:1",
-        ];
+        let url = "amqp://u:hush@127.0.0.1:1";
+        let asked = ["doctor", "--operator-namespace", &world.namespace, "--url", url];
         let found = in_namespace(&world, &asked).await.out;
-        let well = format!(
-            "{}/sem/well: its server answers the operator, but not from here",
-            world.namespace
-        );
-        assert!(found.contains(&well) && !found.contains("hush"), "{found}");
+        let foreign =
+            "/sem/foreign: its server does not answer from here: the broker at 127.0.0.1:1";
+        assert!(found.contains(foreign) && !found.contains("hush"), "{found}");
         assert!(
             of("dim").iter().any(|(l, m)| *l == "remark" && m.contains("/api is unusable: ")),
             "{all:#?}"

@@ -10,7 +10,9 @@ use lockkeeper_testkit::hostile::amqp::{self, Sent, Step};
 use lockkeeper_testkit::hostile::redis::{Answer, When};
 use lockkeeper_testkit::world::{Kind, PATIENCE, World, in_a_world};
 
-use crate::operator::tenancy::{leave, lock_by, neighbour, operator_of_both, queue_by};
+use crate::operator::tenancy::{
+    leave, lock_by, neighbour, operator_of_both, operator_with_defaults, queue_by,
+};
 
 /// Maximum growth of the operator's memory, in MiB. The chart's limit is 256 MiB.
 const GROWTH: u64 = 96;
@@ -73,7 +75,7 @@ async fn hostile_servers_of_a_tenant_cost_the_operator_little_and_delay_no_other
         let operator = operator_of_both(&victim, &evil, &[]).await;
         // Another operator, which has no hostile servers.
         let calm = neighbour(&victim).await;
-        let _calm_operator = calm.operator().await;
+        let _calm_operator = operator_with_defaults(&calm, &[]).await;
         let before = peak(operator.pid());
         let mut brokers = Vec::new();
         for (number, (step, sent)) in amqp::behaviours().into_iter().enumerate() {

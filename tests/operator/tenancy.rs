@@ -38,14 +38,18 @@ pub async fn leave(evil: World) {
 /// Starts an operator of both namespaces with the victim's servers as the default
 /// connections.
 pub async fn operator_of_both(victim: &World, evil: &World, more: &[&str]) -> Operator {
-    let (amqp, redis) = (victim.amqp_url(), victim.redis_url());
+    operator_with_defaults(victim, &[&["--watch-namespace", &evil.namespace], more].concat()).await
+}
+
+/// Starts an operator of a namespace with the world's servers as the default connections.
+pub async fn operator_with_defaults(world: &World, more: &[&str]) -> Operator {
+    let (amqp, redis) = (world.amqp_url(), world.redis_url());
     let management = variable("RABBITMQ_MANAGEMENT_URL");
-    let mut arguments = vec!["--watch-namespace", &evil.namespace];
-    arguments.extend(["--observe-interval", "1s", "--drift-interval", "3s"]);
+    let mut arguments = vec!["--observe-interval", "1s", "--drift-interval", "3s"];
     arguments.extend(["--amqp-url", &amqp, "--management-url", &management]);
     arguments.extend(["--redis-url", &redis]);
     arguments.extend(more);
-    victim.operator_with(&arguments).await
+    world.operator_with(&arguments).await
 }
 
 /// Returns the same URL with another user and password.

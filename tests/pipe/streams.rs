@@ -110,7 +110,9 @@ async fn a_verb_waits_for_an_output_that_another_process_made_non_blocking() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     // More than a pipe holds.
-    let mut printing = shell(&place, "exec lockkeeper crds");
+    succeed(&place, "create", &[]).await;
+    fill(&place, seq(1, 100_000).as_bytes()).await;
+    let mut printing = shell(&place, "exec lockkeeper queue peek jobs --count 100000");
     let running = printing.stdout(Stdio::from(writer)).spawn().unwrap();
     // With its end of the pipe.
     drop(printing);
@@ -119,7 +121,7 @@ async fn a_verb_waits_for_an_output_that_another_process_made_non_blocking() {
     let outcome = finish(running).await;
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let text = text.await.unwrap().unwrap();
-    assert!(text.len() > 64 << 10 && text == sh(&place, "lockkeeper crds").await);
+    assert!(text.len() > 64 << 10 && text == seq(1, 100_000), "{} bytes", text.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
