@@ -365,10 +365,10 @@ need() {
 }
 
 # foreign_python PACKAGE: prints the path of a Python with this package (name==version), which
-# foreign clients need. It is in target/foreign-venv.
+# foreign clients and tests need. It is in target/foreign-venv.
 foreign_python() {
-    local venv=$ROOT/target/foreign-venv
-    if ! "$venv/bin/pip" show --quiet "${1%%=*}" 2>/dev/null; then
+    local venv=$ROOT/target/foreign-venv name=${1%%=*}
+    if ! compgen -G "$venv/lib/python3*/site-packages/${name//-/_}-${1##*=}.dist-info" >/dev/null; then
         say "installing $1 into target/foreign-venv"
         [ -x "$venv/bin/pip" ] || /usr/bin/python3 -m venv --clear "$venv" ||
             die "python3 -m venv failed: install Debian's python3-venv"
