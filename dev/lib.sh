@@ -80,6 +80,37 @@ evaluator_dir() {
     printf '%s/evaluators/%s' "$CACHE" "$(cat "$ROOT"/dev/go/gitops/* | sha256sum | cut -c1-12)"
 }
 
+# java_dir NAME: the directory of the programs that dev/java/NAME.xml lists. Named by a hash of that
+# file, so that a checkout with other versions has its own.
+java_dir() {
+    printf '%s/%s/%s' "$CACHE" "$1" "$(sha256sum "$ROOT/dev/java/$1.xml" | cut -c1-12)"
+}
+
+# fetch_java NAME WHAT: fetches them into the user's cache, with Maven, unless they exist.
+fetch_java() {
+    local programs log
+    programs=$(java_dir "$1")
+    [ ! -e "$programs/complete" ] || return 0
+    need mvn java
+    mkdir -p "$CACHE/$1"
+    exec 6>"$CACHE/$1/.lock"
+    flock -w 300 6 || die "another process has held $CACHE/$1/.lock for 5 minutes: wait for it or end it"
+    # Another process was faster.
+    [ ! -e "$programs/complete" ] || return 0
+    say "fetching $2 into $programs (once)"
+    rm -rf "$programs"
+    log=$(mktemp)
+    mvn --batch-mode --file "$ROOT/dev/java/$1.xml" \
+        org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies \
+        -DoutputDirectory="$programs" </dev/null >"$log" 2>&1 || {
+        tail -n 30 "$log" >&2
+        die "Maven could not fetch $2; the end of its output is above"
+    }
+    rm -f "$log"
+    : >"$programs/complete"
+    exec 6>&-
+}
+
 # The path of kube-apiserver, etcd, kubectl, …, whether it exists or not.
 server_program() {
     if [ "$1" = evaluate ]; then
@@ -334,10 +365,10 @@ need() {
 }
 
 # foreign_python PACKAGE: prints the path of a Python with this package (name==version), which
-# foreign clients need. It is in target/foreign-venv.
+# foreign clients and tests need. It is in target/foreign-venv.
 foreign_python() {
-    local venv=$ROOT/target/foreign-venv
-    if ! "$venv/bin/pip" show --quiet "${1%%=*}" 2>/dev/null; then
+    local venv=$ROOT/target/foreign-venv name=${1%%=*}
+    if ! compgen -G "$venv/lib/python3*/site-packages/${name//-/_}-${1##*=}.dist-info" >/dev/null; then
         say "installing $1 into target/foreign-venv"
         [ -x "$venv/bin/pip" ] || /usr/bin/python3 -m venv --clear "$venv" ||
             die "python3 -m venv failed: install Debian's python3-venv"

@@ -2,6 +2,7 @@
 //! signals, the command when the lock is lost, and the administration of semaphores.
 
 mod administering;
+pub mod ci;
 pub mod commands;
 mod doctor;
 mod draining;

@@ -1,5 +1,5 @@
-// Whether objects of Flux and KEDA say only what those tools read: decoded strictly into
-// their own types, and, where a text inside has a language of its own, understood.
+// Whether objects of Flux, KEDA and Argo Workflows say only what those tools read: decoded strictly
+// into their own types, and, where a text inside has a language of its own, understood.
 
 package main
 
@@ -13,6 +13,7 @@ import (
 	// The zones of the machine may be missing.
 	_ "time/tzdata"
 
+	argo "github.com/argoproj/argo-workflows/v4/pkg/apis/workflow/v1alpha1"
 	flux "github.com/fluxcd/kustomize-controller/api/v1"
 	keda "github.com/kedacore/keda/v2/apis/keda/v1alpha1"
 	"github.com/robfig/cron/v3"
@@ -52,6 +53,8 @@ func decode(text []byte) error {
 	case keda.GroupVersion.String() + " TriggerAuthentication":
 		var object keda.TriggerAuthentication
 		return read(text, &object)
+	case argo.SchemeGroupVersion.String() + " Workflow":
+		return argoWorkflow(text)
 	default:
 		return fmt.Errorf("%s %s is not known here", kind.APIVersion, kind.Kind)
 	}

@@ -19,9 +19,9 @@ import (
 
 // request is one question about one object.
 type request struct {
-	// Do is kstatus, flux, health, actions, act or decode.
+	// Do is kstatus, flux, health, actions, act, decode or github.
 	Do string `json:"do"`
-	// Object as the API server gives it; for decode, as somebody wrote it.
+	// Object as the API server gives it; for decode and github, as a file has it.
 	Object json.RawMessage `json:"object"`
 	// Script is the Lua of health, actions and act.
 	Script string `json:"script"`
@@ -65,8 +65,11 @@ func main() {
 }
 
 func reply(asked request) (answer, error) {
-	if asked.Do == "decode" {
+	switch asked.Do {
+	case "decode":
 		return answer{}, decode(asked.Object)
+	case "github":
+		return answer{}, githubWorkflow(asked.Object)
 	}
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(asked.Object); err != nil {
