@@ -15,7 +15,8 @@ type Channel = (u32, u32, u16);
 /// The requests so far.
 #[derive(Default)]
 struct Before {
-    /// The channels with publisher confirms.
+    /// The channels with publisher confirms, or in transaction mode: its commit is answered after
+    /// the returns, too.
     confirming: BTreeSet<Channel>,
     /// The slots whose A each process has asked about.
     asked: BTreeSet<(u32, u32)>,
@@ -43,7 +44,7 @@ impl Checker<'_> {
             "channel.open" => {
                 before.confirming.remove(&channel);
             }
-            "confirm.select" => {
+            "confirm.select" | "tx.select" => {
                 before.confirming.insert(channel);
             }
             "basic.publish" if frame.flag => {
@@ -73,7 +74,7 @@ impl Checker<'_> {
         let held = self.by_queue().then(|| self.lock.slot_of_holder_queue(queue)).flatten();
         let probed = self.lock.slot_of_slot_queue(queue).or(held).is_some();
         if probed && !confirmed && !self.administers(process, at) {
-            let did = format!("probed {queue} by publishing without publisher confirms");
+            let did = format!("probed {queue} by publishing without confirms or a transaction");
             self.violation("PS-23", process, at, &did);
         }
     }
