@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 
 use super::Checker;
+use crate::check::ownership::slot_of_record;
 use crate::check::register::Position;
 use crate::history::{Frame, Rules, Sender, What};
 
@@ -153,9 +154,9 @@ impl Checker<'_> {
             return;
         }
         let Some(slot) = self.lock.slot_of_holder_queue(&frame.queue) else { return };
-        let writes = self.ownerships.existence.get(&slot).into_iter().flatten();
+        let mut evidence = self.ownerships.existence.get(&slot).into_iter().flatten();
         let existed = slot <= self.history.header.slots
-            || writes.into_iter().any(|write| write.value > 0 && write.invoked < at);
+            || evidence.any(|evidence| evidence.exists && evidence.invoked < at);
         if !existed && !before.asked.contains(&(process, slot)) {
             let did = format!("declared {} without checking that the slot exists", frame.queue);
             self.violation("PS-9", process, at, &did);
@@ -184,8 +185,7 @@ fn permitted(lock: &LockName, rules: Rules, queue: &str) -> &'static [&'static s
     if lock.wait_queue().is_some_and(|wait| wait == queue) {
         return &["durable x-queue-type=classic"];
     }
-    let slot = queue.strip_suffix("-F").and_then(|rest| rest.rsplit('-').next()?.parse().ok());
-    if slot.and_then(|slot| lock.record_queue(slot)).is_some_and(|record| record == queue) {
+    if slot_of_record(lock, queue).is_some() {
         return &["durable x-max-length=1 x-overflow=reject-publish x-queue-type=classic"];
     }
     &[]
