@@ -182,4 +182,6 @@ fn not_judged(verdict: &mut Verdict, history: &History, reported: &Reported, obs
 #[cfg(test)]
 mod handmade;
 #[cfg(test)]
+mod stories;
+#[cfg(test)]
 pub(crate) mod tests;
