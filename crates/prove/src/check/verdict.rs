@@ -65,8 +65,8 @@ pub enum Property {
     /// verification and received an answer, and "draining" if and only if the slot is being
     /// removed. `believes` answers "held" only within some time after the ownership ended.
     S5,
-    /// A process owns at the broker only what it was granted and has neither released nor lost. No
-    /// hold of another process ends with a release.
+    /// A process owns at the broker only the slot or token that it was granted and has neither
+    /// released nor lost. No hold of another process ends with a release.
     S6,
     /// Tokens are conserved: no client destroys a token.
     TokensConserved,

@@ -39,7 +39,7 @@ impl Judge<'_> {
     }
 
     /// Returns the side that last changed such a slot in such a way without the admin mutex before
-    /// a position. If there was no such change, an administrator has caused what is there.
+    /// a position. Without such a change, an administrator is the cause.
     pub(super) fn changed_last(
         &self,
         before: Position,

@@ -1,5 +1,5 @@
 //! Checks S6 and PS-10: when a process goes on with its next operation, it owns nothing at the
-//! broker except what it was granted. See `answers` for what a release itself leaves.
+//! broker except the slot or token of its grant. See `answers` for leftovers of a release itself.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ enum May {
     Hold(usize),
     /// Nothing: its attempt to acquire, with this request, failed.
     Failed(Position),
-    /// Nothing: it lost or released what it held.
+    /// Nothing: it lost or released its slot or token.
     Ended,
     /// Anything: it is unknown whether its attempt to acquire, with this request, succeeded.
     Attempt(Position),
@@ -44,7 +44,7 @@ struct Answered<'a> {
 }
 
 impl Judge<'_> {
-    /// Checks what is left when each process has executed its next operation.
+    /// Checks for leftovers when each process has executed its next operation.
     pub(super) fn left(&mut self, ownerships: &Ownerships) {
         let mut processes: BTreeMap<u32, State> = BTreeMap::new();
         let history = self.history;
@@ -113,7 +113,7 @@ impl Judge<'_> {
             let also = || self.also_released(ownerships, held, answered);
             return mine.first().copied().or_else(also);
         }
-        // The answer says that it holds, or may hold, what it owns.
+        // The answer says that the process holds, or may hold.
         let full = operation.why.as_deref() == Some(FULL);
         let unknown = matches!(may, May::Attempt(_) | May::Release);
         let open = match verb {
@@ -141,8 +141,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Returns what the process released after what it was granted, on the same connection: then
-    /// it had not released it before.
+    /// Returns an ownership that the process released after the one of its grant, on the same
+    /// connection: then it had not released it before.
     fn also_released<'a>(
         &self,
         ownerships: &'a Ownerships,

@@ -346,7 +346,7 @@ impl World {
         self.end(index, ConnectionState::Cut);
         let actor = &mut self.actors[index];
         actor.connection += 1;
-        // It answers what it already knows.
+        // Its answer does not depend on the connection any more.
         let answers = actor.verb == Some(Verb::Acquire) && actor.next.is_empty();
         let knows = answers && actor.travels.is_none() && actor.good == Some(true);
         actor.unaware |= actor.holds || knows;
