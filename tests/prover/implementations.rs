@@ -29,6 +29,15 @@ async fn our_driver_has_no_violation(protocol: Protocol) {
     assert!(left.is_empty(), "left on the broker: {left:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn our_driver_that_probes_in_transactions_has_no_violation() {
+    let vhost = Vhost::create().await;
+    let driver = our_driver(Protocol::default()) + " --probe tx";
+    let run = ["run", "--driver", &driver, "--administrator", &driver, "--for", "4"];
+    let rules = ["--protocol", "ExclusiveQueue", "--no-controls"];
+    passes(&prove(Some(&vhost.url()), &[&run[..], &rules].concat()).await);
+}
+
 async fn exec_has_no_violation(protocol: Protocol) {
     let vhost = Vhost::create().await;
     let exec = format!(

@@ -78,6 +78,7 @@ pub(crate) fn examine(history: &History) -> Result<Examined, JudgeError> {
     let ownerships = lock.as_ref().and_then(|lock| ownership::read(history, lock));
     if let Some(ownerships) = &ownerships {
         name_holds(&mut reported, ownerships);
+        free_holds(&mut reported, ownerships);
     }
     let mut verdict = Verdict::default();
     let slots = Register::new(history.header.slots, &reported.resizes);
@@ -113,6 +114,15 @@ fn name_holds(reported: &mut Reported, ownerships: &Ownerships) {
     }
 }
 
+/// Notes when the broker freed the slots of holds that their processes ended later.
+fn free_holds(reported: &mut Reported, ownerships: &Ownerships) {
+    for grant in reported.grants.iter_mut().filter(|grant| !grant.claimed) {
+        let mut owned = ownerships.of(grant.process, grant.invoked, grant.granted);
+        let owned = owned.find(|owned| owned.key() == grant.key.as_ref());
+        grant.freed = Some(owned.map_or(grant.granted, |owned| owned.certain_end));
+    }
+}
+
 fn length(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)
 }
@@ -120,7 +130,7 @@ fn length(length: usize) -> u64 {
 fn count(verdict: &mut Verdict, reported: &Reported, contended: u64) {
     verdict.counts.extend(
         [
-            ("grants", length(reported.grants.len())),
+            ("grants", length(reported.grants.iter().filter(|one| !one.claimed).count())),
             ("contended hand-overs", contended),
             ("refusals", reported.refusals),
             ("verifications", reported.verifications),
@@ -159,7 +169,7 @@ fn not_judged(verdict: &mut Verdict, history: &History, reported: &Reported, obs
              in any order of the resizes are reported",
         );
     } else if !reported.resizes.is_empty()
-        && !reported.grants.iter().all(|grant| numbered(&grant.key))
+        && !reported.grants.iter().all(|grant| grant.claimed || numbered(&grant.key))
     {
         because(
             Property::S3,
@@ -169,5 +179,9 @@ fn not_judged(verdict: &mut Verdict, history: &History, reported: &Reported, obs
     }
 }
 
+#[cfg(test)]
+mod handmade;
+#[cfg(test)]
+mod stories;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,24 +1,32 @@
 //! Determines the cause of each violation by comparing the processes' answers (`holds`, `sweep`)
 //! with the state of the broker (`ownership`). Without frames the cause is unknown. See
-//! `exclusion` for S1 to S3, `backing` for grants, `answers` for verifications and releases, and
-//! `waiting` for refusals, and
-//! `administrator` for changes of the slots.
+//! `exclusion` for S1 to S3, `backing` for grants, `answers` for verifications and releases,
+//! `left` for leftovers, `waiting` for refusals, `administrator` for changes of the slots, and
+//! `existence` for when slots existed.
 
 mod administrator;
 mod answers;
 mod backing;
 mod exclusion;
+mod existence;
+mod left;
 mod waiting;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::holds::{Grant, Key, Reported};
 use super::ownership::{Owned, Ownerships, Thing};
 use super::refused::Refused;
-use super::register::{Position, Register, Write};
+use super::register::Position;
 use super::sweep;
 use super::verdict::{Cause, Property, Verdict, Violation};
-use crate::history::{History, Rules};
+use crate::history::History;
+use administrator::Unauthorised;
+use existence::Existence;
+
+/// Time within which a program must react to the end of its connection, in microseconds. A hold
+/// that ends within this time after the loss is not a violation.
+const NOTICE_US: u64 = 1_000_000;
 
 /// The violations that the answers alone show.
 pub struct Found<'a> {
@@ -36,25 +44,35 @@ pub fn blame(
     found: &Found,
     verdict: &mut Verdict,
 ) {
-    let mut judge = Judge { history, reported, verdict };
+    let (unauthorised, leftovers) = (Vec::new(), BTreeSet::new());
+    let mut judge = Judge { history, reported, verdict, unauthorised, leftovers };
     let existence = ownerships.map(|ownerships| Existence::new(history, ownerships));
+    if let Some(ownerships) = ownerships {
+        judge.unauthorised = judge.unauthorised(ownerships);
+    }
     judge.exclusion(ownerships, existence.as_ref(), found.swept);
+    if let (Some(ownerships), Some(existence)) = (ownerships, &existence) {
+        judge.disjoint(ownerships);
+        judge.backing(ownerships, existence);
+        judge.verified(ownerships, existence);
+        judge.believed(ownerships);
+        judge.released(ownerships);
+        judge.left(ownerships);
+        judge.resumed(ownerships);
+        judge.administrator(ownerships);
+        judge.at_rest(existence);
+    }
     judge.waiting(ownerships, existence.as_ref(), found.refused);
-    let (Some(ownerships), Some(existence)) = (ownerships, existence) else { return };
-    judge.disjoint(ownerships);
-    judge.backing(ownerships, &existence);
-    judge.verified(ownerships, &existence);
-    judge.released(ownerships);
-    judge.resumed(ownerships);
-    judge.administrator(ownerships);
-    judge.order(ownerships, &existence);
-    judge.at_rest(&existence);
 }
 
 struct Judge<'a> {
     history: &'a History,
     reported: &'a Reported,
     verdict: &'a mut Verdict,
+    /// The changes of slots without the admin mutex.
+    unauthorised: Vec<Unauthorised>,
+    /// The ownerships that were reported as leftovers: their processes, and when they began.
+    leftovers: BTreeSet<(u32, Position)>,
 }
 
 impl Judge<'_> {
@@ -70,11 +88,23 @@ impl Judge<'_> {
         processes: &[u32],
         what: String,
     ) {
+        self.violation_of(None, (property, cause), at, processes, what);
+    }
+
+    /// Adds a violation, of a rule if there is one.
+    fn violation_of(
+        &mut self,
+        rule: Option<&str>,
+        (property, cause): (Property, Cause),
+        at: Position,
+        processes: &[u32],
+        what: String,
+    ) {
         let mut processes = processes.to_vec();
         processes.dedup();
         let event = at.min(self.history.events.len().saturating_sub(1));
         let at = self.at(at);
-        let rule = None;
+        let rule = rule.map(str::to_owned);
         self.verdict.violations.push(Violation {
             property,
             cause,
@@ -110,51 +140,6 @@ fn backing_of<'a>(ownerships: &'a Ownerships, grant: &Grant) -> Option<&'a Owned
 /// Returns the name of the slot or token of a grant.
 fn name(key: Option<&Key>) -> String {
     key.map_or_else(|| "a slot".to_owned(), ToString::to_string)
-}
-
-/// The slots that may have existed, and that may have been missing, over time.
-struct Existence {
-    initial: u32,
-    /// Whether the protocol is Token, which has no slots.
-    tokens: bool,
-    slots: BTreeMap<u32, (Register, Register)>,
-}
-
-impl Existence {
-    fn new(history: &History, ownerships: &Ownerships) -> Self {
-        let initial = history.header.slots;
-        let registers = |(&slot, writes): (&u32, &Vec<Write>)| {
-            let first = u32::from(slot <= initial);
-            let mut missing = writes.clone();
-            for write in &mut missing {
-                write.value = 1 - write.value;
-            }
-            (slot, (Register::new(first, writes), Register::new(1 - first, &missing)))
-        };
-        let slots = ownerships.existence.iter().map(registers).collect();
-        Self { initial, tokens: history.header.protocol == Rules::Token, slots }
-    }
-
-    /// Returns whether the slot may have existed at an instant of this interval.
-    fn possible(&self, slot: u32, from: Position, to: Position) -> bool {
-        let changed = self.slots.get(&slot).map(|(exists, _)| exists.max(from, to) > 0);
-        self.tokens || changed.unwrap_or(slot <= self.initial)
-    }
-
-    /// Returns whether the slot may have been missing at an instant of this interval.
-    fn possibly_missing(&self, slot: u32, from: Position, to: Position) -> bool {
-        let changed = self.slots.get(&slot).map(|(_, missing)| missing.max(from, to) > 0);
-        self.tokens || changed.unwrap_or(slot > self.initial)
-    }
-
-    /// Returns a slot that contradicts this number of slots with certainty: a missing slot up to
-    /// it, or an existing slot above it.
-    fn wrong(&self, slots: u32, at: Position) -> Option<u32> {
-        let missing = (1..=slots).find(|&slot| !self.possible(slot, at, at));
-        let highest = self.slots.last_key_value().map_or(0, |(&slot, _)| slot);
-        let surplus = slots + 1..=highest.max(self.initial);
-        missing.or_else(|| surplus.into_iter().find(|&slot| !self.possibly_missing(slot, at, at)))
-    }
 }
 
 #[cfg(test)]

@@ -51,6 +51,18 @@ pub struct Grant {
     pub granted: Position,
     /// When the hold ends: the program released it, learned of its loss, or ended.
     pub end: Position,
+    /// When the broker may have given the slot to another connection, if that is before the end.
+    pub freed: Option<Position>,
+    /// Whether it is no acquisition: the process said that it held, although its last acquisition
+    /// was not answered ok, or although it had released or lost that slot.
+    pub claimed: bool,
+}
+
+impl Grant {
+    /// Returns from when another process may have acquired the slot.
+    pub fn free_from(&self) -> Position {
+        self.freed.map_or(self.end, |freed| freed.min(self.end))
+    }
 }
 
 /// An answered operation of a process that had acquired before.
@@ -79,6 +91,8 @@ pub struct Reported {
     pub administering: Vec<(u32, Position, Position)>,
     /// Verifications that were answered "held".
     pub verified: Vec<Answer>,
+    /// Answers that the process considers the slot held, without a question to the broker.
+    pub believed: Vec<Answer>,
     /// Releases that were answered ok.
     pub released: Vec<Answer>,
     /// Number of acquisitions that found no free slot.
@@ -117,6 +131,10 @@ struct Process<'a> {
     open: Option<usize>,
     /// The last grant.
     last: Option<usize>,
+    /// The request of the last answered acquisition, and whether it was granted.
+    acquired: Option<(Position, bool)>,
+    /// Whether it held when its current operation was requested.
+    held: bool,
     /// The first end of a connection since the last answer. If the process turns out to have
     /// ended, it had ended by then.
     closed: Option<Position>,
@@ -202,12 +220,20 @@ impl<'a> Reader<'a> {
 
     fn invoke(&mut self, at: Position, operation: &'a Operation) {
         let process = operation.process;
+        let open = self.processes.entry(process).or_default().open;
         match operation.verb {
             Verb::Release => self.end_hold(process, at),
-            Verb::Acquire => self.reported.requests.entry(process).or_default().push(at),
+            Verb::Acquire => {
+                // A claim is certain only until then.
+                if open.is_some_and(|open| self.reported.grants[open].claimed) {
+                    self.end_hold(process, at);
+                }
+                self.reported.requests.entry(process).or_default().push(at);
+            }
             _ => {}
         }
         let state = self.processes.entry(process).or_default();
+        state.held = open.is_some();
         let before = state.pending.replace((at, operation));
         self.abandon(process, before, at);
     }
@@ -229,6 +255,7 @@ impl<'a> Reader<'a> {
             _ if unsupported => {}
             Verb::Acquire if done => self.grant(invoked, at, operation),
             Verb::Acquire => {
+                state.acquired = Some((invoked, false));
                 let full = failed && operation.why.as_deref() == Some(FULL);
                 self.reported.refusals += u64::from(full);
             }
@@ -236,9 +263,14 @@ impl<'a> Reader<'a> {
                 self.reported.verifications += 1;
                 if done {
                     self.reported.verified.push(answer);
+                    self.claim(process, at);
                 } else if failed {
                     self.end_hold(process, at);
                 }
+            }
+            Verb::Believes if done => {
+                self.reported.believed.push(answer);
+                self.claim(process, at);
             }
             Verb::Believes if failed => self.end_hold(process, at),
             Verb::Release if done => self.reported.released.push(answer),
@@ -260,9 +292,28 @@ impl<'a> Reader<'a> {
         // The answer of a process that may have ended begins no hold.
         let lives = !self.reported.ended.contains_key(&process);
         let end = if lives { NEVER } else { granted };
-        self.reported.grants.push(Grant { process, key, invoked, granted, end });
+        let (freed, claimed) = (None, false);
+        self.reported.grants.push(Grant { process, key, invoked, granted, end, freed, claimed });
         let state = self.processes.entry(process).or_default();
+        state.acquired = Some((invoked, true));
         (state.open, state.last) = (lives.then_some(index), Some(index));
+    }
+
+    /// Begins the hold of a process that says that it holds, although no acquisition began one
+    /// that lasts. If it learned of a loss during the operation, the answer may be older.
+    fn claim(&mut self, process: u32, at: Position) {
+        let ended = self.reported.ended.contains_key(&process);
+        let state = self.processes.entry(process).or_default();
+        let Some((invoked, granted)) = state.acquired else { return };
+        if state.open.is_some() || state.held || ended {
+            return;
+        }
+        let last = state.last.filter(|_| granted).and_then(|last| self.reported.grants.get(last));
+        let key = last.and_then(|last| last.key.clone());
+        let index = self.reported.grants.len();
+        (state.open, state.last) = (Some(index), Some(index));
+        let (granted, end, freed, claimed) = (at, NEVER, None, true);
+        self.reported.grants.push(Grant { process, key, invoked, granted, end, freed, claimed });
     }
 
     fn resize(

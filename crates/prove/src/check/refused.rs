@@ -1,23 +1,29 @@
 //! Finds requests to acquire that were refused although there was room (S10): for a long time
-//! until the refusal, fewer processes could hold a slot than there were slots. Uses the answers
-//! alone. See `blame` for the causes.
+//! until the refusal, fewer processes could hold a slot than there were slots. Uses the answers,
+//! and the ends of processes and connections. See `blame` for the causes.
 
 use super::holds::Reported;
 use super::register::{NEVER, Position, Register, Write};
 use crate::driver::message::UNSUPPORTED;
-use crate::history::{History, Operation, Phase, Verb, What};
+use crate::history::{ConnectionState, History, Operation, Phase, ProcessState, Verb, What};
 
-/// A client must find a free slot within this time, in milliseconds. Includes the time that the
-/// broker needs to notice the end of a connection.
-pub const ROOM_MS: u64 = 5_000;
+/// A client must find a free slot within this time, in milliseconds, if it was free when the
+/// client began, or was released.
+pub const ROOM_MS: u64 = 2_000;
+
+/// As [`ROOM_MS`], if the slot may have become free or new in another way, which wakes no waiter:
+/// waiters look twice after up to 6 s (docs/protocols/persistent-semaphore.md, "Waiting").
+pub const UNANNOUNCED_ROOM_MS: u64 = 8_000;
 
 /// A refusal while there was room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The process.
     pub process: u32,
-    /// The start of the time with room: [`ROOM_MS`] before the refusal.
+    /// The start of the time with room.
     pub from: Position,
+    /// The length of that time, in milliseconds: [`ROOM_MS`] or [`UNANNOUNCED_ROOM_MS`].
+    pub room_ms: u64,
     /// The refusal.
     pub done: Position,
     /// The smallest possible number of slots in that time.
@@ -53,7 +59,7 @@ pub fn waits(history: &History, reported: &Reported) -> Waits {
             waits.granted += 1;
             continue;
         }
-        let Some(from) = room_from(history, request) else { continue };
+        let Some((from, room_ms)) = room_from(history, request) else { continue };
         let busy = busy.get_or_insert_with(|| holds(reported, &requests));
         // The request itself is one of those that overlap.
         let overlap = busy.iter().filter(|one| one.from <= request.done && one.to >= from).count();
@@ -61,7 +67,8 @@ pub fn waits(history: &History, reported: &Reported) -> Waits {
         let slots = u32::MAX - least.max(from, request.done);
         if overlap < slots {
             let (process, done) = (request.process, request.done);
-            waits.refused.push(Refused { process, from, done, slots, busy: overlap });
+            let refused = Refused { process, from, room_ms, done, slots, busy: overlap };
+            waits.refused.push(refused);
         }
     }
     waits
@@ -102,18 +109,35 @@ fn requests(history: &History) -> Vec<Request> {
     requests
 }
 
-/// Returns the position [`ROOM_MS`] before the refusal, or `None` if the request did not wait
-/// that long or a fault hit it.
-fn room_from(history: &History, request: &Request) -> Option<Position> {
+/// Returns the position from which a slot that was free must have been found, and its distance
+/// from the refusal. Returns `None` if the request did not wait that long or a fault hit it.
+fn room_from(history: &History, request: &Request) -> Option<(Position, u64)> {
     let events = &history.events;
-    let start = events.get(request.done)?.at.checked_sub(ROOM_MS * 1000)?;
-    let from = events.partition_point(|event| event.at < start);
+    let before = |room_ms: u64| {
+        let start = events.get(request.done)?.at.checked_sub(room_ms * 1000)?;
+        let from = events.partition_point(|event| event.at < start);
+        (from >= request.invoked).then_some((from, room_ms))
+    };
+    let (near, _) = before(ROOM_MS)?;
+    let announced = !events[request.invoked..near].iter().any(|event| frees_silently(&event.what));
+    let (from, room_ms) = before(if announced { ROOM_MS } else { UNANNOUNCED_ROOM_MS })?;
     let hit = |what: &What| match what {
         What::Fault { process, .. } => process.is_none_or(|one| one == request.process),
         _ => false,
     };
     let faults = events[request.invoked..=request.done].iter().any(|event| hit(&event.what));
-    (from >= request.invoked && !faults).then_some(from)
+    (!faults).then_some((from, room_ms))
+}
+
+/// Returns whether a slot may become free or new at this event without a wake-up.
+fn frees_silently(what: &What) -> bool {
+    match what {
+        What::Fault { .. } | What::Lost { .. } => true,
+        What::Process { state, .. } => *state != ProcessState::Started,
+        What::Connection { state, .. } => *state != ConnectionState::Opened,
+        What::Operation(operation) => matches!(operation.verb, Verb::Resize | Verb::Destroy),
+        What::Frame(_) => false,
+    }
 }
 
 /// Returns the times in which processes may have held a slot: from each request to acquire until

@@ -27,10 +27,13 @@ pub enum Found {
         /// The largest possible number of slots.
         slots: u32,
     },
-    /// S3: the slot of this grant did not exist between its request and its answer.
+    /// S3: the slot of this grant did not exist between the previous hold, or the request, and the
+    /// answer.
     Missing {
         /// The grant.
         grant: usize,
+        /// The start of the interval in which the slot must have existed.
+        from: Position,
     },
 }
 
@@ -58,18 +61,22 @@ fn by_key(grants: &[Grant], slots: &Register) -> Vec<Found> {
     for (index, grant) in grants.iter().enumerate() {
         let Some(key) = &grant.key else { continue };
         let before = last.get(key).copied();
-        let free_from = before.map_or(0, |before| grants[before].end);
+        let until = before.map_or(0, |before| grants[before].end);
         // If a hold ends with the next grant to the same process, the process never released it.
-        if let Some(first) = before.filter(|_| free_from >= grant.granted) {
+        if let Some(first) = before.filter(|_| until >= grant.granted) {
             found.push(Found::Both { first, second: index });
         }
         if let Key::Slot(slot) = key {
-            let from = grant.invoked.max(free_from.min(grant.granted));
-            if slots.max(from, grant.granted) < *slot {
-                found.push(Found::Missing { grant: index });
+            // A hold that overlaps the grant did not delay it.
+            let free_from = before.map_or(0, |before| grants[before].free_from());
+            let free_from = if free_from < grant.granted { free_from } else { 0 };
+            let from = grant.invoked.max(free_from);
+            let missing = *slot == 0 || slots.max(from, grant.granted) < *slot;
+            if missing && !grant.claimed {
+                found.push(Found::Missing { grant: index, from });
             }
         }
-        if free_from <= grant.end {
+        if until <= grant.end {
             last.insert(key, index);
         }
     }
@@ -97,6 +104,9 @@ fn by_number(grants: &[Grant], slots: &Register) -> Vec<Found> {
         requests.insert((grant.invoked, index));
         let first = requests.first().map_or(grant.invoked, |&(invoked, _)| invoked);
         let most = slots.max(first, grant.granted);
+        if grant.key.is_none() && slots.max(grant.invoked, grant.granted) == 0 && !grant.claimed {
+            found.push(Found::Missing { grant: index, from: grant.invoked });
+        }
         if ends.len() > most as usize {
             let mut holds: Vec<usize> = ends.iter().map(|&(_, hold)| hold).collect();
             holds.sort_unstable();
@@ -114,7 +124,7 @@ fn contended(grants: &[Grant], slots: &Register) -> u64 {
     let full = full(grants, slots);
     let mut by_key: BTreeMap<&Key, Latest> = BTreeMap::new();
     let mut contended = 0;
-    for grant in grants {
+    for grant in grants.iter().filter(|grant| !grant.claimed) {
         let waited = full.range(..=grant.invoked).next_back().is_some_and(|(_, full)| *full)
             || full.range(grant.invoked..grant.granted).any(|(_, full)| *full);
         let holders = grant.key.as_ref().map(|key| by_key.entry(key).or_default());

@@ -9,7 +9,7 @@ use crate::history::{
     ConnectionState, Event, Frame, Header, History, Operation, Phase, ProcessState, Rules, Sender,
     VERSION, Verb, What,
 };
-use crate::run::actor;
+pub(crate) use crate::run::actor::operation;
 
 /// Creates a history whose events are one millisecond apart, except those that were built with a
 /// time.
@@ -34,8 +34,8 @@ pub(crate) fn history(protocol: Rules, slots: u32, events: Vec<Event>) -> Histor
     History { header, events }
 }
 
-fn operation(process: usize, verb: Verb, phase: Phase) -> Operation {
-    actor::operation(u32::try_from(process).unwrap(), verb, phase)
+fn of(process: usize) -> u32 {
+    u32::try_from(process).unwrap()
 }
 
 /// Returns a method on connection 1 and channel 1 without arguments.
@@ -65,11 +65,11 @@ fn event(what: What) -> Event {
 }
 
 pub(crate) fn invoke(process: usize, verb: Verb, slots: Option<u32>) -> Event {
-    event(What::Operation(Operation { slots, ..operation(process, verb, Phase::Invoke) }))
+    event(What::Operation(Operation { slots, ..operation(of(process), verb, Phase::Invoke) }))
 }
 
 pub(crate) fn answer(process: usize, verb: Verb, phase: Phase, slot: Option<u32>) -> Event {
-    event(What::Operation(Operation { slot, ..operation(process, verb, phase) }))
+    event(What::Operation(Operation { slot, ..operation(of(process), verb, phase) }))
 }
 
 /// Builds a history event by event. Each process uses its connection 1 and channel 1.
@@ -101,41 +101,54 @@ impl Story {
     }
 
     pub(crate) fn ask(self, process: usize, verb: Verb) -> Self {
-        self.push(What::Operation(operation(process, verb, Phase::Invoke)))
+        self.push(What::Operation(operation(of(process), verb, Phase::Invoke)))
     }
 
     /// Adds a request to acquire that may wait for 10 s.
     pub(crate) fn waits(self, process: usize) -> Self {
-        let asked = operation(process, Verb::Acquire, Phase::Invoke);
+        let asked = operation(of(process), Verb::Acquire, Phase::Invoke);
         self.push(What::Operation(Operation { wait_ms: Some(10_000), ..asked }))
     }
 
     pub(crate) fn resize(self, process: usize, slots: u32) -> Self {
-        let asked = operation(process, Verb::Resize, Phase::Invoke);
+        let asked = operation(of(process), Verb::Resize, Phase::Invoke);
         self.push(What::Operation(Operation { slots: Some(slots), ..asked }))
     }
 
     pub(crate) fn ok(self, process: usize, verb: Verb) -> Self {
-        self.push(What::Operation(operation(process, verb, Phase::Ok)))
+        self.push(What::Operation(operation(of(process), verb, Phase::Ok)))
     }
 
     pub(crate) fn granted(self, process: usize, slot: u32) -> Self {
-        let ok = operation(process, Verb::Acquire, Phase::Ok);
+        let ok = operation(of(process), Verb::Acquire, Phase::Ok);
         self.push(What::Operation(Operation { slot: Some(slot), ..ok }))
     }
 
     pub(crate) fn granted_token(self, process: usize, token: &str) -> Self {
-        let ok = operation(process, Verb::Acquire, Phase::Ok);
+        let ok = operation(of(process), Verb::Acquire, Phase::Ok);
         self.push(What::Operation(Operation { token: Some(token.to_owned()), ..ok }))
     }
 
     pub(crate) fn full(self, process: usize) -> Self {
-        let fail = operation(process, Verb::Acquire, Phase::Fail);
-        self.push(What::Operation(Operation { why: Some(FULL.to_owned()), ..fail }))
+        self.failed(process, Verb::Acquire, FULL)
+    }
+
+    /// Adds an answer of this kind with a reason.
+    pub(crate) fn ended(self, process: usize, verb: Verb, phase: Phase, why: &str) -> Self {
+        let answer = operation(of(process), verb, phase);
+        self.push(What::Operation(Operation { why: Some(why.to_owned()), ..answer }))
+    }
+
+    pub(crate) fn failed(self, process: usize, verb: Verb, why: &str) -> Self {
+        self.ended(process, verb, Phase::Fail, why)
+    }
+
+    pub(crate) fn unknown(self, process: usize, verb: Verb) -> Self {
+        self.ended(process, verb, Phase::Info, "unknown")
     }
 
     pub(crate) fn draining(self, process: usize) -> Self {
-        let ok = operation(process, Verb::Verify, Phase::Ok);
+        let ok = operation(of(process), Verb::Verify, Phase::Ok);
         self.push(What::Operation(Operation { draining: true, ..ok }))
     }
 
@@ -232,6 +245,12 @@ impl Story {
             .ok(process as usize, Verb::Release)
     }
 
+    /// Adds a verification of slot 1 on the connection that holds it, without its answer.
+    pub(crate) fn verifies(self, process: u32) -> Self {
+        let story = self.ask(process as usize, Verb::Verify);
+        story.call(process, "queue.declare(passive)", "N-1-B")
+    }
+
     /// Adds a fault of a process.
     pub(crate) fn fault(self, process: u32, fault: &str) -> Self {
         self.push(What::Fault { process: Some(process), fault: fault.to_owned() })
@@ -278,7 +297,7 @@ fn counts_the_checked_situations() {
         .ask(2, Verb::Acquire)
         .full(2)
         .ask(2, Verb::Acquire)
-        .ask(1, Verb::Verify)
+        .verifies(1)
         .ok(1, Verb::Verify)
         .releases(1)
         .own(2, "N-1-B")

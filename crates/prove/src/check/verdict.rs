@@ -62,17 +62,18 @@ pub enum Property {
     /// was reported, and the slot existed after that.
     S4,
     /// `verify` answers "held" only if the process's connection owned the slot during the
-    /// verification, and "draining" if and only if the slot is being removed.
+    /// verification and received an answer, and "draining" if and only if the slot is being
+    /// removed. `believes` answers "held" only within some time after the ownership ended.
     S5,
-    /// After a release or the end of a process, its hold is gone from the broker, and no hold of
-    /// another process ended with it.
+    /// A process owns at the broker only the slot or token that it was granted and has neither
+    /// released nor lost. No hold of another process ends with a release.
     S6,
     /// Tokens are conserved: no client destroys a token.
     TokensConserved,
-    /// Only an administrator that holds the admin mutex changes slots.
+    /// Only an administrator changes slots, on a connection that holds the admin mutex.
     S9,
     /// An acquire that waits is granted if fewer processes than slots could hold one during its
-    /// last 5 s.
+    /// last 2 s, or 8 s if a slot may have become free without a wake-up.
     S10,
     /// The *must* rules of docs/protocols that frames show: see [`rules`](super::rules).
     Rule,

@@ -51,7 +51,9 @@ pub fn least(rules: Rules, operation: Operation, taken: u32, first: bool) -> Opt
     let searches = matches!(operation, Operation::AcquireFree | Operation::AcquireTaken);
     let remembered = match rules {
         _ if first || !searches => None,
-        Rules::ExclusiveQueue | Rules::AmqpLocksPython => Some((3, 1)),
+        Rules::ExclusiveQueue | Rules::AmqpLocksPython => {
+            (operation == Operation::AcquireTaken).then_some((3, 1))
+        }
         Rules::ExclusiveConsumer => Some((2, 1)),
         Rules::Token | Rules::None => None,
     };
@@ -72,9 +74,9 @@ const LOST_RACE: Row = (0, 0, "a refusal closes its channel, but no connection")
 fn queue(operation: Operation, taken: u32) -> Row {
     match operation {
         Operation::AcquireFree => (
-            4,
-            2,
-            "probes of A and B find a free slot; then the declare of B and the probe of A after it, together. With a remembered slot: probe, declare and probe, together",
+            3,
+            1,
+            "a probe of A, the declare of B and a probe of A, together: slot 1 is likely to be free",
         ),
         Operation::AcquireTaken => (
             4 + taken,
@@ -209,7 +211,7 @@ mod tests {
         use Operation::{AcquireFree, Release, Verify};
         let all = [AcquireFree, Verify, Release];
         let expected = [
-            (Rules::ExclusiveQueue, [(4, 2), (2, 1), (1, 1)]),
+            (Rules::ExclusiveQueue, [(3, 1), (2, 1), (1, 1)]),
             (Rules::ExclusiveConsumer, [(3, 1), (2, 1), (1, 1)]),
             (Rules::Token, [(1, 1), (1, 1), (2, 1)]),
         ];

@@ -24,7 +24,7 @@ const FAULTS: u64 = 10;
 const CUTS: u64 = 1;
 
 /// The situation that the end of a run adds, not its course.
-pub(super) const LONG: &str = "acquires that may wait 5 s or more";
+pub(super) const LONG: &str = "acquires that may wait 2 s or more";
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

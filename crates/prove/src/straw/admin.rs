@@ -120,7 +120,7 @@ impl Admin {
         desired: u32,
     ) -> Result<Vec<u32>, lapin::Error> {
         let until = desired.max(self.highest);
-        let overshoot = if self.has(Bug::DeleteAscending) { 1 } else { self.overshoot.max(1) };
+        let overshoot = self.overshoot.max(1);
         let mut found: Vec<u32> = Vec::new();
         for slot in 1.. {
             if session.look(On::Side, &self.lock.slot_queue(slot)).await?.is_ok() {
@@ -187,9 +187,7 @@ impl Admin {
         slots: u32,
     ) -> Result<(), lapin::Error> {
         let mut surplus: Vec<u32> = found.iter().copied().filter(|slot| *slot > slots).collect();
-        if !self.has(Bug::DeleteAscending) {
-            surplus.reverse();
-        }
+        surplus.reverse();
         for slot in surplus {
             let a = self.lock.slot_queue(slot);
             session.delete(On::Hold, &a, QueueDeleteOptions::default()).await?;

@@ -21,8 +21,6 @@ pub enum Bug {
     TwoPermitsOneConnection,
     /// Treats 405 as success.
     AlreadyMine,
-    /// Deletes surplus slots in ascending order, and sweeps only up to the first missing slot.
-    DeleteAscending,
     /// Declares only the highest new slot.
     GrowOnlyLast,
     /// Changes slots without the admin mutex.
@@ -65,7 +63,7 @@ pub enum Trigger {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 16] = [
         Self::NoLook,
         Self::VerifyAOnly,
         Self::VerifyPublishes,
@@ -73,7 +71,6 @@ impl Bug {
         Self::Reconnects,
         Self::TwoPermitsOneConnection,
         Self::AlreadyMine,
-        Self::DeleteAscending,
         Self::GrowOnlyLast,
         Self::NoAdminMutex,
         Self::NoLookConsumer,
@@ -95,7 +92,6 @@ impl Bug {
             Self::Reconnects => "reconnects",
             Self::TwoPermitsOneConnection => "two-permits-one-connection",
             Self::AlreadyMine => "already-mine",
-            Self::DeleteAscending => "delete-ascending",
             Self::GrowOnlyLast => "grow-only-last",
             Self::NoAdminMutex => "no-admin-mutex",
             Self::NoLookConsumer => "no-look-consumer",
@@ -118,7 +114,6 @@ impl Bug {
             | Self::Reconnects
             | Self::TwoPermitsOneConnection
             | Self::AlreadyMine
-            | Self::DeleteAscending
             | Self::GrowOnlyLast
             | Self::NoAdminMutex => Rules::ExclusiveQueue,
             Self::NoLookConsumer | Self::SharedConsumer | Self::ShrinkDeletesHeld => {
@@ -141,8 +136,7 @@ impl Bug {
                 Property::S6
             }
             Self::AckInsteadOfReject => Property::TokensConserved,
-            Self::DeleteAscending
-            | Self::GrowOnlyLast
+            Self::GrowOnlyLast
             | Self::NoAdminMutex
             | Self::ShrinkDeletesHeld
             | Self::PublishesAtStart => Property::S9,
@@ -152,10 +146,9 @@ impl Bug {
     /// Returns the cause that the verdict must name.
     pub fn cause(self) -> Cause {
         match self {
-            Self::DeleteAscending
-            | Self::GrowOnlyLast
-            | Self::NoAdminMutex
-            | Self::ShrinkDeletesHeld => Cause::Administrator,
+            Self::GrowOnlyLast | Self::NoAdminMutex | Self::ShrinkDeletesHeld => {
+                Cause::Administrator
+            }
             _ => Cause::Client,
         }
     }
@@ -170,7 +163,7 @@ impl Bug {
             Self::VerifyAOnly | Self::VerifyPublishes | Self::Reconnects => Trigger::Cut,
             Self::TwoPermitsOneConnection => Trigger::SecondAcquire,
             Self::NoLook | Self::NoLookConsumer | Self::ShrinkDeletesHeld => Trigger::Interleaving,
-            Self::DeleteAscending | Self::GrowOnlyLast | Self::NoAdminMutex => Trigger::Resize,
+            Self::GrowOnlyLast | Self::NoAdminMutex => Trigger::Resize,
             Self::NoCancelBeforeReject | Self::Prefetch10 => Trigger::Waiting,
         }
     }

@@ -1,99 +1,122 @@
 //! Checks changes of the slots: S9 and the conservation of tokens. See `ownership` for how
 //! changes are found.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use super::{Existence, Judge};
-use crate::check::ownership::{Change, Ownerships, SlotChange};
-use crate::check::register::{NEVER, Write};
+use super::{Existence, Judge, NOTICE_US};
+use crate::check::ownership::{Change, Destroyed, Ownerships, SlotChange};
+use crate::check::register::{NEVER, Position, Write};
 use crate::check::verdict::{Cause, Property};
 
-/// Maximum number of changes that may still reach the broker after the admin mutex was lost,
-/// because the client had already sent them.
-const IN_FLIGHT: u32 = 16;
+/// A change of the slots without the admin mutex.
+#[derive(Clone, Copy)]
+pub struct Unauthorised {
+    /// The change.
+    pub change: SlotChange,
+    /// The side that made it.
+    pub cause: Cause,
+}
 
 impl Judge<'_> {
+    /// Returns the changes by connections that did not hold the admin mutex. A connection that
+    /// has lost it may not have noticed yet.
+    pub(super) fn unauthorised(&self, ownerships: &Ownerships) -> Vec<Unauthorised> {
+        let unnoticed = |change: &SlotChange| {
+            let lost = ownerships.lost_mutex(change);
+            lost.is_some_and(|lost| self.at(change.at) <= self.at(lost) + NOTICE_US)
+        };
+        let changes = ownerships.changes.iter().copied();
+        let without = changes.filter(|one| !ownerships.may_change(one) && !unnoticed(one));
+        let blamed = without.map(|change| {
+            let administers = self.reported.administers(change.process, change.at)
+                || ownerships.may_administer(change.process, change.at);
+            let cause = if administers { Cause::Administrator } else { Cause::Client };
+            Unauthorised { change, cause }
+        });
+        let mut all: Vec<Unauthorised> = blamed.collect();
+        all.sort_by_key(|one| one.change.at);
+        all
+    }
+
+    /// Returns the side that last changed such a slot in such a way without the admin mutex before
+    /// a position. Without such a change, an administrator is the cause.
+    pub(super) fn changed_last(
+        &self,
+        before: Position,
+        kinds: &[Change],
+        of: impl Fn(u32) -> bool,
+    ) -> Cause {
+        let changes = self.unauthorised.iter().rev();
+        let mut changes = changes.filter(|one| one.change.at < before && of(one.change.slot));
+        let last = changes.find(|one| kinds.contains(&one.change.change));
+        last.map_or(Cause::Administrator, |last| last.cause)
+    }
+
     /// Checks S9 (only the owner of the admin mutex changes slots) and the conservation of
     /// tokens.
     pub(super) fn administrator(&mut self, ownerships: &Ownerships) {
-        let reported = self.reported;
-        let mut late: BTreeMap<u32, u32> = BTreeMap::new();
-        for change in &ownerships.changes {
-            if ownerships.may_administer(change.process, change.at) {
-                late.insert(change.process, 0);
-                continue;
+        for Unauthorised { change, cause } in self.unauthorised.clone() {
+            let SlotChange { process, at, .. } = change;
+            // The deletion of a held C is a violation of its own.
+            if !ownerships.takeovers.iter().any(|takeover| takeover.at == at) {
+                let what = format!(
+                    "process {process} {} on a connection without the admin mutex",
+                    did(change)
+                );
+                self.violation((Property::S9, cause), at, &[process], what);
             }
-            if ownerships.lost_mutex(change.process, change.at) {
-                let count = late.entry(change.process).or_default();
-                *count += 1;
-                if *count <= IN_FLIGHT {
-                    continue;
-                }
-            }
-            let administers = reported.administers(change.process, change.at);
-            let cause = if administers { Cause::Administrator } else { Cause::Client };
-            let done = match (change.change, change.slot) {
-                (Change::Declared, slot) => format!("declared slot {slot}"),
-                (Change::Deleted, 0) => "deleted the token queue".to_owned(),
-                (Change::Deleted, slot) => format!("deleted slot {slot}"),
-                (Change::Published, _) => "published to the token queue".to_owned(),
-            };
-            let what = format!("process {} {done} without the admin mutex", change.process);
-            self.violation((Property::S9, cause), change.at, &[change.process], what);
         }
-        let administrators: BTreeSet<u32> =
-            reported.administering.iter().map(|&(process, ..)| process).collect();
-        for destroyed in &ownerships.destroyed {
-            let administers = administrators.contains(&destroyed.process)
-                || ownerships.may_administer(destroyed.process, destroyed.at);
-            if !administers {
-                let process = destroyed.process;
-                let what = format!("process {process} destroyed a token: it {}", destroyed.how);
-                let (property, at) = (Property::TokensConserved, destroyed.at);
-                self.violation((property, Cause::Client), at, &[process], what);
-            }
+        for &Destroyed { process, at, how } in self.destroyed(ownerships) {
+            let what = format!("process {process} destroyed a token: it {how}");
+            self.violation((Property::TokensConserved, Cause::Client), at, &[process], what);
         }
     }
 
-    /// Checks S9: slots are deleted in descending order, so that the existing slots stay
-    /// contiguous. Deletions of slots that may not have existed are a sweep and are ignored.
-    pub(super) fn order(&mut self, ownerships: &Ownerships, existence: &Existence) {
-        let reported = self.reported;
-        let mut deletes: Vec<&SlotChange> = ownerships.changes.iter().collect();
-        deletes.retain(|change| {
-            let before = change.at.saturating_sub(1);
-            change.change == Change::Deleted
-                && change.slot > 0
-                && !existence.possibly_missing(change.slot, before, before)
-        });
-        deletes.sort_unstable_by_key(|change| (change.process, change.at));
-        for &(process, from, to) in &reported.administering {
-            let first =
-                deletes.partition_point(|change| (change.process, change.at) < (process, from));
-            let last =
-                deletes.partition_point(|change| (change.process, change.at) <= (process, to));
-            let ascending = deletes[first..last].windows(2).find(|two| two[0].slot < two[1].slot);
-            if let Some(two) = ascending {
-                let (lower, higher) = (two[0].slot, two[1].slot);
-                let what = format!("process {process} deleted slot {higher} after slot {lower}");
-                self.violation((Property::S9, Cause::Administrator), two[1].at, &[process], what);
-            }
-        }
+    /// Returns the tokens that clients destroyed.
+    pub(super) fn destroyed<'a>(&self, ownerships: &'a Ownerships) -> Vec<&'a Destroyed> {
+        let administrators: BTreeSet<u32> =
+            self.reported.administering.iter().map(|&(process, ..)| process).collect();
+        let by_client = |destroyed: &&Destroyed| {
+            let Destroyed { process, at, .. } = **destroyed;
+            !administrators.contains(&process) && !ownerships.may_administer(process, at)
+        };
+        ownerships.destroyed.iter().filter(by_client).collect()
     }
 
     /// Checks S9: after a resize to `n`, the slots 1 to `n` exist. Skipped if another resize may
-    /// have taken effect in between.
+    /// have taken effect in between, or if a client changed the slot during the resize.
     pub(super) fn at_rest(&mut self, existence: &Existence) {
         let reported = self.reported;
         for resize in alone(&reported.resizes) {
             let (at, slots) = (resize.done, resize.value);
             let Some(wrong) = existence.wrong(slots, at) else { continue };
+            let kind = if wrong <= slots { Change::Deleted } else { Change::Declared };
+            let by_client = self.unauthorised.iter().any(|Unauthorised { change, cause }| {
+                let same = change.slot == wrong && change.change == kind;
+                same && *cause == Cause::Client && change.at < at && change.done > resize.invoked
+            });
+            if by_client {
+                continue;
+            }
             let executed = reported.administering.iter().find(|&&(_, _, to)| to == at);
             let processes: Vec<u32> = executed.map(|&(process, ..)| process).into_iter().collect();
             let state = if wrong <= slots { "does not exist" } else { "still exists" };
             let what = format!("after a resize to {slots} slots, slot {wrong} {state}");
             self.violation((Property::S9, Cause::Administrator), at, &processes, what);
         }
+    }
+}
+
+/// Returns the description of a change, after the name of the process.
+fn did(SlotChange { change, slot, .. }: SlotChange) -> String {
+    match (change, slot) {
+        (Change::Declared, slot) => format!("declared slot {slot}"),
+        (Change::Deleted, 0) => "deleted the token queue".to_owned(),
+        (Change::Deleted, slot) => format!("deleted slot {slot}"),
+        (Change::Published, _) => "published to the token queue".to_owned(),
+        (Change::DeletedHolder, slot) => format!("deleted the queue C of slot {slot}"),
+        (Change::DeletedRecord, slot) => format!("deleted the record of slot {slot}"),
+        (Change::DeletedWaiters, _) => "deleted the wait queue or its messages".to_owned(),
     }
 }
 

@@ -1,15 +1,18 @@
-//! Checks the answers of a process about its hold: verifications (S5) and releases (S6). See
-//! `backing` for grants.
+//! Checks the answers of a process about its hold: verifications and beliefs (S5) and releases
+//! (S6). See `backing` for grants, and `left` for leftovers of other operations.
 
-use super::{Existence, Judge, is_of, name};
+use super::{Existence, Judge, NOTICE_US, is_of, name};
 use crate::check::holds::{Answer, Key};
 use crate::check::ownership::{Owned, Ownerships, Thing};
 use crate::check::verdict::{Cause, Property};
-use crate::history::Rules;
+use crate::history::{Rules, Sender, What};
 
 /// Maximum delay between the answer to a release and its observed effect, in microseconds. The
 /// answer does not pass the proxy, so it may arrive before the last frame.
 const OVERTAKING_US: u64 = 50_000;
+
+/// Why a verification without a question to the broker is wrong.
+const UNASKED: &str = "the broker answered nothing on its connection during that";
 
 impl Judge<'_> {
     /// Checks S5: the answers "held" and "draining" are true.
@@ -25,7 +28,9 @@ impl Judge<'_> {
             let owned = owned.find(|owned| {
                 is_of(owned, key) || (owned.thing != Thing::Mutex && owned.began > since)
             });
-            let Some(why) = untrue(owned, existence, answer) else { continue };
+            let untrue = untrue(owned, existence, answer);
+            let unasked = || (!self.asked(ownerships, answer)).then_some(UNASKED);
+            let Some(why) = untrue.or_else(unasked) else { continue };
             let held = name(key);
             let mut processes = vec![answer.process];
             let other = owned.is_none().then(|| other_owner(ownerships, key, answer)).flatten();
@@ -36,6 +41,42 @@ impl Judge<'_> {
             let what =
                 format!("process {} verified that it holds {held}, but {why}{by}", answer.process);
             self.violation((Property::S5, Cause::Client), answer.done, &processes, what);
+        }
+    }
+
+    /// Returns whether the broker answered a request during the verification, on a connection
+    /// that may own what the process holds.
+    fn asked(&self, ownerships: &Ownerships, answer: &Answer) -> bool {
+        self.history.events[answer.invoked..=answer.done].iter().any(|event| match &event.what {
+            What::Frame(frame) if frame.process == answer.process => {
+                let mut owned = ownerships.of(answer.process, answer.invoked, answer.done);
+                frame.sender == Sender::Broker
+                    && owned.any(|owned| {
+                        owned.thing != Thing::Mutex && owned.connection == frame.connection
+                    })
+            }
+            _ => false,
+        })
+    }
+
+    /// Checks S5: a process learns of the end of its connection within some time.
+    pub(super) fn believed(&mut self, ownerships: &Ownerships) {
+        let reported = self.reported;
+        for answer in &reported.believed {
+            let Some(grant) = answer.grant.map(|grant| &reported.grants[grant]) else { continue };
+            let mut owned = ownerships.of(answer.process, 0, answer.done);
+            let Some(last) = owned.find(|owned| owned.thing != Thing::Mutex) else { continue };
+            let ended = last.known_end < answer.invoked;
+            if ended && self.at(last.known_end) + NOTICE_US < self.at(answer.invoked) {
+                let what = format!(
+                    "process {} considered {} held, but its connection had stopped owning it {} ms before",
+                    answer.process,
+                    name(grant.key.as_ref()),
+                    (self.at(answer.invoked) - self.at(last.known_end)) / 1000,
+                );
+                let at = answer.done;
+                self.violation((Property::S5, Cause::Client), at, &[answer.process], what);
+            }
         }
     }
 
@@ -56,6 +97,7 @@ impl Judge<'_> {
                 mine && owned.certain_end > answer.done && !self.overtaken(owned, answer)
             });
             if let Some(left) = left {
+                self.leftovers.insert((left.process, left.began));
                 let what = format!(
                     "process {} released {}, but its connection {} still owned it",
                     answer.process,

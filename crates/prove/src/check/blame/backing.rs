@@ -10,8 +10,9 @@ impl Judge<'_> {
     /// Checks S4.
     pub(super) fn backing(&mut self, ownerships: &Ownerships, existence: &Existence) {
         let reported = self.reported;
-        for grant in &reported.grants {
-            if let Some((cause, why)) = fault(ownerships, existence, grant) {
+        // What a process only claims to hold is judged by its verification.
+        for grant in reported.grants.iter().filter(|grant| !grant.claimed) {
+            if let Some((cause, why)) = fault(self, ownerships, existence, grant) {
                 let granted = name(grant.key.as_ref());
                 let what = format!("process {} was granted {granted}, but {why}", grant.process);
                 let at = grant.granted;
@@ -21,7 +22,9 @@ impl Judge<'_> {
     }
 }
 
-fn fault(
+/// Returns why a grant is not backed, and the cause. Returns `None` if it is.
+pub(super) fn fault(
+    judge: &Judge,
     ownerships: &Ownerships,
     existence: &Existence,
     grant: &Grant,
@@ -59,7 +62,10 @@ fn fault(
         Some(deleted) if ownerships.may_administer(deleted.process, deleted.at) => {
             (Cause::Client, "the slot had been removed before its connection owned it")
         }
-        Some(_) => (Cause::Administrator, "the slot had been removed without the admin mutex"),
+        Some(_) => {
+            let cause = judge.changed_last(grant.granted, &[Change::Deleted], |one| one == slot);
+            (cause, "the slot had been removed without the admin mutex")
+        }
         None if slot <= existence.initial => {
             (Cause::Administrator, "the slot had been removed out of band")
         }

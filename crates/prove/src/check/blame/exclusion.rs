@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Existence, Judge, backing_of, is_of, name};
+use super::backing::fault;
+use super::{Existence, Judge, NOTICE_US, backing_of, is_of, name};
 use crate::check::holds::{Grant, Key};
-use crate::check::ownership::{Ended, Owned, Ownerships, Thing};
+use crate::check::ownership::{Change, Ended, Owned, Ownerships, Thing};
 use crate::check::register::Position;
 use crate::check::sweep::Found;
 use crate::check::verdict::{Cause, Property};
-
-/// Time within which a program must react to the end of its connection, in microseconds. A hold
-/// that ends within this time after the loss is not a violation.
-const NOTICE_US: u64 = 1_000_000;
+use crate::history::Rules;
 
 /// State at the broker of a hold that another grant contradicts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +63,9 @@ impl Judge<'_> {
             match found {
                 Found::Both { first, second } => self.both(ownerships, *first, *second),
                 Found::TooMany { holds, slots } => self.too_many(ownerships, holds, *slots),
-                Found::Missing { grant } => self.missing(existence, *grant),
+                Found::Missing { grant, from } => {
+                    self.missing(ownerships.zip(existence), *grant, *from);
+                }
             }
         }
     }
@@ -83,8 +83,9 @@ impl Judge<'_> {
                 None => return self.count("stale holds"),
             },
         };
+        let does = if second.claimed { "said that it holds" } else { "was granted" };
         let what = format!(
-            "process {} was granted {} while process {} held it{how}",
+            "process {} {does} {} while process {} held it{how}",
             second.process,
             name(second.key.as_ref()),
             first.process,
@@ -111,7 +112,7 @@ impl Judge<'_> {
     /// Checks S2: a lost hold is not resumed, because another process may have held in between.
     pub(super) fn resumed(&mut self, ownerships: &Ownerships) {
         let reported = self.reported;
-        for grant in &reported.grants {
+        for grant in reported.grants.iter().filter(|grant| !grant.claimed) {
             let until = grant.end.min(reported.next_request(grant.process, grant.granted));
             let Some(first) = backing_of(ownerships, grant) else { continue };
             let mut owned = ownerships.of(grant.process, grant.granted, until);
@@ -191,7 +192,7 @@ impl Judge<'_> {
             }
             Some(ownerships) if overlapping(ownerships, &grants, at) => Cause::Broker,
             // There are more slots at the broker than requested.
-            Some(_) => Cause::Administrator,
+            Some(_) => self.changed_last(at, &[Change::Declared, Change::Published], |_| true),
         };
         let processes: Vec<u32> = grants.iter().map(|grant| grant.process).collect();
         let what = format!(
@@ -201,20 +202,47 @@ impl Judge<'_> {
         self.violation((Property::S2, cause), at, &processes, what);
     }
 
-    fn missing(&mut self, existence: Option<&Existence>, grant: usize) {
+    /// Checks S3. The slot had to exist at an instant since `from`.
+    fn missing(
+        &mut self,
+        observed: Option<(&Ownerships, &Existence)>,
+        grant: usize,
+        from: Position,
+    ) {
         let grant = &self.reported.grants[grant];
-        let Some(Key::Slot(slot)) = grant.key else { return };
-        let existed = existence.map(|it| it.possible(slot, grant.invoked, grant.granted));
-        let cause = match existed {
-            None => Cause::Unknown,
-            Some(true) => Cause::Administrator,
-            Some(false) => Cause::Client,
+        let Grant { process, granted, .. } = *grant;
+        let (cause, what) = match grant.key {
+            Some(Key::Slot(0)) => {
+                (Cause::Client, "was granted slot 0, but slots begin at 1".into())
+            }
+            Some(Key::Slot(slot)) => {
+                let none =
+                    format!("was granted slot {slot}, but no resize had requested that slot");
+                (self.cause_of_missing(observed, grant, slot, from), none)
+            }
+            // Tokens that were held during a shrink are removed after it.
+            _ if self.history.header.protocol == Rules::Token => return,
+            _ => (Cause::Unknown, "was granted a slot, but there were none".into()),
         };
-        let what = format!(
-            "process {} was granted slot {slot}, but no resize had requested that slot",
-            grant.process
-        );
-        self.violation((Property::S3, cause), grant.granted, &[grant.process], what);
+        let what: String = format!("process {process} {what}");
+        self.violation((Property::S3, cause), granted, &[process], what);
+    }
+
+    /// Returns which side granted a slot that was not requested. A client that also violates S4
+    /// has not looked.
+    fn cause_of_missing(
+        &self,
+        observed: Option<(&Ownerships, &Existence)>,
+        grant: &Grant,
+        slot: u32,
+        from: Position,
+    ) -> Cause {
+        let Some((ownerships, existence)) = observed else { return Cause::Unknown };
+        match fault(self, ownerships, existence, grant) {
+            Some((cause, _)) => cause,
+            None if !existence.possible(slot, from, grant.granted) => Cause::Client,
+            None => self.changed_last(grant.granted, &[Change::Declared], |one| one == slot),
+        }
     }
 }
 

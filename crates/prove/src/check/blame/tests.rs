@@ -124,7 +124,9 @@ fn reports_a_grant_after_the_slot_was_given_up() {
 #[test]
 fn reports_a_false_verification() {
     let verify = |story: Story| story.ask(1, Verb::Verify).ok(1, Verb::Verify).violations();
-    assert_eq!(verify(queue().acquires(1)), NONE);
+    assert_eq!(queue().acquires(1).verifies(1).ok(1, Verb::Verify).violations(), NONE);
+    // The broker was not asked.
+    assert_eq!(verify(queue().acquires(1)), [(Property::S5, Cause::Client)]);
     let cut = queue().acquires(1).connection(1, ConnectionState::Cut);
     assert_eq!(verify(cut), [(Property::S5, Cause::Client)]);
     let gone = queue().acquires(1).rejected(1, "queue.declare(passive)", "N-1-B", 404);
@@ -140,7 +142,7 @@ fn reports_a_false_answer_about_draining() {
             story.call(9, "queue.delete", "N").ok(9, Verb::Resize)
         };
         let story = if removed { shrink(story) } else { story };
-        let story = story.ask(1, Verb::Verify);
+        let story = story.verifies(1);
         let story = if draining { story.draining(1) } else { story.ok(1, Verb::Verify) };
         story.violations()
     };
@@ -200,7 +202,7 @@ fn reports_the_deletion_of_a_held_consumer_queue() {
     assert_eq!(held(true, false), [(Property::S6, Cause::Client)]);
     assert_eq!(held(false, true), [(Property::S9, Cause::Administrator)]);
     assert_eq!(held(false, false), [(Property::S9, Cause::Client)]);
-    let free = consumer().resize(2, 0).call(2, "queue.delete", "N-1-C");
+    let free = consumer().resize(2, 0).own(2, "N").call(2, "queue.delete", "N-1-C");
     assert_eq!(free.violations(), NONE);
 }
 
@@ -272,7 +274,7 @@ fn reports_a_hold_that_was_resumed_on_a_new_connection() {
             other,
         )
     };
-    let resumed = declare(queue().acquires(1)).ask(1, Verb::Verify).ok(1, Verb::Verify);
+    let resumed = declare(queue().acquires(1).ask(1, Verb::Verify)).ok(1, Verb::Verify);
     let expected = [(Property::Rule, Cause::Client), (Property::S2, Cause::Client)];
     assert_eq!(resumed.violations(), expected);
     let acquired = declare(queue().acquires(1).ask(1, Verb::Acquire)).granted(1, 1);
@@ -306,7 +308,8 @@ fn reports_slots_that_are_not_contiguous() {
     };
     assert_eq!(shrink(&["N-3-A", "N-2-A"]), NONE);
     let administrator = [(Property::S9, Cause::Administrator)];
-    assert_eq!(shrink(&["N-2-A", "N-3-A"]), administrator);
+    // The order of the deletions is free.
+    assert_eq!(shrink(&["N-2-A", "N-3-A"]), NONE);
     assert_eq!(shrink(&["N-3-A"]), administrator);
 }
 

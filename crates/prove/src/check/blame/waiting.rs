@@ -3,8 +3,8 @@
 
 use super::{Existence, Judge};
 use crate::check::holds::{Grant, Key};
-use crate::check::ownership::{Owned, Ownerships};
-use crate::check::refused::{ROOM_MS, Refused};
+use crate::check::ownership::{Change, Owned, Ownerships};
+use crate::check::refused::Refused;
 use crate::check::register::Position;
 use crate::check::verdict::{Cause, Property};
 use crate::history::{Sender, What};
@@ -23,7 +23,7 @@ impl Judge<'_> {
         refused: &[Refused],
     ) {
         for one in refused {
-            let Refused { process, slots, busy, done, .. } = *one;
+            let Refused { process, slots, busy, done, room_ms, .. } = *one;
             let (cause, why, other) = match (ownerships, existence) {
                 (Some(ownerships), Some(existence)) => self.obstacle(ownerships, existence, one),
                 _ => (Cause::Unknown, String::new(), None),
@@ -31,7 +31,7 @@ impl Judge<'_> {
             let what = format!(
                 "process {process} was refused a slot, although for {} s at most {busy} of {slots} \
                  were in use{why}",
-                ROOM_MS / 1000
+                room_ms / 1000
             );
             let processes: Vec<u32> = std::iter::once(process).chain(other).collect();
             self.violation((Property::S10, cause), done, &processes, what);
@@ -47,25 +47,37 @@ impl Judge<'_> {
         refused: &Refused,
     ) -> (Cause, String, Option<u32>) {
         let Refused { from, done, slots, .. } = *refused;
+        let left = |owned: &&Owned| self.leftovers.contains(&(owned.process, owned.began));
+        // The whole time, with certainty.
+        let stuck = |owned: &&Owned| owned.began <= from && owned.certain_end >= done;
+        let by = |owned: &Owned| {
+            let Owned { process, connection, .. } = owned;
+            let why = format!(
+                ": connection {connection} of process {process}, which did not hold it, owned one"
+            );
+            (Cause::Client, why, Some(*process))
+        };
+        if let Some(owned) = ownerships.owned.iter().filter(left).find(stuck) {
+            return by(owned);
+        }
         if existence.tokens {
-            return (Cause::Unknown, String::new(), None);
+            let destroyed = self.destroyed(ownerships);
+            return match destroyed.iter().find(|destroyed| destroyed.at < done) {
+                Some(by) => (Cause::Client, ": a token was destroyed".into(), Some(by.process)),
+                None => (Cause::Unknown, String::new(), None),
+            };
         }
         if let Some(slot) = (1..=slots).find(|&slot| !existence.possible(slot, from, done)) {
-            return (Cause::Administrator, format!(": slot {slot} does not exist"), None);
+            let cause = self.changed_last(done, &[Change::Deleted], |one| one == slot);
+            return (cause, format!(": slot {slot} does not exist"), None);
         }
         let of = |slot: u32| {
             let its = move |owned: &&Owned| owned.key() == Some(&Key::Slot(slot));
             ownerships.owned.iter().filter(its)
         };
-        // The whole time, with certainty.
-        let stuck = |owned: &&Owned| owned.began <= from && owned.certain_end >= done;
         let idle = |owned: &&Owned| !self.may_hold(owned.process, from, done);
         if let Some(owned) = (1..=slots).find_map(|slot| of(slot).filter(idle).find(stuck)) {
-            let Owned { process, connection, .. } = owned;
-            let why = format!(
-                ": connection {connection} of process {process}, which held nothing, still owned one"
-            );
-            return (Cause::Client, why, Some(*process));
+            return by(owned);
         }
         let free = |slot: &u32| {
             let maybe = |owned: &Owned| owned.requested <= done && owned.known_end >= from;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::check::holds::Key;
-use crate::check::register::{NEVER, Position, Write};
+use crate::check::register::{NEVER, Position};
 
 /// A resource that a connection owns at the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +120,25 @@ pub enum Change {
     Deleted,
     /// A message was published to the token queue.
     Published,
+    /// The queue C of a slot was deleted.
+    DeletedHolder,
+    /// The record of a slot was deleted, or its message.
+    DeletedRecord,
+    /// The wait queue was deleted, or its messages.
+    DeletedWaiters,
+}
+
+/// Evidence of whether the queue of a slot existed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    /// The request.
+    pub invoked: Position,
+    /// The answer, or [`NEVER`] if the request may have been executed at any later time.
+    pub done: Position,
+    /// Whether the queue existed when the broker executed the request, or since then.
+    pub exists: bool,
+    /// Whether the request only looked. Otherwise it created or deleted the queue.
+    pub looked: bool,
 }
 
 /// A change of the slots by a client of the broker.
@@ -127,11 +146,13 @@ pub enum Change {
 pub struct SlotChange {
     /// The process.
     pub process: u32,
+    /// The connection.
+    pub connection: u32,
     /// The request.
     pub at: Position,
     /// The answer, or [`NEVER`].
     pub done: Position,
-    /// The slot. 0 in protocol Token.
+    /// The slot. 0 in protocol Token, and for the wait queue.
     pub slot: u32,
     /// The kind of the change.
     pub change: Change,
@@ -173,8 +194,8 @@ pub struct Ownerships {
     pub owned: Vec<Owned>,
     /// The ownerships of each process, as indices, each with the latest end up to it.
     pub(super) by_process: BTreeMap<u32, Vec<Indexed>>,
-    /// Evidence of the existence of each slot's queue: 1 if it existed, 0 if not.
-    pub existence: BTreeMap<u32, Vec<Write>>,
+    /// Evidence of the existence of each slot's queue.
+    pub existence: BTreeMap<u32, Vec<Evidence>>,
     /// Changes that were or may have been applied.
     pub changes: Vec<SlotChange>,
     /// Deletions of queues that other connections held.
@@ -195,7 +216,18 @@ impl Ownerships {
     /// Returns whether a connection of the process may have owned the admin mutex at this
     /// position.
     pub fn may_administer(&self, process: u32, at: Position) -> bool {
-        let mutex = |owned: &Owned| owned.thing == Thing::Mutex && owned.requested < at;
+        self.may_own_mutex(process, at, |_| true)
+    }
+
+    /// Returns whether the connection of a change may have owned the admin mutex at its request.
+    pub fn may_change(&self, change: &SlotChange) -> bool {
+        let same = |owned: &Owned| owned.connection == change.connection;
+        self.may_own_mutex(change.process, change.at, same)
+    }
+
+    fn may_own_mutex(&self, process: u32, at: Position, by: impl Fn(&Owned) -> bool) -> bool {
+        let mutex =
+            |owned: &Owned| owned.thing == Thing::Mutex && owned.requested < at && by(owned);
         // The answer to the declare of the mutex may arrive after the request of the change.
         let (before, after) = self.split(process, at);
         let pending = after.iter().map(|&(index, _)| &self.owned[index]);
@@ -205,13 +237,14 @@ impl Ownerships {
         recent.any(|owned| mutex(owned) && owned.known_end >= at) || pending.any(mutex)
     }
 
-    /// Returns whether the broker or a fault had ended the process's last ownership of the admin
-    /// mutex before this position.
-    pub fn lost_mutex(&self, process: u32, at: Position) -> bool {
-        let (before, _) = self.split(process, at);
+    /// Returns when the broker ended the last ownership of the admin mutex by the connection of
+    /// a change, if it did so before the change.
+    pub fn lost_mutex(&self, change: &SlotChange) -> Option<Position> {
+        let (before, _) = self.split(change.process, change.at);
         let mut before = before.iter().rev().map(|&(index, _)| &self.owned[index]);
-        let last = before.find(|owned| owned.thing == Thing::Mutex);
-        last.is_some_and(|owned| !owned.ended.by_owner() && owned.known_end < at)
+        let last = before
+            .find(|owned| owned.thing == Thing::Mutex && owned.connection == change.connection)?;
+        (!last.ended.by_owner() && last.known_end < change.at).then_some(last.known_end)
     }
 
     /// Splits the ownerships of a process into those that began up to a position, and later

@@ -6,10 +6,19 @@ use std::collections::BTreeMap;
 use lockkeeper_plan::naming::LockName;
 
 use super::answers::{Connection, Delivery, End, Fact, Request};
-use super::owned::{Change, Destroyed, Ended, Owned, Ownerships, SlotChange, Takeover, Thing};
+use super::owned::{
+    Change, Destroyed, Ended, Evidence, Owned, Ownerships, SlotChange, Takeover, Thing,
+};
+use super::slot_of_record;
 use crate::check::holds::Key;
-use crate::check::register::{NEVER, Position, Write};
+use crate::check::register::{NEVER, Position};
 use crate::history::{Frame, Rules};
+
+/// Whether a queue existed after a request, and whether the request only looked.
+const CREATED: (bool, bool) = (true, false);
+const DELETED: (bool, bool) = (false, false);
+const FOUND: (bool, bool) = (true, true);
+const MISSED: (bool, bool) = (false, true);
 
 /// The state after the outcomes so far.
 pub struct Tracker<'a> {
@@ -163,11 +172,12 @@ impl<'a> Tracker<'a> {
                 }
             }
             "queue.declare" => {
-                self.exists(queue, request.at, at, 1);
+                self.exists(request, at, CREATED);
                 self.change(request, at, Change::Declared);
             }
-            "queue.declare(passive)" => self.exists(queue, request.at, at, 1),
+            "queue.declare(passive)" => self.exists(request, at, FOUND),
             "queue.delete" => self.deleted(at, request),
+            "queue.purge" => self.purged(at, request, answer),
             "basic.consume" => self.consuming(at, request, answer),
             "basic.cancel" => self.cancelled(request, at, true),
             "basic.recover" if self.rules == Rules::Token => {
@@ -219,26 +229,58 @@ impl<'a> Tracker<'a> {
         });
     }
 
-    fn exists(&mut self, queue: &str, invoked: Position, done: Position, value: u32) {
-        if let Some(slot) = self.lock.slot_of_slot_queue(queue) {
-            self.known.existence.entry(slot).or_default().push(Write { invoked, done, value });
+    /// Records that a request created, deleted or found a queue, or did not find it.
+    fn exists(&mut self, request: Request, done: Position, (exists, looked): (bool, bool)) {
+        if let Some(slot) = self.lock.slot_of_slot_queue(&request.frame.queue) {
+            let evidence = Evidence { invoked: request.at, done, exists, looked };
+            self.known.existence.entry(slot).or_default().push(evidence);
         }
     }
 
     fn change(&mut self, request: Request, done: Position, change: Change) {
-        let frame = request.frame;
-        let token = self.rules == Rules::Token && frame.queue == self.lock.token_queue();
-        let slot = self.lock.slot_of_slot_queue(&frame.queue).filter(|_| !token);
-        let slot = slot.or((token && change != Change::Declared).then_some(0));
-        if let Some(slot) = slot {
-            let (process, at) = (frame.process, request.at);
-            self.known.changes.push(SlotChange { process, at, done, slot, change });
+        let queue = request.frame.queue.as_str();
+        let token = self.rules == Rules::Token && queue == self.lock.token_queue();
+        let slot = self.lock.slot_of_slot_queue(queue).filter(|_| !token);
+        if let Some(slot) = slot.or((token && change != Change::Declared).then_some(0)) {
+            self.changed(request, done, slot, change);
+        } else if change == Change::Deleted {
+            self.auxiliary(request, done);
         }
+    }
+
+    fn changed(&mut self, request: Request, done: Position, slot: u32, change: Change) {
+        let Frame { process, connection, .. } = *request.frame;
+        let at = request.at;
+        self.known.changes.push(SlotChange { process, connection, at, done, slot, change });
+    }
+
+    /// Records the deletion of a queue that clients must leave alone, or of its messages.
+    fn auxiliary(&mut self, request: Request, done: Position) {
+        let queue = request.frame.queue.as_str();
+        if let Some(slot) = slot_of_record(self.lock, queue) {
+            self.changed(request, done, slot, Change::DeletedRecord);
+        } else if self.lock.wait_queue().is_some_and(|wait| wait == queue) {
+            self.changed(request, done, 0, Change::DeletedWaiters);
+        } else if self.rules == Rules::ExclusiveConsumer
+            && request.frame.method == "queue.delete"
+            && let Some(slot) = self.lock.slot_of_holder_queue(queue)
+        {
+            self.changed(request, done, slot, Change::DeletedHolder);
+        }
+    }
+
+    fn purged(&mut self, at: Position, request: Request, answer: &Frame) {
+        let frame = request.frame;
+        let tokens = self.rules == Rules::Token && frame.queue == self.lock.token_queue();
+        if tokens && answer.messages != Some(0) {
+            self.destroyed(frame.process, request.at, "purged the queue");
+        }
+        self.auxiliary(request, at);
     }
 
     fn deleted(&mut self, at: Position, request: Request) {
         let frame = request.frame;
-        self.exists(&frame.queue, request.at, at, 0);
+        self.exists(request, at, DELETED);
         self.change(request, at, Change::Deleted);
         if self.end_deleted(request, at, true) > 0 {
             // The client deleted its own queue. The next ownership may have begun before this
@@ -277,8 +319,8 @@ impl<'a> Tracker<'a> {
         let frame = request.frame;
         let declares = frame.method.starts_with("queue.declare");
         match code {
-            Some(404) if declares => self.exists(&frame.queue, request.at, at, 0),
-            Some(405 | 406) if declares => self.exists(&frame.queue, request.at, at, 1),
+            Some(404) if declares => self.exists(request, at, MISSED),
+            Some(405 | 406) if declares => self.exists(request, at, FOUND),
             _ => {}
         }
         // The queue does not exist, or belongs to another connection.
@@ -289,14 +331,13 @@ impl<'a> Tracker<'a> {
     }
 
     fn unknown(&mut self, at: Position, request: Request) {
-        let queue = &request.frame.queue;
         match request.frame.method.as_str() {
             "queue.declare" => {
-                self.exists(queue, request.at, NEVER, 1);
+                self.exists(request, NEVER, CREATED);
                 self.change(request, NEVER, Change::Declared);
             }
             "queue.delete" => {
-                self.exists(queue, request.at, NEVER, 0);
+                self.exists(request, NEVER, DELETED);
                 self.change(request, NEVER, Change::Deleted);
                 self.end_deleted(request, at, false);
             }
@@ -333,10 +374,10 @@ impl<'a> Tracker<'a> {
     fn sent(&mut self, at: Position, frame: &'a Frame) {
         if frame.method == "basic.publish" {
             // A publish to a slot's queue is a probe.
-            if self.rules != Rules::Token {
-                return;
+            if self.rules == Rules::Token {
+                self.change(Request { at, frame }, at, Change::Published);
             }
-            return self.change(Request { at, frame }, at, Change::Published);
+            return;
         }
         let tag = frame.delivery.unwrap_or_default();
         let multiple = frame.flag && frame.method != "basic.reject";

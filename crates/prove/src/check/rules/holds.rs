@@ -1,5 +1,5 @@
-//! Checks the rules about holds: publishing, reconnecting, abandoned attempts, and what precedes
-//! a grant. See `requests` for rules about single requests.
+//! Checks the rules about holds: publishing, reconnecting, and what precedes a grant. See `requests`
+//! for rules about single requests, and `blame` for abandoned attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,6 @@ use crate::check::holds::Key;
 use crate::check::ownership::{Ended, Owned, Thing};
 use crate::check::register::Position;
 use crate::history::{Frame, Operation, Phase, Rules, Sender, Verb, What};
-
-/// A completed acquire of a process.
-struct Acquire {
-    invoked: Position,
-    answered: Position,
-    phase: Phase,
-    slot: Option<u32>,
-}
 
 impl Checker<'_> {
     /// Checks the rules about holds.
@@ -28,9 +20,6 @@ impl Checker<'_> {
         // The other rules compare requests with operations.
         if self.history.has_operations() {
             self.reconnecting();
-            if self.by_queue() {
-                self.abandoned();
-            }
         }
     }
 
@@ -113,7 +102,7 @@ impl Checker<'_> {
                 checked.entry((frame.process, slot)).or_insert(at);
             }
         }
-        for grant in &reported.grants {
+        for grant in reported.grants.iter().filter(|grant| !grant.claimed) {
             let Some(&Key::Slot(slot)) = grant.key.as_ref() else { continue };
             let mut owned = ownerships.of(grant.process, grant.invoked, grant.granted);
             let backed = owned.any(|owned| owned.key() == grant.key.as_ref());
@@ -190,49 +179,4 @@ impl Checker<'_> {
                 && matches!(owned.ended, Ended::Cut | Ended::Broker | Ended::Disconnected)
         })
     }
-
-    /// PS-10: B of a failed attempt still exists when the next acquire of the process is answered
-    /// without that slot.
-    fn abandoned(&mut self) {
-        let ownerships = self.ownerships;
-        for (process, acquires) in acquires(self.history.events.iter().map(|event| &event.what)) {
-            for pair in acquires.windows(2) {
-                let [failed, next] = pair else { continue };
-                let known = next.phase == Phase::Fail || next.slot.is_some();
-                if failed.phase != Phase::Fail || next.phase == Phase::Info || !known {
-                    continue;
-                }
-                let left = ownerships.of(process, failed.answered, failed.answered).find(|owned| {
-                    let began = owned.requested > failed.invoked && owned.began < failed.answered;
-                    let kept = owned.certain_end > next.answered;
-                    let granted = next.slot.map(Key::Slot);
-                    owned.thing != Thing::Mutex && began && kept && owned.key() != granted.as_ref()
-                });
-                if let Some(Key::Slot(slot)) = left.and_then(Owned::key) {
-                    let did = format!("failed to acquire, but still owns slot {slot}");
-                    self.violation("PS-10", process, next.answered, &did);
-                }
-            }
-        }
-    }
-}
-
-/// Returns the answered acquires of each process, in order.
-fn acquires<'a>(events: impl Iterator<Item = &'a What>) -> BTreeMap<u32, Vec<Acquire>> {
-    let mut pending: BTreeMap<u32, Position> = BTreeMap::new();
-    let mut acquires: BTreeMap<u32, Vec<Acquire>> = BTreeMap::new();
-    for (answered, what) in events.enumerate() {
-        let What::Operation(Operation { process, verb: Verb::Acquire, phase, slot, .. }) = what
-        else {
-            continue;
-        };
-        if *phase == Phase::Invoke {
-            pending.insert(*process, answered);
-        } else if let Some(invoked) = pending.remove(process) {
-            let (phase, slot) = (*phase, *slot);
-            let acquire = Acquire { invoked, answered, phase, slot };
-            acquires.entry(*process).or_default().push(acquire);
-        }
-    }
-    acquires
 }

@@ -74,7 +74,7 @@ const PERSISTENT_SEMAPHORE: [Row; 26] = [
     (
         "PS-20",
         "the overshoot must be at least 1.",
-        Judged::NotObservable("only if slots are deleted in ascending order, which S9 reports"),
+        Judged::NotObservable("it concerns only changes that are cut short"),
     ),
     ("PS-21", "A driver must - report the code", INSIDE),
     ("PS-22", "The client must choose its own validity", INSIDE),

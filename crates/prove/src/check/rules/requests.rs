@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use lockkeeper_plan::naming::{LockName, Profile, Protocol};
 
 use super::Checker;
+use crate::check::ownership::slot_of_record;
 use crate::check::register::Position;
 use crate::history::{Frame, Rules, Sender, What};
 
@@ -15,7 +16,8 @@ type Channel = (u32, u32, u16);
 /// The requests so far.
 #[derive(Default)]
 struct Before {
-    /// The channels with publisher confirms.
+    /// The channels with publisher confirms, or in transaction mode: its commit is answered after
+    /// the returns, too.
     confirming: BTreeSet<Channel>,
     /// The slots whose A each process has asked about.
     asked: BTreeSet<(u32, u32)>,
@@ -43,7 +45,7 @@ impl Checker<'_> {
             "channel.open" => {
                 before.confirming.remove(&channel);
             }
-            "confirm.select" => {
+            "confirm.select" | "tx.select" => {
                 before.confirming.insert(channel);
             }
             "basic.publish" if frame.flag => {
@@ -73,7 +75,7 @@ impl Checker<'_> {
         let held = self.by_queue().then(|| self.lock.slot_of_holder_queue(queue)).flatten();
         let probed = self.lock.slot_of_slot_queue(queue).or(held).is_some();
         if probed && !confirmed && !self.administers(process, at) {
-            let did = format!("probed {queue} by publishing without publisher confirms");
+            let did = format!("probed {queue} by publishing without confirms or a transaction");
             self.violation("PS-23", process, at, &did);
         }
     }
@@ -152,9 +154,9 @@ impl Checker<'_> {
             return;
         }
         let Some(slot) = self.lock.slot_of_holder_queue(&frame.queue) else { return };
-        let writes = self.ownerships.existence.get(&slot).into_iter().flatten();
+        let mut evidence = self.ownerships.existence.get(&slot).into_iter().flatten();
         let existed = slot <= self.history.header.slots
-            || writes.into_iter().any(|write| write.value > 0 && write.invoked < at);
+            || evidence.any(|evidence| evidence.exists && evidence.invoked < at);
         if !existed && !before.asked.contains(&(process, slot)) {
             let did = format!("declared {} without checking that the slot exists", frame.queue);
             self.violation("PS-9", process, at, &did);
@@ -183,8 +185,7 @@ fn permitted(lock: &LockName, rules: Rules, queue: &str) -> &'static [&'static s
     if lock.wait_queue().is_some_and(|wait| wait == queue) {
         return &["durable x-queue-type=classic"];
     }
-    let slot = queue.strip_suffix("-F").and_then(|rest| rest.rsplit('-').next()?.parse().ok());
-    if slot.and_then(|slot| lock.record_queue(slot)).is_some_and(|record| record == queue) {
+    if slot_of_record(lock, queue).is_some() {
         return &["durable x-max-length=1 x-overflow=reject-publish x-queue-type=classic"];
     }
     &[]

@@ -286,6 +286,8 @@ fn contended_if_requested_at(invoked: Position, key: Option<&Key>) -> u64 {
         invoked,
         granted,
         end,
+        freed: None,
+        claimed: false,
     };
     let grants = [grant(1, 0, 10, 20), grant(2, invoked, 30, 40)];
     sweep(&grants, &Register::new(1, &[])).contended

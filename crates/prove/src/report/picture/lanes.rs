@@ -171,6 +171,9 @@ fn change_bar(scene: &Scene<'_>, change: &SlotChange) -> Option<Bar> {
     let done = match change.change {
         Change::Declared => "declares it",
         Change::Deleted => "deletes it",
+        Change::DeletedHolder => "deletes its queue C",
+        Change::DeletedRecord => "deletes its record",
+        Change::DeletedWaiters => "deletes the wait queue",
         Change::Published => "publishes",
     };
     let label = format!("process {} {done}", change.process);

@@ -70,13 +70,16 @@ fn the_wait_queue_is_not_probed() {
 }
 
 #[test]
-fn a_probe_requires_publisher_confirms() {
+fn a_probe_requires_publisher_confirms_or_a_transaction() {
     let confirmed = |story: Story| story.call(1, "confirm.select", "");
     let probe = |story: Story| published(story, 1, "N-1-A", true);
     assert_eq!(broken(probe(queue())), ["PS-23"]);
     assert_eq!(broken(probe(confirmed(queue()))), NONE);
     let reopened = confirmed(queue()).rejected(1, "queue.declare(passive)", "N-1-A", 404);
     assert_eq!(broken(probe(reopened.call(1, "channel.open", ""))), ["PS-23"]);
+    let transaction = || queue().call(1, "tx.select", "");
+    assert_eq!(broken(probe(transaction()).call(1, "tx.commit", "")), NONE);
+    assert_eq!(broken(probe(transaction().call(1, "channel.open", ""))), ["PS-23"]);
     // An order to the holder.
     assert_eq!(broken(published(consumer(), 1, "N-1-C", true)), NONE);
     let administrator = probe(queue().resize(1, 2)).ok(1, Verb::Resize);
