@@ -241,7 +241,9 @@ async fn cancelled_and_killed(job: &Job, vhost: &Vhost) {
 
     std::fs::remove_file(job.scratch.file("register")).unwrap();
     let _killed = job.deploying(vhost).await;
-    alive_with(&job.mark).into_iter().for_each(|pid| signal(pid, "KILL"));
+    for pid in alive_with(&job.mark) {
+        signal(pid, "KILL");
+    }
     // Less than the two heartbeats after which a silent holder loses its slot.
     let free = run(vhost, &["exec", lock, "--timeout", "10s", "--", "true"]).await;
     assert_eq!(free.code, Some(0), "{system}: {free:?}");
