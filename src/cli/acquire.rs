@@ -135,6 +135,11 @@ impl Acquire {
         Ok((found, client, permit))
     }
 
+    /// Returns the identity that other users of the lock see.
+    pub fn identity(&self) -> Option<String> {
+        self.identity.clone().or_else(default_identity)
+    }
+
     /// Creates a client of the lock's broker. Does not connect.
     fn client(&self, found: &FoundLock) -> Client {
         let defaults = ClientOptions::default();
@@ -152,7 +157,7 @@ impl Acquire {
     ) -> Result<Permit, Failure> {
         let lock = found.lock(client);
         let mut options = AcquireOptions::default();
-        options.identity = self.identity.clone().or_else(default_identity);
+        options.identity = self.identity();
         options.reason.clone_from(&self.reason);
         options.url.clone_from(&self.link);
         options.priority = self.priority;

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use lockkeeper_net::process_limit;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 
 use super::failure::Failure;
 use super::telemetry;
@@ -35,6 +35,12 @@ pub(super) fn runtime() -> Result<Runtime, Failure> {
         );
         Failure::new(Failure::UNAVAILABLE, message)
     })
+}
+
+/// Creates a runtime without further threads.
+pub(super) fn single_thread() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
 }
 
 /// Parses a text that is only shown to users: bytes that are not UTF-8, as in a commit message of

@@ -9,7 +9,7 @@ use clap::Command;
 type Example = (&'static str, &'static str);
 
 /// The verbs of a command, and its examples.
-const EXAMPLES: [(&[&str], &[Example]); 6] = [
+const EXAMPLES: [(&[&str], &[Example]); 8] = [
     (
         &["exec"],
         &[
@@ -37,7 +37,25 @@ const EXAMPLES: [(&[&str], &[Example]); 6] = [
                 "hold it for the other containers of a Pod",
                 "lockkeeper hold demo.deploy --listen 0.0.0.0:8080 --on-lost warn",
             ),
+            (
+                "hold it for the later steps of a pipeline, for at most 2 hours",
+                "lockkeeper hold demo.deploy --background --state /tmp/deploy.lock --release-after 2h",
+            ),
         ],
+    ),
+    (
+        &["verify"],
+        &[
+            (
+                "in a command of exec, before a step that must not be done twice",
+                "lockkeeper verify",
+            ),
+            ("in a later step of a pipeline", "lockkeeper verify --state /tmp/deploy.lock"),
+        ],
+    ),
+    (
+        &["release"],
+        &[("in the last step of a pipeline", "lockkeeper release --state /tmp/deploy.lock")],
     ),
     (
         &["semaphore"],
@@ -81,7 +99,7 @@ const EXAMPLES: [(&[&str], &[Example]); 6] = [
 
 /// The commands by subject.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Locks", &["exec", "hold", "verify", "semaphore", "mutex"]),
+    ("Locks", &["exec", "hold", "verify", "release", "semaphore", "mutex"]),
     ("Queues", &["queue"]),
     (
         "Objects in Kubernetes",

@@ -3,7 +3,6 @@
 //! `guardian` for the process that ends the command if this process can't, and `starter`
 //! for the one that becomes the command.
 
-mod asking;
 mod environment;
 mod guardian;
 mod on_lost;
@@ -18,8 +17,6 @@ use std::ffi::OsString;
 use clap::Parser;
 use lockkeeper_semaphore::until_ended;
 use tracing::{Instrument, debug_span};
-
-pub(super) use asking::{Answer, SOCKET, ask};
 
 use self::outcome::Outcome;
 use self::running::Guardian;

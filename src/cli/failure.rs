@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 /// Failure of a command: an exit code, from sysexits unless a child process or a signal
 /// determined it, and a message with the next step.
@@ -32,10 +34,10 @@ impl Failure {
     /// The lock was lost while it was held. Outside sysexits, so that it can't be
     /// mistaken for another failure.
     pub const LOST: u8 = 80;
-    /// The semaphore or the queue does not exist. This code and the following ones are errors
+    /// The semaphore, the queue or the state file does not exist. This code and the following ones are errors
     /// of the protocol, outside sysexits as well.
     pub const DOES_NOT_EXIST: u8 = 81;
-    /// The queue exists already.
+    /// The queue exists already, or a state file of a hold that has not ended.
     pub const ALREADY_EXISTS: u8 = 82;
     /// The queue is closed: no more elements may be put.
     pub const CLOSED: u8 = 83;
@@ -80,6 +82,15 @@ impl Failure {
                 Self::new(Self::NOT_FOUND, format!("{program}: command not found"))
             }
             _ => Self::new(Self::NOT_EXECUTABLE, format!("{program}: {error}")),
+        }
+    }
+
+    /// Exit code for the status of a process, as in shells.
+    pub(super) fn of_status(status: ExitStatus) -> u8 {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+            (None, Some(signal)) => Self::signalled(signal),
+            (None, None) => u8::MAX,
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod apply;
+mod asking;
 mod common;
 mod completion;
 mod confirm;
@@ -29,11 +30,13 @@ mod plan;
 mod probes;
 mod processes;
 mod queue;
+mod release;
 mod revoke;
 mod script;
 mod semaphore;
 mod shell;
 mod signals;
+mod state_file;
 mod streams;
 mod suspend;
 mod target;
@@ -79,10 +82,12 @@ enum Verb {
     Crds(crds::Arguments),
     /// Run a command while holding a lock, and end the command if the lock is lost
     Exec(exec::Arguments),
-    /// Verify, in a command of exec, that its lock is still held
+    /// Verify that the lock of the surrounding exec, or of a hold in the background, is still held
     Verify(verify::Arguments),
-    /// Acquire a lock and hold it until a signal arrives
+    /// Acquire a lock and hold it until a signal arrives, or in the background until it is released
     Hold(hold::Arguments),
+    /// Release the lock of a hold in the background
+    Release(release::Arguments),
     /// Answer JSON requests on stdin, as a client and administrator under test by
     /// lockkeeper-prove
     #[command(hide = true)]
@@ -145,6 +150,7 @@ pub fn main() -> ExitCode {
         Verb::Exec(arguments) => exec::run(&arguments),
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Hold(arguments) => hold::run(&arguments),
+        Verb::Release(arguments) => release::run(&arguments),
         Verb::Drive(arguments) => drive::run(arguments),
         Verb::Semaphore(arguments) => semaphore::run(arguments),
         Verb::Mutex(arguments) => mutex::run(arguments),

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::prctl::set_child_subreaper;
@@ -33,6 +34,9 @@ const PASSES: usize = 20;
 /// Finds children that have ended, without waiting for one and without reaping it.
 const ENDED: WaitPidFlag =
     WaitPidFlag::WEXITED.union(WaitPidFlag::WNOHANG).union(WaitPidFlag::WNOWAIT);
+
+/// Interval of checks whether a watched process has ended.
+const WATCHING: Duration = Duration::from_millis(250);
 
 /// Number of processes that a message names.
 const NAMED: usize = 5;
@@ -191,6 +195,29 @@ enum Reach {
     All,
     /// Without those of a nested `exec`.
     Signalled,
+}
+
+/// A process that is watched for its end. It may be anyone's, and is not signalled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watched(ProcessId);
+
+impl Watched {
+    /// Finds the living process with this pid.
+    pub fn find(pid: i32) -> Option<Self> {
+        table::find(pid).map(|process| Self(process.id()))
+    }
+
+    /// Returns its pid.
+    pub fn pid(self) -> i32 {
+        self.0.0
+    }
+
+    /// Waits for its end. A later process with its pid is another one. Cancel safe.
+    pub async fn ended(self) {
+        while table::find(self.pid()).is_some_and(|process| process.id() == self.0) {
+            tokio::time::sleep(WATCHING).await;
+        }
+    }
 }
 
 /// Whether this process is the current one or descends from it.

@@ -18,8 +18,8 @@ const VERBS: [(&[&str], &str); 7] = [
         "'exec' runs a command while it holds a lock, and 'queue run' one for each element of a queue",
     ),
     (
-        &["release", "unlock", "free"],
-        "a lock is released by the end of the process that holds it; 'revoke' takes a slot from its holder",
+        &["unlock", "free"],
+        "a lock is released by the end of the process that holds it; 'release' ends a hold in the background, and 'revoke' takes a slot from its holder",
     ),
     (
         &["status", "state", "show", "describe", "info", "get", "top", "count"],
@@ -124,7 +124,7 @@ mod tests {
             (&["status"], "'list' shows"),
             (&["put", "jobs"], "'queue put'"),
             (&["version"], "'--version'"),
-            (&["release"], "the end of the process that holds it"),
+            (&["unlock"], "the end of the process that holds it"),
             (&["exce", "demo.deploy"], "similar subcommand exists: 'exec'"),
             (&["exec", "--timout", "5s", "demo.deploy", "--", "true"], "'--timeout'"),
         ] {

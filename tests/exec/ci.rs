@@ -254,9 +254,10 @@ async fn cancelled_and_killed(job: &Job, vhost: &Vhost) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_installs_the_archive_only_if_its_checksum_is_right() {
     let scratch = Scratch::new();
-    std::fs::write(scratch.file("lockkeeper"), "#!/bin/sh\necho installed\n").unwrap();
-    let pack =
-        "chmod +x lockkeeper && tar -czf archive.tar.gz lockkeeper && sha256sum archive.tar.gz";
+    // As dev/dist packs it.
+    let pack = "mkdir lockkeeper-0.1.0-linux-amd64 && cd lockkeeper-0.1.0-linux-amd64 && \
+        printf '#!/bin/sh\n' >lockkeeper && chmod +x lockkeeper && cd .. && \
+        tar -czf archive.tar.gz lockkeeper-0.1.0-linux-amd64 && sha256sum archive.tar.gz";
     let sum = std::process::Command::new("sh")
         .args(["-c", pack])
         .current_dir(scratch.file(""))

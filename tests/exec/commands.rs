@@ -122,6 +122,11 @@ pub fn alive_with(variable: &str) -> Vec<u32> {
     processes("environ", |environment| environment.split('\0').any(|v| v == variable))
 }
 
+/// Returns the living processes that were started with this argument.
+pub fn alive_with_argument(argument: &str) -> Vec<u32> {
+    processes("cmdline", |line| line.split('\0').any(|word| word == argument))
+}
+
 /// Returns whether this process has living children.
 pub fn has_children(pid: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();

@@ -53,7 +53,7 @@ async fn hold_keeps_its_slot_if_a_message_cannot_be_written() {
 }
 
 /// Deletes the mutex under its holder.
-async fn end_the_mutex(vhost: &Vhost) {
+pub async fn end_the_mutex(vhost: &Vhost) {
     let definition = serde_json::json!({
         "pattern": "^ci.one$", "definition": {"expires": 1}, "apply-to": "queues"
     });

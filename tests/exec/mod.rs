@@ -2,6 +2,7 @@
 //! signals, the command when the lock is lost, and the administration of semaphores.
 
 mod administering;
+mod background;
 pub mod ci;
 pub mod commands;
 mod doctor;

@@ -66,6 +66,8 @@ impl Row {
 }
 
 const LOCK: &str = "lockkeeper semaphore create NAME --slots 2";
+const BACKGROUND: &str = "lockkeeper semaphore create NAME --slots 2; \
+    lockkeeper hold NAME --background --state NAME.state --release-after 5m";
 const QUEUE: &str = "lockkeeper queue create NAME";
 const ELEMENTS: &str = "lockkeeper queue put NAME --create 0 <<<$'a\\nb\\nc'";
 /// An element that a command did not get is in flight until the next get.
@@ -81,6 +83,7 @@ pub const TABLE: &[Row] = &[
     row("hold", 0, "timeout --preserve-status -s TERM 5 lockkeeper hold NAME --timeout 30s")
         .writing()
         .before(LOCK),
+    row("release", 0, "lockkeeper release --state NAME.state").writing().before(BACKGROUND),
     row("drive", 0, "lockkeeper drive").reading(),
     row("semaphore create", 0, "lockkeeper semaphore create NAME --slots 1").writing(),
     row("semaphore set", 0, "lockkeeper semaphore set NAME 3").writing().before(LOCK),

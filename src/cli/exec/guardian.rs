@@ -5,7 +5,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -287,7 +286,7 @@ impl Guard {
             (Progress::Gone, Some(status)) => Some(self.exit(status).await),
             (Progress::Survived, status) => {
                 say(survivors(&self.processes)).await;
-                Some(status.map_or(Failure::signalled(Signal::SIGKILL as i32), code))
+                Some(status.map_or(Failure::signalled(Signal::SIGKILL as i32), Failure::of_status))
             }
             _ => None,
         }
@@ -340,22 +339,13 @@ impl Guard {
                 say("the command has ended".to_owned()).await;
             }
         }
-        code(status)
+        Failure::of_status(status)
     }
 }
 
 /// Sleeps until this moment, or for [`LOOK_AT_CLOCK`] if that is shorter.
 pub(super) async fn until(moment: Moment) {
     tokio::time::sleep(moment.left().min(LOOK_AT_CLOCK)).await;
-}
-
-/// Returns the exit code for a process status, as in shells.
-pub(super) fn code(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
-        (None, Some(signal)) => Failure::signalled(signal),
-        (None, None) => u8::MAX,
-    }
 }
 
 #[cfg(test)]

@@ -14,13 +14,13 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tracing::{Instrument, Span, debug_span};
 
-use super::asking::{Questions, SOCKET};
 use super::environment::Environment;
-use super::guardian::{MARGIN, code, unguarded, until};
+use super::guardian::{MARGIN, unguarded, until};
 use super::on_lost::{OnLost, survivors};
 use super::outcome::{OnDrain, Outcome, say};
 use super::pipes::{Incoming, Launch, Order, Outgoing, Report};
 use super::terminal::{Foreground, Terminal};
+use crate::cli::asking::{Questions, SOCKET};
 use crate::cli::failure::Failure;
 use crate::cli::hold::held;
 use crate::cli::processes::{Descendants, Ending};
@@ -91,7 +91,8 @@ pub(super) async fn run(
         let message = format!("the command was killed with its guardian; {what} was released");
         return Err(Failure::new(Failure::LOST, message));
     }
-    end.map(code).map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
+    end.map(Failure::of_status)
+        .map_err(|error| Failure::new(Failure::UNAVAILABLE, error.to_string()))
 }
 
 /// Waits for the remaining processes of the command after the guardian has ended.
@@ -300,7 +301,7 @@ impl Guardian {
         }
         // It has reported the cause.
         let status = guardian.process.wait().await.map_err(|error| unguarded(&error))?;
-        Err(Failure::silent(code(status)))
+        Err(Failure::silent(Failure::of_status(status)))
     }
 
     fn spawn(program: &[OsString], outcome: &Outcome) -> io::Result<Self> {

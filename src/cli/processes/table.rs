@@ -110,9 +110,14 @@ fn has_ended(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(ESRCH)
 }
 
+/// Returns the living process with this pid.
+pub(super) fn find(pid: i32) -> Option<Process> {
+    Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
 /// Returns whether this process is alive.
 pub(super) fn is_alive(pid: i32) -> bool {
-    fs::read(format!("/proc/{pid}/stat")).is_ok_and(|stat| Process::parse(&stat).is_some())
+    find(pid).is_some()
 }
 
 /// Maximum number of generations between a process and its descendant.
@@ -120,8 +125,7 @@ const GENERATIONS: usize = 256;
 
 /// Returns whether one process is, or descends from, the other.
 pub(super) fn descends_from(pid: i32, ancestor: i32) -> bool {
-    let parent =
-        |pid: &i32| Some(Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.parent);
+    let parent = |pid: &i32| find(*pid).map(|process| process.parent);
     std::iter::successors(Some(pid), parent).take(GENERATIONS).any(|pid| pid == ancestor)
 }
 
