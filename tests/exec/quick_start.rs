@@ -16,11 +16,12 @@ fn script() -> String {
     let blocks = text.split("\n```").skip(1).step_by(2).filter_map(|it| it.strip_prefix("sh\n"));
     let lines = blocks.flat_map(str::lines);
     let lines = lines.filter(|line| !line.starts_with("sudo ") && !line.starts_with("export "));
-    lines.map(|line| format!("{}\n", line.replace(RENAMED.0, RENAMED.1))).collect()
+    let lines: Vec<String> = lines.map(|line| line.replace(RENAMED.0, RENAMED.1)).collect();
+    lines.join("\n")
 }
 
 #[tokio::test]
-async fn each_command_of_the_quick_start_does_what_it_says() {
+async fn each_command_of_the_quick_start_works_as_described() {
     let programs = Path::new(built::lockkeeper()).parent().unwrap();
     // -m: an interactive shell has jobs, which `kill %1` names.
     let mut bash = Command::new("bash");
