@@ -15,13 +15,12 @@ mod waiting;
 use std::collections::BTreeSet;
 
 use super::holds::{Grant, Key, Reported};
-use super::ownership::{Owned, Ownerships, Thing};
+use super::ownership::{Owned, Ownerships, SlotChange, Thing};
 use super::refused::Refused;
 use super::register::Position;
 use super::sweep;
 use super::verdict::{Cause, Property, Verdict, Violation};
 use crate::history::History;
-use administrator::Unauthorised;
 use existence::Existence;
 
 /// Time within which a program must react to the end of its connection, in microseconds. A hold
@@ -63,6 +62,15 @@ pub fn blame(
         judge.at_rest(existence);
     }
     judge.waiting(ownerships, existence.as_ref(), found.refused);
+}
+
+/// A change of the slots without the admin mutex.
+#[derive(Clone, Copy)]
+struct Unauthorised {
+    /// The change.
+    change: SlotChange,
+    /// The side that made it.
+    cause: Cause,
 }
 
 struct Judge<'a> {

@@ -11,13 +11,9 @@ use lockkeeper_plan::naming::LockName;
 
 use super::register::Position;
 use crate::history::{History, What};
-pub use owned::{Change, Destroyed, Ended, Evidence, Owned, Ownerships, SlotChange, Thing};
-
-/// Returns the slot number if `queue` is the record of one of the lock's slots.
-pub fn slot_of_record(lock: &LockName, queue: &str) -> Option<u32> {
-    let slot = queue.strip_suffix("-F")?.rsplit('-').next()?.parse().ok()?;
-    (lock.record_queue(slot)? == queue).then_some(slot)
-}
+pub use owned::{
+    Change, Destroyed, Ended, Evidence, Owned, Ownerships, SlotChange, Thing, slot_of_record,
+};
 
 /// Reads the ownerships and changes from the frames of a history. Returns `None` if there are no
 /// frames.

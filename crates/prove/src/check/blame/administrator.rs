@@ -3,19 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Existence, Judge, NOTICE_US};
+use super::{Existence, Judge, NOTICE_US, Unauthorised};
 use crate::check::ownership::{Change, Destroyed, Ownerships, SlotChange};
 use crate::check::register::{NEVER, Position, Write};
 use crate::check::verdict::{Cause, Property};
-
-/// A change of the slots without the admin mutex.
-#[derive(Clone, Copy)]
-pub struct Unauthorised {
-    /// The change.
-    pub change: SlotChange,
-    /// The side that made it.
-    pub cause: Cause,
-}
 
 impl Judge<'_> {
     /// Returns the changes by connections that did not hold the admin mutex. A connection that

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use lockkeeper_plan::naming::LockName;
+
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
 
@@ -253,4 +255,10 @@ impl Ownerships {
         let all = self.by_process.get(&process).map_or(&[][..], Vec::as_slice);
         all.split_at(all.partition_point(|&(index, _)| self.owned[index].began <= at))
     }
+}
+
+/// Returns the slot number if `queue` is the record of one of the lock's slots.
+pub fn slot_of_record(lock: &LockName, queue: &str) -> Option<u32> {
+    let slot = queue.strip_suffix("-F")?.rsplit('-').next()?.parse().ok()?;
+    (lock.record_queue(slot)? == queue).then_some(slot)
 }

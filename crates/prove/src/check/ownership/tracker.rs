@@ -8,8 +8,8 @@ use lockkeeper_plan::naming::LockName;
 use super::answers::{Connection, Delivery, End, Fact, Request};
 use super::owned::{
     Change, Destroyed, Ended, Evidence, Owned, Ownerships, SlotChange, Takeover, Thing,
+    slot_of_record,
 };
-use super::slot_of_record;
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
 use crate::history::{Frame, Rules};
