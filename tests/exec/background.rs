@@ -164,7 +164,9 @@ async fn a_hold_that_fails_leaves_neither_a_process_nor_a_file() {
 
 /// Starts a hold that waits in the foreground.
 async fn waiting(vhost: &Vhost, state: &State) -> Running {
-    let waiting = lockkeeper(vhost, &state.holding(&[LOCK], &[]));
+    // The program that runs the tests may ignore INT, as a background job of a script does.
+    let default = ["env", "--default-signal"];
+    let waiting = prefixed(&default, vhost, &state.holding(&[LOCK], &[]));
     let waiting = Running::start(&state.scratch, "waiting", waiting);
     waiting.until_it_says("waiting for a slot of ci.deploy").await;
     waiting

@@ -11,6 +11,7 @@ use lockkeeper_testkit::evaluator::{example, objects};
 use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use serde_json::{Value, json};
 use tokio::process::Command;
+use url::Url;
 
 use crate::exec::commands::{Running, Scratch, alive_with};
 use crate::exec::{json_of, outcome, run, succeed};
@@ -272,7 +273,7 @@ async fn a_job_installs_the_archive_only_if_its_checksum_is_right() {
         std::fs::create_dir(&temporary).unwrap();
         let mut step = Command::new("bash");
         step.args(["-e", &scratch.file("script")])
-            .env("ARCHIVE", format!("file://{}", scratch.file("archive.tar.gz")))
+            .env("ARCHIVE", Url::from_file_path(scratch.file("archive.tar.gz")).unwrap().as_str())
             .env("SHA256", sum)
             .env("RUNNER_TEMP", &temporary)
             .env("GITHUB_PATH", scratch.file(&format!("path-{n}")));
