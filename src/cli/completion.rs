@@ -14,6 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use lockkeeper_api::{PressureQueue, Semaphore};
 use serde::de::DeserializeOwned;
 
+use super::common::single_thread;
 use super::failure::Failure;
 use super::kubernetes::Kubernetes;
 use super::output;
@@ -101,7 +102,7 @@ where
         + Debug
         + DeserializeOwned,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    let runtime = single_thread().ok()?;
     let read = async {
         let api: Api<K> = location.connect().await.ok()?.api(false);
         let objects = api.list_metadata(&ListParams::default().limit(MOST)).await.ok()?;
