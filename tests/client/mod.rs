@@ -4,6 +4,7 @@
 mod abandoning;
 mod aborting;
 mod alarm;
+mod closing;
 mod consumers;
 mod fairness;
 mod fencing;

@@ -5,11 +5,11 @@
 mod inspecting;
 mod leaving;
 mod looking;
+pub mod together;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
 use lapin::options::{BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{FieldTable, ShortString};
 use tokio::runtime::Handle;
@@ -328,26 +328,6 @@ fn close_when_answered(abandoned: &TaskTracker, raw: lapin::Channel, limit: Dura
         let _ = tokio::time::timeout(limit, after).await;
     };
     abandoned.spawn_on(closing, &runtime);
-}
-
-/// Prepares one operation for each of these queues, to be sent together on one channel.
-/// Returns their answers, or the error of the first that failed. That one was refused. Later
-/// ones only found the channel closing, and may fail sooner.
-///
-/// # Errors
-///
-/// A name is too long. Then nothing is sent.
-pub fn together<T, O, F>(
-    names: &[String],
-    operation: F,
-) -> Result<impl Future<Output = Result<Vec<T>, lapin::Error>> + use<T, O, F>, AmqpError>
-where
-    O: Future<Output = Result<T, lapin::Error>>,
-    F: Fn(ShortString) -> O,
-{
-    let names = names.iter().map(|name| short(name)).collect::<Result<Vec<_>, _>>()?;
-    let all = join_all(names.into_iter().map(operation));
-    Ok(async { all.await.into_iter().collect() })
 }
 
 /// A refusal that closed only the channel.

@@ -2,7 +2,8 @@
 //! tables, and how much comes that the client did not ask for. A message that exceeds a
 //! limit reaches the client without its properties or body: it stays in its queue, and
 //! must not end every client that reads it. Anything else ends the connection. Pure; see
-//! `stream` for the connection's bytes, and docs/decisions.md for the limits.
+//! `outgoing` for the client's frames, `stream` for the connection's bytes, and
+//! docs/decisions.md for the limits.
 
 mod tables;
 #[cfg(test)]
@@ -12,6 +13,10 @@ use std::collections::HashMap;
 
 use self::tables::check_table;
 use super::endpoint::FRAME_MAX;
+use crate::frame::{
+    BODY, END, HEADER, HEARTBEAT, METHOD, PREFIX, channel_of, method_of, size_of, whole,
+};
+use crate::outgoing::Outgoing;
 use crate::violation::Violation;
 
 /// Maximum size of a message's body. Longer ones are dropped. The messages that are read
@@ -28,21 +33,11 @@ const SMALLEST_FRAME_MAX: u32 = 8192;
 /// missing channel would look like a lost connection.
 const SMALLEST_CHANNEL_MAX: u16 = 3;
 
-const METHOD: u8 = 1;
-const HEADER: u8 = 2;
-const BODY: u8 = 3;
-const HEARTBEAT: u8 = 8;
-const END: u8 = 0xCE;
-
-/// Type, channel and size of a frame.
-const PREFIX: usize = 7;
-
 /// The header that a broker sends instead of a frame if it refuses the protocol's version.
 const OTHER_VERSION: &[u8] = b"AMQP";
 
 const START: (u16, u16) = (10, 10);
 const TUNE: (u16, u16) = (10, 30);
-const PUBLISH: (u16, u16) = (60, 40);
 const RETURN: (u16, u16) = (60, 50);
 
 /// Methods by which a broker answers a method of the client, by class.
@@ -72,7 +67,7 @@ pub struct Frames {
     unasked: usize,
     /// Number of messages that the client published and the broker did not return.
     published: u64,
-    sent: Sent,
+    sent: Outgoing,
 }
 
 /// A message that is being received.
@@ -103,9 +98,9 @@ impl Frames {
         Ok(())
     }
 
-    /// Records bytes of the client.
-    pub fn send(&mut self, bytes: &[u8]) {
-        let frames = self.sent.read(bytes);
+    /// Reads bytes of the client. Appends to `passed` those that the broker may receive.
+    pub fn send(&mut self, bytes: &[u8], passed: &mut Vec<u8>) {
+        let frames = self.sent.read(bytes, passed);
         self.published += frames.published;
         if frames.others > 0 {
             self.unasked = 0;
@@ -122,7 +117,7 @@ impl Frames {
             Some(_) => return Err(Violation::NotAmqp),
         }
         let Some(prefix) = self.partial.first_chunk::<PREFIX>() else { return Ok(PREFIX) };
-        let size = size_of(*prefix);
+        let size = size_of(prefix);
         if size > FRAME_MAX {
             return Err(Violation::LargeFrame(size));
         }
@@ -135,8 +130,8 @@ impl Frames {
             return Ok(());
         }
         let [prefix @ .., END] = frame else { return Err(Violation::NotAmqp) };
-        let (prefix, payload) = prefix.split_at(PREFIX);
-        let channel = u16::from_be_bytes([prefix[1], prefix[2]]);
+        let (prefix, payload) = prefix.split_first_chunk().ok_or(Violation::NotAmqp)?;
+        let channel = channel_of(prefix);
         match prefix[0] {
             METHOD => self.check_method(channel, payload, frame.len())?,
             HEADER => return self.check_header(channel, frame, checked),
@@ -248,82 +243,6 @@ fn are_fit(flags: u16, properties: &[u8]) -> bool {
     flags & 1 << 13 == 0 || check_table(rest).is_ok()
 }
 
-/// Returns the size of a frame's payload, in bytes.
-fn size_of(prefix: [u8; PREFIX]) -> u32 {
-    u32::from_be_bytes([prefix[3], prefix[4], prefix[5], prefix[6]])
-}
-
-/// Returns the length of a frame with a payload of this size, in bytes.
-fn whole(size: u32) -> usize {
-    PREFIX + size as usize + 1
-}
-
-/// Returns class and method.
-fn method_of(payload: &[u8]) -> Result<(u16, u16), Violation> {
-    let &[a, b, c, d] = payload.first_chunk().ok_or(Violation::Malformed)?;
-    Ok((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
-}
-
 fn is_among(method: (u16, u16), methods: &[(u16, &[u16])]) -> bool {
     methods.iter().any(|(class, methods)| *class == method.0 && methods.contains(&method.1))
-}
-
-/// The client's own frames. They are well formed, and only their beginnings are read.
-#[derive(Default)]
-struct Sent {
-    /// The beginning of a frame: prefix, class and method.
-    beginning: Vec<u8>,
-    /// Bytes before the next frame.
-    skipped: usize,
-    has_begun: bool,
-}
-
-/// Numbers of frames.
-#[derive(Default)]
-struct Counts {
-    published: u64,
-    /// All but heartbeats.
-    others: u64,
-}
-
-impl Sent {
-    /// Length of the protocol's header, with which a client begins.
-    const GREETING: usize = 8;
-
-    fn read(&mut self, mut bytes: &[u8]) -> Counts {
-        let mut counts = Counts::default();
-        if !self.has_begun && !bytes.is_empty() {
-            self.has_begun = true;
-            self.skipped = Self::GREETING;
-        }
-        while !bytes.is_empty() {
-            let skipped = self.skipped.min(bytes.len());
-            self.skipped -= skipped;
-            bytes = &bytes[skipped..];
-            let missing = self.missing();
-            let (part, rest) = bytes.split_at(bytes.len().min(missing));
-            self.beginning.extend_from_slice(part);
-            bytes = rest;
-            if self.missing() == 0 {
-                self.count(&mut counts);
-            }
-        }
-        counts
-    }
-
-    /// Number of bytes without which the beginning is not complete. Only methods have a
-    /// class and a number.
-    fn missing(&self) -> usize {
-        let needed = if self.beginning.first() == Some(&METHOD) { PREFIX + 4 } else { PREFIX };
-        needed.saturating_sub(self.beginning.len())
-    }
-
-    fn count(&mut self, counts: &mut Counts) {
-        let Some((prefix, payload)) = self.beginning.split_first_chunk() else { return };
-        self.skipped = whole(size_of(*prefix)).saturating_sub(self.beginning.len());
-        let is_publish = prefix[0] == METHOD && method_of(payload) == Ok(PUBLISH);
-        counts.published += u64::from(is_publish);
-        counts.others += u64::from(prefix[0] != HEARTBEAT);
-        self.beginning.clear();
-    }
 }

@@ -72,10 +72,13 @@ impl Dialer {
     }
 }
 
-/// A stream whose reader sees only frames that were checked.
+/// A stream whose reader sees only frames that were checked, and whose writer can't send frames
+/// on a closed channel.
 pub struct Checked<S> {
     stream: S,
     frames: Frames,
+    /// Bytes of the writer that were not written yet.
+    outgoing: Vec<u8>,
     /// Checked bytes that were not read yet, from `read` on.
     ready: Vec<u8>,
     read: usize,
@@ -83,7 +86,22 @@ pub struct Checked<S> {
 
 impl<S> Checked<S> {
     pub fn new(stream: S) -> Self {
-        Self { stream, frames: Frames::default(), ready: Vec::new(), read: 0 }
+        let (outgoing, ready) = (Vec::new(), Vec::new());
+        Self { stream, frames: Frames::default(), outgoing, ready, read: 0 }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Checked<S> {
+    fn poll_write_outgoing(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.outgoing.is_empty() {
+            let stream = Pin::new(&mut self.stream);
+            let written = ready!(stream.poll_write(context, &self.outgoing))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.outgoing.drain(..written);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -93,7 +111,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { stream, frames, ready, read } = &mut *self;
+        let Self { stream, frames, ready, read, .. } = &mut *self;
         while *read == ready.len() {
             ready.clear();
             *read = 0;
@@ -120,16 +138,24 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.frames.send(&bytes[..written]);
-        Poll::Ready(Ok(written))
+        ready!(self.poll_write_outgoing(context))?;
+        let Self { frames, outgoing, .. } = &mut *self;
+        frames.send(bytes, outgoing);
+        // What can't be written yet is written by the next call.
+        match self.poll_write_outgoing(context) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(bytes.len())),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_write_outgoing(context))?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A peer that does not read can't delay the end.
+        let _ = self.poll_write_outgoing(context);
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -1,9 +1,11 @@
 //! Inspects whether a queue has the expected properties, without declaring a missing one.
 //! The caller interprets the result.
 
+use futures::TryFutureExt;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
+use super::together::in_order;
 use super::{Channel, Refused, short};
 use crate::error::AmqpError;
 
@@ -30,20 +32,16 @@ impl Channel {
         let exists = raw.queue_declare(short(name)?, passive, FieldTable::default());
         let arguments = self.connection.features.arguments(arguments);
         let same = raw.queue_declare(short(name)?, options, arguments);
-        let both = async { Ok(futures::join!(exists, same)) };
-        let (exists, same) = match self.answer_of_queues("to queue.declare", &queue, both).await? {
-            Ok(answers) => answers,
-            Err(refused) => return Err(refused.error),
-        };
-        if let Err(error) = exists {
-            return match self.refused(&error, name)? {
-                Refused { code: 404, .. } => Ok(None),
+        let exists = exists.map_err(|error| (true, error));
+        let both = in_order(exists, same.map_err(|error| (false, error)));
+        let both = async { Ok(both.await) };
+        match self.answer_of_queues("to queue.declare", &queue, both).await? {
+            Ok(Ok((_, queue))) => Ok(Some(queue)),
+            Ok(Err((is_passive, error))) => match self.refused(&error, name)? {
+                Refused { code: 404, .. } if is_passive => Ok(None),
                 refused => Err(refused.error),
-            };
-        }
-        match same {
-            Ok(queue) => Ok(Some(queue)),
-            Err(error) => Err(self.refused(&error, name)?.error),
+            },
+            Err(refused) => Err(refused.error),
         }
     }
 }

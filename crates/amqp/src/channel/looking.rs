@@ -5,7 +5,8 @@
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 
-use super::{Channel, Declared, Refused, together};
+use super::together::together;
+use super::{Channel, Declared, Refused};
 use crate::error::AmqpError;
 
 impl Channel {

@@ -150,8 +150,9 @@ fn a_message_beyond_a_limit_arrives_without_what_exceeds_it() {
 #[test]
 fn a_returned_message_has_its_routing_key_only_and_was_published() {
     let mut frames = Frames::default();
-    frames.send(b"AMQP\x00\x00\x09\x01");
-    frames.send(&[published(), frame(HEARTBEAT, 0, b""), published()].concat());
+    frames.send(b"AMQP\x00\x00\x09\x01", &mut Vec::new());
+    let own = [published(), frame(HEARTBEAT, 0, b""), published()].concat();
+    frames.send(&own, &mut Vec::new());
     let bytes = [returned(), header(3, &nested(2)), frame(BODY, 1, b"abc")].concat();
     let empty = frame(HEADER, 1, &[b"\0\x3c\0\0", &[0; 8][..], b"\0\0"].concat());
     let expected = [returned(), empty].concat();
@@ -166,13 +167,13 @@ fn unasked_frames_have_a_limit_until_the_client_sends_again() {
     let message = [deliver(), header(16_000, &sized(b"")), frame(BODY, 1, &[0; 16_000])].concat();
     for unasked in [blocked, message] {
         let mut frames = Frames::default();
-        frames.send(b"AMQP\x00\x00\x09\x01");
+        frames.send(b"AMQP\x00\x00\x09\x01", &mut Vec::new());
         let fits = MAX_UNASKED / unasked.len();
         for own in [published(), frame(HEARTBEAT, 0, b"")] {
             for _ in 0..fits {
                 received(&mut frames, &unasked).unwrap();
             }
-            frames.send(&own);
+            frames.send(&own, &mut Vec::new());
         }
         assert_eq!(received(&mut frames, &unasked), Err(Violation::Flood), "after a heartbeat");
     }

@@ -12,6 +12,7 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lockkeeper_amqp::channel::together::in_order;
 use lockkeeper_amqp::channel::{Channel, short};
 use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::error::AmqpError;
@@ -135,11 +136,8 @@ impl Waiter {
         let declare = raw.queue_declare(queue.clone(), declare, declared);
         let consume = BasicConsumeOptions::default();
         let consume = raw.basic_consume(queue.clone(), tag.clone(), consume, arguments);
-        // Sent together. A refusal closes the channel, so the first error counts.
-        let (qos, declared, consumer) = futures::join!(qos, declare, consume);
-        let joined = qos.and(declared).and_then(|declared| Ok((declared, consumer?)));
-        let (others, consumer) = match joined {
-            Ok((declared, consumer)) => (declared.consumer_count(), consumer),
+        let (others, consumer) = match in_order(qos, in_order(declare, consume)).await {
+            Ok(((), (declared, consumer))) => (declared.consumer_count(), consumer),
             Err(error) => return Self::refused(&mut channel, &error, queue.as_str()),
         };
         let next_look = (others > 0).then(|| BEHIND_OTHERS.saturating_mul(others));

@@ -2,7 +2,8 @@
 //! The caller decides when.
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
-use lockkeeper_amqp::channel::{Channel, Refused, together};
+use lockkeeper_amqp::channel::together::together;
+use lockkeeper_amqp::channel::{Channel, Refused};
 
 use super::arguments::bare_arguments;
 use crate::error::BrokerError;

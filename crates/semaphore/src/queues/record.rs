@@ -8,7 +8,8 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
-use lockkeeper_amqp::channel::{Channel, short, together};
+use lockkeeper_amqp::channel::together::together;
+use lockkeeper_amqp::channel::{Channel, short};
 
 use super::arguments::classic_arguments;
 use crate::error::BrokerError;

@@ -3,7 +3,8 @@
 
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
-use lockkeeper_amqp::channel::{Channel, together};
+use lockkeeper_amqp::channel::Channel;
+use lockkeeper_amqp::channel::together::together;
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_plan::naming::Profile;
 

@@ -11,9 +11,11 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
+use futures::TryFutureExt;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::together::in_order;
 use lockkeeper_amqp::channel::{Channel, Refused, short};
 use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_amqp::probe::{INSPECTED_TOGETHER, ProbeContext, Seen};
@@ -263,24 +265,22 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     let slot = short(&slot_queue)?;
     let passive = QueueDeclareOptions::default().passive();
     let exists = raw.queue_declare(slot, passive, FieldTable::default());
-    let all = async { Ok(futures::join!(consume, check, exists)) };
-    let (consumer, check, exists) =
-        match channel.answer("to basic.consume", &holder_queue, all).await? {
-            Ok(answers) => answers,
-            Err(refused) => return Err(refused.error.into()),
-        };
-    let claimed = match (consumer, check, exists) {
-        (Ok(consumer), Ok(()), Ok(_)) => {
+    let consume = consume.map_err(|error| (Request::Consume, error));
+    let check = check.map_err(|error| (Request::Check, error));
+    let exists = exists.map_err(|error| (Request::Exists, error));
+    let all = async { Ok(in_order(consume, in_order(check, exists)).await) };
+    let claimed = match channel.answer("to basic.consume", &holder_queue, all).await? {
+        Ok(Ok((consumer, _))) => {
             if !is_checked {
                 checked.insert(holder_queue.clone());
             }
             let held = HeldConsumer::new(channel, consumer, tag, holder_queue, slot_queue);
             return Ok(Claimed::Yes(Box::new(held)));
         }
-        (consumer, check, exists) => {
-            let errors = (consumer.err(), check.err(), exists.err());
-            not_claimed(&mut channel, errors, &holder_queue, &slot_queue)?
+        Ok(Err((request, error))) => {
+            not_claimed(&mut channel, request, &error, &holder_queue, &slot_queue)?
         }
+        Err(refused) => return Err(refused.error.into()),
     };
     // In any case, it may be another queue next time.
     checked.remove(&holder_queue);
@@ -289,28 +289,34 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     Ok(claimed)
 }
 
-/// Returns why a slot was not taken, from the errors of the three requests. A refusal closes the
-/// channel, which ends the consumer. The broker ignores everything sent after it, so the first
-/// error counts.
+/// The requests by which a slot is taken, in this order.
+enum Request {
+    Consume,
+    Check,
+    Exists,
+}
+
+/// Returns why a slot was not taken, from the first request that failed. A refusal closes the
+/// channel, which ends the consumer.
 fn not_claimed(
     channel: &mut Channel,
-    errors: (Option<lapin::Error>, Option<lapin::Error>, Option<lapin::Error>),
+    request: Request,
+    error: &lapin::Error,
     holder_queue: &str,
     slot_queue: &str,
 ) -> Result<Claimed, BrokerError> {
-    match errors {
-        (Some(error), ..) => match channel.refused(&error, holder_queue)? {
+    match request {
+        Request::Consume => match channel.refused(error, holder_queue)? {
             Refused { code: 404, .. } => Ok(Claimed::NoSlot),
             Refused { code: 403, error } if is_in_use(&error) => Ok(Claimed::Locked),
             // The answer to the check may arrive first.
             refused => Err(explain(refused.error.into())),
         },
-        (None, Some(error), _) => Err(explain(channel.refused(&error, holder_queue)?.error.into())),
-        (None, None, Some(error)) => match channel.refused(&error, slot_queue)? {
+        Request::Check => Err(explain(channel.refused(error, holder_queue)?.error.into())),
+        Request::Exists => match channel.refused(error, slot_queue)? {
             Refused { code: 404, .. } => Ok(Claimed::NoSlot),
             refused => Err(refused.error.into()),
         },
-        (None, None, None) => Ok(Claimed::Locked),
     }
 }
 

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::TryFutureExt;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use lockkeeper_amqp::channel::together::in_order;
 use lockkeeper_amqp::channel::{Channel, Declared, short};
 use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::error::AmqpError;
 use lockkeeper_amqp::probe::ProbeContext;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
@@ -200,64 +201,30 @@ async fn take_slot(
     let raw = channel.raw().await?;
     channel.count_declares(3);
     let passive = QueueDeclareOptions::default().passive();
+    let (slot_name, holder_name) = (short(slot)?, short(holder)?);
     let before = async {
-        if looked {
-            return Ok(());
+        if !looked {
+            raw.queue_declare(slot_name.clone(), passive, FieldTable::default()).await?;
         }
-        raw.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
-        Ok(())
+        Ok::<_, lapin::Error>(())
     };
     let exclusive = QueueDeclareOptions::exclusive();
     let facts = channel.connection().features.exclusive_arguments(facts);
-    let declare = async {
-        raw.queue_declare(short(holder)?, exclusive, facts).await?;
-        Ok(())
-    };
-    let after = async {
-        raw.queue_declare(short(slot)?, passive, FieldTable::default()).await?;
-        Ok(())
-    };
-    // A refusal closes the channel, and the broker ignores everything sent after it.
-    // The first error counts.
-    let all = async { Ok(futures::join!(before, declare, after)) };
-    let (before, declare, after): (Step, Step, Step) =
-        match channel.answer_to_claim(holder, all).await? {
-            Ok(answers) => answers,
-            Err(refused) => return Err(refused.error.into()),
-        };
-    let (error, queue, on_404, on_405) = match (before, declare, after) {
-        (Ok(()), Ok(()), Ok(())) => return Ok(Taken::Yes),
-        (Err(error), _, _) => (error, slot, Taken::NoSlot, None),
-        (_, Err(error), _) => (error, holder, Taken::Locked, Some(Taken::Locked)),
-        (_, _, Err(error)) => (error, slot, Taken::SlotWent, Some(Taken::Yes)),
-    };
-    let error = match error {
-        StepError::Name(error) => return Err(error.into()),
-        StepError::Lapin(error) => error,
+    let declare = raw.queue_declare(holder_name, exclusive, facts);
+    let after = raw.queue_declare(slot_name.clone(), passive, FieldTable::default());
+    let before = before.map_err(|error| (error, slot, Taken::NoSlot, None));
+    let declare = declare.map_err(|error| (error, holder, Taken::Locked, Some(Taken::Locked)));
+    let after = after.map_err(|error| (error, slot, Taken::SlotWent, Some(Taken::Yes)));
+    let all = async { Ok(in_order(before, in_order(declare, after)).await) };
+    let (error, queue, on_404, on_405) = match channel.answer_to_claim(holder, all).await? {
+        Ok(Ok(_)) => return Ok(Taken::Yes),
+        Ok(Err(failed)) => failed,
+        Err(refused) => return Err(refused.error.into()),
     };
     let refused = channel.refused(&error, queue)?;
     match (refused.code, on_405, refused.error) {
         (404, _, _) => Ok(on_404),
         (405, Some(claimed), _) => Ok(claimed),
         (_, _, error) => Err(error.into()),
-    }
-}
-
-type Step = Result<(), StepError>;
-
-enum StepError {
-    Name(AmqpError),
-    Lapin(lapin::Error),
-}
-
-impl From<AmqpError> for StepError {
-    fn from(error: AmqpError) -> Self {
-        Self::Name(error)
-    }
-}
-
-impl From<lapin::Error> for StepError {
-    fn from(error: lapin::Error) -> Self {
-        Self::Lapin(error)
     }
 }
