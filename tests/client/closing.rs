@@ -1,67 +1,46 @@
-//! Requests that are sent while the broker closes their channel.
+//! More refusals than a connection has channel numbers: RabbitMQ allows 2,047, and each refusal
+//! closes a channel (hazard A61).
 
-use std::sync::Arc;
+use lockkeeper_plan::naming::Protocol;
+use lockkeeper_semaphore::{AcquireError, Verdict};
+use lockkeeper_testkit::protocols::{TestLock, with_protocols};
 
-use futures::FutureExt;
-use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
-use lockkeeper_amqp::channel::Channel;
-use lockkeeper_amqp::connection::Connection;
-use lockkeeper_amqp::endpoint::{Endpoint, Found};
-use lockkeeper_net::opening::Gate;
-use lockkeeper_testkit::rabbitmq::{administrator, unique};
+use crate::client::{any, lock, resize};
 
-use crate::client::wire::LONG;
+/// More than there are channel numbers.
+const REFUSALS: usize = 2_100;
 
-/// More than there are processors: most of them are interrupted within a request.
-const THREADS: usize = 12;
-
-fn endpoint() -> Endpoint {
-    let settings = administrator();
-    Endpoint {
-        host: settings.host.clone(),
-        port: settings.port,
-        address: settings.address(),
-        username: settings.username.clone(),
-        password: settings.password.clone(),
-        vhost: settings.vhost.clone(),
-        make_tls: None,
-        probe: None,
-        client_name: "closing".to_owned(),
-        connect_timeout: LONG,
-        operation_timeout: LONG,
-        heartbeat: None,
-        gate: Gate::default(),
-        found: Found::default(),
+with_protocols! {
+    slots {
+        a_draining_holder_is_verified_more_often_than_there_are_channel_numbers,
+        a_held_slot_is_tried_more_often_than_there_are_channel_numbers,
     }
 }
 
-/// Hazard A60. lapin checks that the channel is open, and then queues the request. In between,
-/// it may have confirmed the broker's close. The broker would end the whole connection.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_follows_the_close_of_its_channel_does_not_end_the_connection() {
-    let missing = unique();
-    let connection = Arc::new(Connection::open(&endpoint(), "test").await.unwrap());
-    for _ in 0..20 {
-        let mut channel = Channel::fresh(&connection).await.unwrap();
-        let raw = channel.raw().await.unwrap();
-        let threads = (0..THREADS).map(|_| {
-            let (raw, missing) = (raw.clone(), missing.clone());
-            std::thread::spawn(move || {
-                while raw.status().connected() {
-                    let passive = QueueDeclareOptions::default().passive();
-                    let name = missing.as_str().into();
-                    // Sends the request.
-                    let _ = raw.queue_declare(name, passive, FieldTable::default()).now_or_never();
-                }
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        tokio::task::spawn_blocking(|| threads.into_iter().for_each(|t| t.join().unwrap()))
-            .await
-            .unwrap();
-        let mut channel = Channel::fresh(&connection).await.unwrap();
-        assert_eq!(channel.look(&missing).await, Ok(None));
+async fn a_draining_holder_is_verified_more_often_than_there_are_channel_numbers(
+    protocol: Protocol,
+) {
+    let place = TestLock::create(protocol).await;
+    resize(&place, 1).await;
+    let permit = lock(&place).acquire(&any()).await.unwrap();
+    resize(&place, 0).await;
+    for _ in 0..REFUSALS {
+        assert_eq!(permit.verify().await, Ok(Verdict::Draining));
     }
-    connection.close().await;
+    resize(&place, 1).await;
+    assert_eq!(permit.verify().await, Ok(Verdict::Held));
+    permit.release().await.unwrap();
+}
+
+async fn a_held_slot_is_tried_more_often_than_there_are_channel_numbers(protocol: Protocol) {
+    let place = TestLock::create(protocol).await;
+    resize(&place, 1).await;
+    let permit = lock(&place).acquire(&any()).await.unwrap();
+    let other = lock(&place);
+    for _ in 0..REFUSALS {
+        let error = other.try_acquire(&any()).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Full { .. }), "{error}");
+    }
+    permit.release().await.unwrap();
+    other.try_acquire(&any()).await.unwrap().release().await.unwrap();
 }

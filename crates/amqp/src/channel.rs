@@ -124,7 +124,7 @@ impl Channel {
 
     async fn open(&mut self) -> Result<lapin::Channel, AmqpError> {
         let limit = self.limit;
-        let opened = tokio::time::timeout(limit, self.connection.lapin().create_channel()).await;
+        let opened = tokio::time::timeout(limit, self.connection.open_channel()).await;
         let raw = match opened {
             Ok(Ok(raw)) => raw,
             Ok(Err(error)) => return Err(self.connection.unopened(&error)),

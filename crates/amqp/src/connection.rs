@@ -4,12 +4,13 @@
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use lapin::{AsyncTcpStream, ConnectionProperties, Event};
+use lapin::protocol::AMQPErrorKind;
+use lapin::{AsyncTcpStream, ConnectionProperties, ErrorKind, Event};
 use lockkeeper_net::process_limit;
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
@@ -44,6 +45,8 @@ pub struct Connection {
     /// answers.
     socket: Arc<Mutex<Option<TcpStream>>>,
     retired: AtomicBool,
+    /// Number of channels that the broker has closed.
+    closes: Arc<AtomicU32>,
     /// The first error of the connection.
     failure: Arc<SetOnce<AmqpError>>,
     /// Time limit of each operation.
@@ -88,7 +91,8 @@ impl Connection {
 
     async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
         let uri = endpoint.uri();
-        let dialer = Dialer::new(endpoint)?;
+        let closes = Arc::default();
+        let dialer = Dialer::new(endpoint, Arc::clone(&closes))?;
         // Never use `enable_auto_recover`: it would declare exclusive queues again on a
         // new connection, and nothing would show that they were gone in between.
         let properties = ConnectionProperties::default()
@@ -135,6 +139,7 @@ impl Connection {
             lapin,
             socket: attempt.keep(),
             retired: AtomicBool::new(false),
+            closes,
             failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
             features,
@@ -144,7 +149,35 @@ impl Connection {
         })
     }
 
-    /// Returns lapin's connection, to open channels and listen to events.
+    /// Opens a channel. After the broker has closed one, lapin 4.12.3 opens none with its number
+    /// again: it fails with the error of then, and the next attempt uses the next number (hazard
+    /// A61).
+    pub async fn open_channel(&self) -> Result<lapin::Channel, lapin::Error> {
+        for _ in 0..self.closes.load(Ordering::Acquire) {
+            match self.lapin.create_channel().await {
+                Err(error) if is_stale(&error) && self.is_usable() => {}
+                done => return done,
+            }
+        }
+        self.lapin.create_channel().await
+    }
+
+    /// Whether the broker has closed channels with half of the channel numbers, which can't be
+    /// used again. Other connections should be used for requests that may be refused.
+    pub fn is_worn(&self) -> bool {
+        let max = match self.lapin.configuration().channel_max() {
+            0 => u32::from(u16::MAX),
+            max => u32::from(max),
+        };
+        self.closes.load(Ordering::Acquire) >= max.div_ceil(2)
+    }
+
+    /// Whether the connection is open and suits new work.
+    pub fn suits_new_work(&self) -> bool {
+        self.is_usable() && !self.is_worn()
+    }
+
+    /// Returns lapin's connection, to listen to events.
     pub fn lapin(&self) -> &lapin::Connection {
         &self.lapin
     }
@@ -328,6 +361,16 @@ impl Drop for Attempt {
 pub async fn until_ended(limit: Duration) {
     ENDING.close();
     let _ = tokio::time::timeout(limit, ENDING.wait()).await;
+}
+
+/// Whether this is the error of an earlier channel with the same number: an error that closes a
+/// channel can't be the answer to its opening.
+fn is_stale(error: &lapin::Error) -> bool {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => matches!(error.kind(), AMQPErrorKind::Soft(_)),
+        ErrorKind::InvalidChannelState(..) => true,
+        _ => false,
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -1,6 +1,7 @@
 //! A broker's description of itself when a connection starts. lapin does not expose it,
 //! so a separate connection reads it and closes before the login.
 
+use std::sync::Arc;
 use std::io;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
@@ -26,7 +27,7 @@ pub struct Greeting {
 /// Reads the greeting over AMQP. Cancel safe.
 pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, AmqpError> {
     let limit = endpoint.connect_timeout;
-    let dialer = Dialer::new(endpoint)?;
+    let dialer = Dialer::new(endpoint, Arc::default())?;
     let payload = tokio::time::timeout(limit, async {
         let mut stream = dialer.dial(drop).await?;
         stream.write_all(b"AMQP\x00\x00\x09\x01").await?;

@@ -10,6 +10,8 @@ mod tables;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use self::tables::check_table;
 use super::endpoint::FRAME_MAX;
@@ -36,6 +38,7 @@ const SMALLEST_CHANNEL_MAX: u16 = 3;
 /// The header that a broker sends instead of a frame if it refuses the protocol's version.
 const OTHER_VERSION: &[u8] = b"AMQP";
 
+const CLOSE: (u16, u16) = (20, 40);
 const START: (u16, u16) = (10, 10);
 const TUNE: (u16, u16) = (10, 30);
 const RETURN: (u16, u16) = (60, 50);
@@ -68,6 +71,7 @@ pub struct Frames {
     /// Number of messages that the client published and the broker did not return.
     published: u64,
     sent: Outgoing,
+    closes: Arc<AtomicU32>,
 }
 
 /// A message that is being received.
@@ -81,6 +85,11 @@ enum Content {
 }
 
 impl Frames {
+    /// Counts the channels that the broker closes in `closes`.
+    pub fn counting(closes: Arc<AtomicU32>) -> Self {
+        Self { closes, ..Self::default() }
+    }
+
     /// Checks bytes from the broker. Appends complete frames to `checked`.
     pub fn receive(&mut self, mut bytes: &[u8], checked: &mut Vec<u8>) -> Result<(), Violation> {
         while !bytes.is_empty() {
@@ -156,6 +165,7 @@ impl Frames {
             // Its table follows the version of the protocol.
             START => check_table(payload.get(6..).ok_or(Violation::Malformed)?).map(drop)?,
             TUNE => check_limits(&payload[4..])?,
+            CLOSE => drop(self.closes.fetch_add(1, Ordering::AcqRel)),
             RETURN => {
                 self.published = self.published.checked_sub(1).ok_or(Violation::ForeignReturn)?;
                 self.contents.insert(channel, Content::Returned);

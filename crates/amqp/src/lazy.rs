@@ -45,7 +45,8 @@ impl LazyConnection {
         Self { endpoint, role, current: RwLock::default(), attempts }
     }
 
-    /// Returns the open connection, and opens one if there is none.
+    /// Returns the open connection, and opens one if there is none, or if the channel numbers of
+    /// the open one run out.
     ///
     /// Cancel safe: the next waiting caller takes over the attempt.
     pub async fn get(&self) -> Result<Arc<Connection>, AmqpError> {
@@ -111,6 +112,6 @@ impl LazyConnection {
 
     fn usable(&self) -> Option<Arc<Connection>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().filter(|connection| connection.is_usable()).cloned()
+        current.as_ref().filter(|connection| connection.suits_new_work()).cloned()
     }
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -40,14 +40,17 @@ pub struct Dialer {
     tls: Option<TlsConnector>,
     /// Whether the last attempt has reached a listener.
     reached: Arc<AtomicBool>,
+    /// Number of channels that the broker has closed.
+    closes: Arc<AtomicU32>,
 }
 
 impl Dialer {
-    /// Fails if the endpoint's certificates can't be used.
-    pub fn new(endpoint: &Endpoint) -> Result<Self, AmqpError> {
+    /// Counts the channels that the broker closes in `closes`. Fails if the endpoint's
+    /// certificates can't be used.
+    pub fn new(endpoint: &Endpoint, closes: Arc<AtomicU32>) -> Result<Self, AmqpError> {
         let (host, port) = (endpoint.host.clone(), endpoint.port);
         let tls = endpoint.tls()?.map(TlsConnector::from);
-        Ok(Self { host, port, tls, reached: Arc::clone(&endpoint.found.reached) })
+        Ok(Self { host, port, tls, reached: Arc::clone(&endpoint.found.reached), closes })
     }
 
     /// Connects. Gives `opened` a second handle on the socket before the TLS handshake.
@@ -68,7 +71,7 @@ impl Dialer {
                 Box::new(tls.connect(name, socket).await?)
             }
         };
-        Ok(Checked::new(bytes))
+        Ok(Checked::new(bytes, Frames::counting(Arc::clone(&self.closes))))
     }
 }
 
@@ -85,9 +88,9 @@ pub struct Checked<S> {
 }
 
 impl<S> Checked<S> {
-    pub fn new(stream: S) -> Self {
+    fn new(stream: S, frames: Frames) -> Self {
         let (outgoing, ready) = (Vec::new(), Vec::new());
-        Self { stream, frames: Frames::default(), outgoing, ready, read: 0 }
+        Self { stream, frames, outgoing, ready, read: 0 }
     }
 }
 

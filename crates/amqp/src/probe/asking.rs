@@ -34,7 +34,7 @@ impl Heard {
 
 /// Opens a channel for probes.
 pub async fn open(connection: &Connection) -> Result<lapin::Channel, lapin::Error> {
-    let channel = connection.lapin().create_channel().await?;
+    let channel = connection.open_channel().await?;
     match connection.features.probe {
         Probe::Confirm => channel.confirm_select(ConfirmSelectOptions::default()).await?,
         Probe::Tx => channel.tx_select().await?,

@@ -187,6 +187,7 @@ impl Acquisition<'_> {
         let sent = Moment::now();
         connection.begin();
         let claim = self.protocol.claim(Claim {
+            side: &client.side,
             connection: connection.connection(),
             lock,
             slot,

@@ -61,7 +61,7 @@ impl Pool {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         // Newest first, because the oldest are the surplus ones.
         while let Some(connection) = idle.pop() {
-            if connection.is_usable() {
+            if connection.suits_new_work() {
                 return Some(connection);
             }
         }
@@ -128,7 +128,7 @@ impl HoldConnection {
 
 impl Drop for HoldConnection {
     fn drop(&mut self) {
-        if self.clean && self.connection.is_usable() {
+        if self.clean && self.connection.suits_new_work() {
             self.pool.put(Arc::clone(&self.connection));
             return;
         }

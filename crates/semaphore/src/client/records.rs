@@ -101,7 +101,7 @@ impl Publisher {
         let connection = self.connection.get().await?;
         let limit = connection.operation_timeout;
         let opening = async {
-            let raw = connection.lapin().create_channel().await?;
+            let raw = connection.open_channel().await?;
             raw.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(raw)
         };

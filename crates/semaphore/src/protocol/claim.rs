@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use lapin::types::FieldTable;
 use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_amqp::probe::{ProbeContext, Seen};
 use lockkeeper_plan::naming::LockName;
 
@@ -87,6 +88,8 @@ impl HolderState {
 
 /// Parameters for taking one slot.
 pub struct Claim<'a> {
+    /// A connection that holds nothing.
+    pub side: &'a Arc<LazyConnection>,
     /// The connection that will hold the slot.
     pub connection: &'a Arc<Connection>,
     pub lock: &'a LockName,

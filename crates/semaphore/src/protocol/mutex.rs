@@ -36,7 +36,7 @@ impl ClientProtocol for TrueMutex {
         match channel.declare_exclusive(&holder_queue, facts).await? {
             Declared::Ok => {
                 let connection = Arc::clone(connection);
-                let held = HeldQueue { connection, holder_queue, slot_queue: None };
+                let held = HeldQueue { connection, holder_queue, slot: None };
                 Ok(Claimed::Yes(Box::new(held)))
             }
             Declared::Locked => {

@@ -10,6 +10,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lockkeeper_amqp::channel::{Channel, Refused, short};
 use lockkeeper_amqp::error::AmqpError;
+use lockkeeper_amqp::lazy::LazyConnection;
 
 use crate::error::BrokerError;
 
@@ -70,6 +71,18 @@ pub async fn verify(
     }
 }
 
+/// Returns the ownership of a holder whose holder queue was just verified. Inspects `slot` on
+/// `side`: the holder's connection runs out of channel numbers (hazard A61).
+pub async fn with_slot(
+    side: &LazyConnection,
+    slot: &str,
+    limit: Duration,
+) -> Result<Ownership, BrokerError> {
+    let mut channel = Channel::take(&side.get().await?).await?;
+    channel.set_limit(limit);
+    of_slot(&mut channel, slot).await
+}
+
 /// Returns the ownership of a holder whose slot queue could not be inspected.
 fn standing_with(
     channel: &mut Channel,
@@ -84,20 +97,20 @@ fn standing_with(
     }
 }
 
-/// Whether the slot queue of a holder exists, by a passive declare. Where nothing is
-/// known of it within a moment, because its node is down, it counts as existing.
-pub async fn slot_exists(channel: &mut Channel, slot: &str) -> Result<bool, BrokerError> {
+/// Returns the ownership of a holder whose holder queue was just verified, by a passive declare
+/// of the slot queue. Where nothing is known of it, it counts as existing.
+pub async fn of_slot(channel: &mut Channel, slot: &str) -> Result<Ownership, BrokerError> {
     let raw = channel.raw().await?;
     channel.count_declares(1);
     let passive = QueueDeclareOptions::default().passive();
     let looking = raw.queue_declare(short(slot)?, passive, FieldTable::default());
     let looking = async { Ok(tokio::time::timeout(FOR_THE_SLOT, looking).await) };
     match channel.answer("to queue.declare (passive)", slot, looking).await? {
-        Ok(Ok(Ok(_))) => Ok(true),
-        Ok(Ok(Err(error))) => Ok(standing_with(channel, &error, slot)? == Ownership::Held),
+        Ok(Ok(Ok(_))) => Ok(Ownership::Held),
+        Ok(Ok(Err(error))) => standing_with(channel, &error, slot),
         Ok(Err(_)) => {
             channel.leave_unanswered(slice::from_ref(&slot.to_owned()));
-            Ok(true)
+            Ok(Ownership::Held)
         }
         Err(refused) => Err(refused.error.into()),
     }

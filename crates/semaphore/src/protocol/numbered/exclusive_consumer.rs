@@ -9,6 +9,7 @@ mod revoking;
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::TryFutureExt;
@@ -242,7 +243,7 @@ fn with_consumers(consumers: u32) -> HolderState {
 /// Consumes from the holder queue exclusively and checks that the slot exists, sent
 /// together.
 async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
-    let Claim { connection, lock, slot, id, facts, checked, .. } = claim;
+    let Claim { side, connection, lock, slot, id, facts, checked, .. } = claim;
     let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
     let tag = format!("lockkeeper-{id}");
     let mut channel = Channel::take(connection).await?;
@@ -274,7 +275,8 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
             if !is_checked {
                 checked.insert(holder_queue.clone());
             }
-            let held = HeldConsumer::new(channel, consumer, tag, holder_queue, slot_queue);
+            let side = Arc::clone(side);
+            let held = HeldConsumer::new(channel, consumer, tag, holder_queue, slot_queue, side);
             return Ok(Claimed::Yes(Box::new(held)));
         }
         Ok(Err((request, error))) => {

@@ -14,6 +14,7 @@ use lapin::types::FieldTable;
 use lockkeeper_amqp::channel::together::in_order;
 use lockkeeper_amqp::channel::{Channel, Declared, short};
 use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_amqp::probe::ProbeContext;
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
@@ -121,7 +122,14 @@ pub struct HeldQueue {
     pub connection: Arc<Connection>,
     pub holder_queue: String,
     /// `None` for a true mutex.
-    pub slot_queue: Option<String>,
+    pub slot: Option<SlotOf>,
+}
+
+/// The slot queue of a holder queue.
+pub struct SlotOf {
+    pub queue: String,
+    /// A connection that holds nothing.
+    pub side: Arc<LazyConnection>,
 }
 
 #[async_trait]
@@ -129,10 +137,15 @@ impl HeldClaim for HeldQueue {
     async fn verify(&self, limit: Duration) -> Result<Ownership, BrokerError> {
         let mut channel = Channel::take(&self.connection).await?;
         channel.set_limit(limit);
-        match &self.slot_queue {
-            Some(slot) => ownership::verify(&mut channel, &self.holder_queue, slot).await,
-            None => match channel.look(&self.holder_queue).await? {
-                Some(Declared::Ok) => Ok(Ownership::Held),
+        match &self.slot {
+            Some(slot) if !self.connection.is_worn() => {
+                ownership::verify(&mut channel, &self.holder_queue, &slot.queue).await
+            }
+            slot => match channel.look(&self.holder_queue).await? {
+                Some(Declared::Ok) => match slot {
+                    None => Ok(Ownership::Held),
+                    Some(slot) => ownership::with_slot(&slot.side, &slot.queue, limit).await,
+                },
                 _ => Ok(Ownership::Gone),
             },
         }
@@ -162,7 +175,7 @@ enum Taken {
 }
 
 async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
-    let Claim { connection, lock, slot, looked, mut facts, .. } = claim;
+    let Claim { side, connection, lock, slot, looked, mut facts, .. } = claim;
     let (slot_queue, holder_queue) = (lock.slot_queue(slot), lock.holder_queue(slot));
     exclusive(&mut facts);
     let mut channel = Channel::take(connection).await?;
@@ -170,7 +183,8 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
     let claimed = match taken {
         Taken::Yes => {
             let connection = Arc::clone(connection);
-            let held = HeldQueue { connection, holder_queue, slot_queue: Some(slot_queue) };
+            let slot = Some(SlotOf { queue: slot_queue, side: Arc::clone(side) });
+            let held = HeldQueue { connection, holder_queue, slot };
             return Ok(Claimed::Yes(Box::new(held)));
         }
         Taken::SlotWent => {

@@ -11,6 +11,7 @@ use lapin::options::BasicCancelOptions;
 use lapin::types::ShortString;
 use lockkeeper_amqp::channel::Channel;
 use lockkeeper_amqp::connection::Connection;
+use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_plan::clean_text;
 use tokio::sync::Mutex;
 
@@ -24,6 +25,8 @@ use crate::queues::{ownership, wait};
 /// An exclusive consumer and its channel.
 pub struct HeldConsumer {
     connection: Arc<Connection>,
+    /// A connection that holds nothing.
+    side: Arc<LazyConnection>,
     /// The consumer's own channel. A refusal on it would end the consumer. `None` after
     /// the release.
     channel: Mutex<Option<Channel>>,
@@ -42,11 +45,12 @@ impl HeldConsumer {
         tag: ShortString,
         holder_queue: String,
         slot_queue: String,
+        side: Arc<LazyConnection>,
     ) -> Self {
         channel.pin();
         let (connection, raw) = (Arc::clone(channel.connection()), channel.current());
         let (channel, consumer) = (Mutex::new(Some(channel)), Mutex::new(consumer));
-        Self { connection, channel, raw, consumer, tag, holder_queue, slot_queue }
+        Self { connection, side, channel, raw, consumer, tag, holder_queue, slot_queue }
     }
 
     /// Whether this is the id of the holder's acquisition.
@@ -74,15 +78,18 @@ impl HeldClaim for HeldConsumer {
             channel.consumers(&self.holder_queue).await
         };
         let exists = async {
+            // A refusal would use up another channel number of the connection (hazard A61).
+            if self.connection.is_worn() {
+                return ownership::with_slot(&self.side, &self.slot_queue, limit).await;
+            }
             let mut channel = Channel::take(&self.connection).await?;
             channel.set_limit(limit);
-            ownership::slot_exists(&mut channel, &self.slot_queue).await
+            ownership::of_slot(&mut channel, &self.slot_queue).await
         };
         let (ours, exists) = futures::join!(ours, exists);
         Ok(match (ours?, exists?) {
             (None | Some(0), _) => Ownership::Gone,
-            (_, false) => Ownership::WithoutSlot,
-            (_, true) => Ownership::Held,
+            (_, ownership) => ownership,
         })
     }
 
