@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::check::Examined;
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
+use crate::driver::message::UNSUPPORTED;
 use crate::history::{
-    CUT, ConnectionState, Frame, History, KILL, Phase, ProcessState, Sender, Verb, What,
+    CUT, ConnectionState, Frame, History, KILL, Operation, Phase, ProcessState, Sender, Verb, What,
 };
 use crate::run::aims::{AFTER, BEFORE, is_request};
 
@@ -26,6 +27,9 @@ pub struct Situations {
     /// Requests for a slot that the broker refused because another connection had acquired it
     /// first.
     pub lost_races: u64,
+    /// Grants to a process that had lost its slot, or whose last operations had failed.
+    #[serde(default)]
+    pub granted_after_failure: u64,
     /// Faults that took effect, by their kind and the state of the process.
     pub faults: BTreeMap<String, u64>,
     /// The methods that each operation sent.
@@ -82,6 +86,8 @@ struct Process {
     sent: BTreeSet<String>,
     /// The fault that has not taken effect yet.
     fault: Option<Fault>,
+    /// Whether it lost its slot, or an operation failed, since its last grant.
+    failed: bool,
 }
 
 struct Fault {
@@ -131,8 +137,10 @@ impl Reader {
                     *self.operations.entry(operation.verb).or_default() += 1;
                 } else {
                     process.pending = None;
+                    self.answer(operation);
                 }
             }
+            What::Lost { process, .. } => self.processes.entry(*process).or_default().failed = true,
             What::Frame(frame) => self.frame(frame),
             What::Fault { process: Some(process), fault } => {
                 let holds = self.holds(*process, at);
@@ -145,6 +153,22 @@ impl Reader {
             }
             What::Process { process, state: ProcessState::Killed, .. } => {
                 self.effective(*process, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, operation: &Operation) {
+        let process = self.processes.entry(operation.process).or_default();
+        let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
+        match (operation.verb, operation.phase) {
+            (Verb::Acquire, Phase::Ok) => {
+                let failed = std::mem::take(&mut process.failed);
+                self.situations.granted_after_failure += u64::from(failed);
+            }
+            (Verb::Acquire | Verb::Verify | Verb::Release, Phase::Info) => process.failed = true,
+            (Verb::Verify | Verb::Believes | Verb::Release, Phase::Fail) => {
+                process.failed |= !unsupported;
             }
             _ => {}
         }

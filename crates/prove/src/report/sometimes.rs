@@ -80,6 +80,8 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         return table;
     }
     table.push(fault(CUT_HOLDING));
+    let survived = situations.granted_after_failure;
+    table.push(Sometimes::new("grants to a process after a loss or an error", survived, FAULTS));
     // A rarely sent method need not be hit.
     let aimed = |hits: &&Hits| AIMED.contains(&hits.verb) && is_usual(hits.sent, hits.operations);
     for hits in situations.methods.iter().filter(aimed) {

@@ -1,6 +1,7 @@
 //! A cycle of a client: it acquires, holds for some time and releases. At most one fault occurs
-//! during a cycle. See `workload` for the sequence of cycles, and `aims` for the targets of
-//! cuts.
+//! during a cycle. Most processes survive a failed operation and acquire again in the next cycle,
+//! because many bugs show only then. See `workload` for the sequence of cycles, and `aims` for
+//! the targets of cuts.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::time::sleep;
 use super::actor::Actor;
 use super::aims::{Aims, Target};
 use super::ending::End;
-use crate::driver::message::{Line, UNSUPPORTED};
+use crate::driver::message::{FULL, Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
 use crate::history::{Faults, Verb};
 
@@ -30,6 +31,9 @@ const SLOW: Duration = Duration::from_millis(30);
 
 /// Maximum time until a process is killed during an acquire.
 const KILL_WITHIN: Duration = Duration::from_millis(100);
+
+/// Probability that a process is used again after an operation that failed.
+const SURVIVES: f64 = 0.8;
 
 /// The fault of one cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +93,10 @@ impl Drop for Holding {
 enum Acquired {
     Granted,
     Refused,
-    /// The process cannot be used any more.
-    Unusable,
+    /// The process may hold, whatever it answered.
+    Unknown,
+    /// The process was killed.
+    Killed,
 }
 
 impl Cycle<'_> {
@@ -111,7 +117,8 @@ impl Cycle<'_> {
                 self.pause(HOLD).await;
                 return Ok(true);
             }
-            Acquired::Unusable => return Ok(false),
+            Acquired::Unknown => return self.recover().await,
+            Acquired::Killed => return Ok(false),
         }
         let holding = Holding::new(self.holders);
         if self.random.random_range(0..100) < self.faults.again {
@@ -136,14 +143,33 @@ impl Cycle<'_> {
             match self.ask(verb, None).await? {
                 Line::Ok(_) => {}
                 Line::Fail(why) if why == UNSUPPORTED => {}
-                Line::Fail(_) | Line::Info(_) | Line::Lost(_) => return Ok(false),
+                // It may still hold.
+                Line::Info(_) => return self.recover().await,
+                Line::Fail(_) | Line::Lost(_) => return Ok(self.survives()),
             }
         }
         if *self.strike == Strike::KillHolding {
             return Ok(false);
         }
         drop(holding);
-        Ok(matches!(self.ask(Verb::Release, None).await?, Line::Ok(_)))
+        let released = matches!(self.ask(Verb::Release, None).await?, Line::Ok(_));
+        Ok(released || self.survives())
+    }
+
+    /// Lets a process that may hold go on. Some programs release to be sure, others acquire
+    /// again. Returns whether the process can still be used.
+    async fn recover(&mut self) -> Result<bool, String> {
+        if !self.survives() {
+            return Ok(false);
+        }
+        if self.end.is_reached() || self.random.random_bool(0.5) {
+            self.ask(Verb::Release, None).await?;
+        }
+        Ok(true)
+    }
+
+    fn survives(&mut self) -> bool {
+        self.random.random_bool(SURVIVES)
     }
 
     async fn acquire(&mut self) -> Result<Acquired, String> {
@@ -153,7 +179,7 @@ impl Cycle<'_> {
             // Most acquires take much less than the maximum time.
             let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));
             match self.actor.ask_and_kill(Verb::Acquire, wait, after).await {
-                (true, _) => return Ok(Acquired::Unusable),
+                (true, _) => return Ok(Acquired::Killed),
                 (false, answer) => answer.map_err(|error: DriverError| error.to_string())?,
             }
         } else {
@@ -162,8 +188,13 @@ impl Cycle<'_> {
         match answer {
             Line::Ok(_) => Ok(Acquired::Granted),
             Line::Fail(why) if why == UNSUPPORTED => Err("acquire: unsupported".to_owned()),
-            Line::Fail(_) => Ok(Acquired::Refused),
-            Line::Info(_) | Line::Lost(_) => Ok(Acquired::Unusable),
+            Line::Fail(why) if why == FULL => Ok(Acquired::Refused),
+            // For example because it holds the result of an acquire that was unknown.
+            Line::Fail(_) => {
+                self.ask(Verb::Release, None).await?;
+                Ok(Acquired::Refused)
+            }
+            Line::Info(_) | Line::Lost(_) => Ok(Acquired::Unknown),
         }
     }
 

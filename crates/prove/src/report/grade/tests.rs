@@ -24,6 +24,7 @@ fn enough() -> (Verdict, Situations) {
         shrunk_while_held: 20,
         shrunk_while_acquired: 20,
         lost_races: 20,
+        granted_after_failure: 20,
         faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
         methods: vec![hits],
     };
@@ -95,6 +96,7 @@ fn gives_no_grade_if_a_situation_is_missing() {
         situations.faults.remove(KILL_ACQUIRING);
     });
     assert_eq!(killed, second);
+    assert_eq!(run(|_, situations| situations.granted_after_failure = 0), second);
     // A rarely sent method need not be hit.
     let rare =
         run(|_, situations| (situations.methods[0].sent, situations.methods[0].after) = (4, 0));

@@ -96,3 +96,14 @@ fn counts_lost_races() {
     assert_eq!(situations(story(405)).lost_races, 1);
     assert_eq!(situations(story(404)).lost_races, 0);
 }
+
+#[test]
+fn counts_grants_to_processes_that_survived_a_failure() {
+    let after = |story: Story| situations(story.acquires(1)).granted_after_failure;
+    assert_eq!(after(queue().acquires(1).releases(1)), 0);
+    assert_eq!(after(queue().acquires(1).lost(1)), 1);
+    assert_eq!(after(queue().acquires(1).ask(1, Verb::Verify).failed(1, Verb::Verify, "lost")), 1);
+    assert_eq!(after(queue().ask(1, Verb::Acquire).unknown(1, Verb::Acquire)), 1);
+    let other = queue().acquires(2).lost(2);
+    assert_eq!(after(other), 0);
+}
