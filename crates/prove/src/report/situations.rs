@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::check::Examined;
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
-use crate::driver::message::UNSUPPORTED;
+use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
     CUT, ConnectionState, Frame, History, KILL, Operation, Phase, ProcessState, Sender, Verb, What,
 };
@@ -27,6 +27,12 @@ pub struct Situations {
     /// Requests for a slot that the broker refused because another connection had acquired it
     /// first.
     pub lost_races: u64,
+    /// Acquires that found no free slot until their time limit.
+    #[serde(default)]
+    pub timed_out: u64,
+    /// Acquires that might wait for [`VERY_LONG_MS`].
+    #[serde(default)]
+    pub very_long_waits: u64,
     /// Grants to a process that had lost its slot, or whose last operations had failed.
     #[serde(default)]
     pub granted_after_failure: u64,
@@ -52,6 +58,9 @@ pub struct Hits {
     /// Number of cuts after the method passed: the client did not receive the answer.
     pub after: u64,
 }
+
+/// The longest time limit of an acquire in a run, in milliseconds.
+pub const VERY_LONG_MS: u64 = 6_000;
 
 /// Name of a fault, including the state of the process.
 pub const KILL_HOLDING: &str = "kill during a hold";
@@ -86,6 +95,8 @@ struct Process {
     sent: BTreeSet<String>,
     /// The fault that has not taken effect yet.
     fault: Option<Fault>,
+    /// Whether the pending operation has a time limit that is not 0.
+    waits: bool,
     /// Whether it lost its slot, or an operation failed, since its last grant.
     failed: bool,
 }
@@ -134,6 +145,9 @@ impl Reader {
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));
                     process.sent.clear();
+                    let wait = operation.wait_ms.unwrap_or_default();
+                    process.waits = wait > 0;
+                    self.situations.very_long_waits += u64::from(wait >= VERY_LONG_MS);
                     *self.operations.entry(operation.verb).or_default() += 1;
                 } else {
                     process.pending = None;
@@ -165,6 +179,10 @@ impl Reader {
             (Verb::Acquire, Phase::Ok) => {
                 let failed = std::mem::take(&mut process.failed);
                 self.situations.granted_after_failure += u64::from(failed);
+            }
+            (Verb::Acquire, Phase::Fail) => {
+                let full = operation.why.as_deref() == Some(FULL);
+                self.situations.timed_out += u64::from(full && process.waits);
             }
             (Verb::Acquire | Verb::Verify | Verb::Release, Phase::Info) => process.failed = true,
             (Verb::Verify | Verb::Believes | Verb::Release, Phase::Fail) => {

@@ -14,6 +14,8 @@ use crate::run::aims::{AIMED, is_usual};
 const CONTENDED: u64 = 500;
 /// Acquires that found no free slot.
 const REFUSALS: u64 = 10;
+/// Acquires whose time limit ended, and acquires with the longest time limit.
+const WAITS: u64 = 5;
 /// Resizes to fewer slots, of each kind.
 const SHRINKS: u64 = 3;
 /// Requests that the broker refused because another connection had acquired the slot first.
@@ -54,6 +56,7 @@ pub(super) fn excludes(rules: Rules, verdict: &Verdict, situations: &Situations)
     let mut table = vec![
         Sometimes::new("contended hand-overs", count("contended hand-overs"), CONTENDED),
         Sometimes::new("refusals", count("refusals"), REFUSALS),
+        Sometimes::new("refusals at the end of a wait", situations.timed_out, WAITS),
     ];
     // Resizes are not required if no program resizes the lock.
     if rules != Rules::None || count("resizes") > 0 {
@@ -75,7 +78,13 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         Sometimes::new(name, seen, FAULTS)
     };
     let long = verdict.counts.get(LONG_WAITS).copied().unwrap_or_default();
-    let mut table = vec![fault(KILL_HOLDING), fault(KILL_ACQUIRING), Sometimes::new(LONG, long, 1)];
+    let very_long = situations.very_long_waits;
+    let mut table = vec![
+        fault(KILL_HOLDING),
+        fault(KILL_ACQUIRING),
+        Sometimes::new("acquires that may wait 6 s", very_long, WAITS),
+        Sometimes::new(LONG, long, 1),
+    ];
     if rules == Rules::None {
         return table;
     }

@@ -17,11 +17,14 @@ use crate::driver::message::{FULL, Line, UNSUPPORTED};
 use crate::driver::process::DriverError;
 use crate::history::{Faults, Verb};
 
-/// Time limit of an acquire that waits, unless the run ends before.
-const WAIT: Duration = Duration::from_secs(2);
-
-/// Probability that an acquire waits.
-const WAITS: f64 = 0.7;
+/// Time limits of acquires, each with its probability in percent. Short ones end while all slots
+/// are held, and long ones span several hand-overs and resizes.
+const WAITS: [(u32, Duration); 4] = [
+    (30, Duration::ZERO),
+    (10, Duration::from_millis(20)),
+    (50, Duration::from_secs(2)),
+    (10, Duration::from_secs(6)),
+];
 
 /// Maximum duration of a hold between two operations, and of the pause after a refusal.
 const HOLD: Duration = Duration::from_millis(20);
@@ -173,8 +176,7 @@ impl Cycle<'_> {
     }
 
     async fn acquire(&mut self) -> Result<Acquired, String> {
-        let waits = self.random.random_bool(WAITS);
-        let wait = Some(if waits { WAIT.min(self.end.left()) } else { Duration::ZERO });
+        let wait = Some(self.wait());
         let answer = if *self.strike == Strike::KillAcquiring {
             // Most acquires take much less than the maximum time.
             let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));
@@ -196,6 +198,17 @@ impl Cycle<'_> {
             }
             Line::Info(_) | Line::Lost(_) => Ok(Acquired::Unknown),
         }
+    }
+
+    /// Draws the time limit of an acquire. It does not exceed the end of the run.
+    fn wait(&mut self) -> Duration {
+        let drawn = self.random.random_range(0..100);
+        let mut below = 0;
+        let found = WAITS.into_iter().find(|&(percent, _)| {
+            below += percent;
+            drawn < below
+        });
+        found.map_or(Duration::ZERO, |(_, wait)| wait).min(self.end.left())
     }
 
     /// Requests an operation. Cuts the connection during the operation if the fault is aimed at

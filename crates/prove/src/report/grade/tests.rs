@@ -24,6 +24,8 @@ fn enough() -> (Verdict, Situations) {
         shrunk_while_held: 20,
         shrunk_while_acquired: 20,
         lost_races: 20,
+        timed_out: 20,
+        very_long_waits: 20,
         granted_after_failure: 20,
         faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
         methods: vec![hits],
@@ -86,7 +88,9 @@ fn gives_no_grade_if_a_situation_is_missing() {
     });
     assert_eq!(contended, [Given::NotGiven; 2]);
     assert_eq!(run(|_, situations| situations.lost_races = 0), [Given::NotGiven; 2]);
+    assert_eq!(run(|_, situations| situations.timed_out = 0), [Given::NotGiven; 2]);
     let second = [Given::Yes, Given::NotGiven];
+    assert_eq!(run(|_, situations| situations.very_long_waits = 0), second);
     let without_recovery = run(|verdict, _| {
         verdict.counts.remove(LONG_WAITS);
     });

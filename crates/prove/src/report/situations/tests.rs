@@ -107,3 +107,15 @@ fn counts_grants_to_processes_that_survived_a_failure() {
     let other = queue().acquires(2).lost(2);
     assert_eq!(after(other), 0);
 }
+
+#[test]
+fn counts_waits_by_their_time_limit() {
+    let waits = |story: Story| {
+        let situations = situations(story);
+        (situations.timed_out, situations.very_long_waits)
+    };
+    assert_eq!(waits(queue().ask(1, Verb::Acquire).full(1)), (0, 0));
+    // `waits` sets a time limit of 10 s.
+    assert_eq!(waits(queue().waits(1).full(1)), (1, 1));
+    assert_eq!(waits(queue().waits(1).granted(1, 1)), (0, 1));
+}
