@@ -10,7 +10,7 @@ use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
 use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
-    CUT, ConnectionState, Frame, History, KILL, Operation, Phase, ProcessState, Sender, Verb, What,
+    CUT, ConnectionState, Event, Frame, History, KILL, Operation, Phase, ProcessState, Sender, Verb, What,
 };
 use crate::run::aims::{AFTER, BEFORE, is_request};
 
@@ -33,6 +33,9 @@ pub struct Situations {
     /// Acquires that might wait for [`VERY_LONG_MS`].
     #[serde(default)]
     pub very_long_waits: u64,
+    /// Operations of a holder more than 1 s after a cut of its connections.
+    #[serde(default)]
+    pub long_after_cut: u64,
     /// Grants to a process that had lost its slot, or whose last operations had failed.
     #[serde(default)]
     pub granted_after_failure: u64,
@@ -62,6 +65,9 @@ pub struct Hits {
 /// The longest time limit of an acquire in a run, in milliseconds.
 pub const VERY_LONG_MS: u64 = 6_000;
 
+/// Time within which a holder must notice that its connections were cut, in microseconds.
+const NOTICE_US: u64 = 1_000_000;
+
 /// Name of a fault, including the state of the process.
 pub const KILL_HOLDING: &str = "kill during a hold";
 /// See [`KILL_HOLDING`].
@@ -73,7 +79,7 @@ pub const CUT_HOLDING: &str = "cut during a hold";
 pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
     let mut reader = Reader::new(examined);
     for (at, event) in history.events.iter().enumerate() {
-        reader.event(at, &event.what);
+        reader.event(at, event);
     }
     let mut situations = reader.situations;
     for ((verb, method), [sent, before, after]) in reader.methods {
@@ -97,6 +103,8 @@ struct Process {
     fault: Option<Fault>,
     /// Whether the pending operation has a time limit that is not 0.
     waits: bool,
+    /// When its connections were cut while it held, if it has executed no operation since.
+    cut_at: Option<u64>,
     /// Whether it lost its slot, or an operation failed, since its last grant.
     failed: bool,
 }
@@ -138,8 +146,8 @@ impl Reader {
         all[..begun].last().is_some_and(|&(_, end)| end >= at)
     }
 
-    fn event(&mut self, at: Position, what: &What) {
-        match what {
+    fn event(&mut self, at: Position, event: &Event) {
+        match &event.what {
             What::Operation(operation) => {
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
@@ -147,6 +155,8 @@ impl Reader {
                     process.sent.clear();
                     let wait = operation.wait_ms.unwrap_or_default();
                     process.waits = wait > 0;
+                    let late = process.cut_at.take().is_some_and(|cut| event.at > cut + NOTICE_US);
+                    self.situations.long_after_cut += u64::from(late);
                     self.situations.very_long_waits += u64::from(wait >= VERY_LONG_MS);
                     *self.operations.entry(operation.verb).or_default() += 1;
                 } else {
@@ -163,10 +173,10 @@ impl Reader {
                 state.fault = Some(Fault { kind: fault.clone(), pending, holds });
             }
             What::Connection { process, state: ConnectionState::Cut, .. } => {
-                self.effective(*process, false);
+                self.effective(*process, event.at, false);
             }
             What::Process { process, state: ProcessState::Killed, .. } => {
-                self.effective(*process, true);
+                self.effective(*process, event.at, true);
             }
             _ => {}
         }
@@ -208,12 +218,13 @@ impl Reader {
 
     /// Records that the fault of a process took effect: the process was killed, or one of its
     /// connections was cut.
-    fn effective(&mut self, process: u32, killed: bool) {
+    fn effective(&mut self, process: u32, at: u64, killed: bool) {
         let state = self.processes.entry(process).or_default();
         let Some(fault) = state.fault.take_if(|fault| (fault.kind == KILL) == killed) else {
             return;
         };
         let verb = fault.pending;
+        state.cut_at = (fault.kind == CUT && verb.is_none() && fault.holds).then_some(at);
         let name = match (&*fault.kind, verb, fault.holds) {
             (KILL, Some(Verb::Acquire), _) => KILL_ACQUIRING.to_owned(),
             (KILL, _, true) => KILL_HOLDING.to_owned(),

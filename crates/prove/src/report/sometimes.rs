@@ -22,6 +22,8 @@ const SHRINKS: u64 = 3;
 const LOST_RACES: u64 = 5;
 /// Faults of each kind, except cuts at a method.
 const FAULTS: u64 = 10;
+/// Holders that are asked more than 1 s after a cut.
+const LATE: u64 = 3;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
 
@@ -89,6 +91,8 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         return table;
     }
     table.push(fault(CUT_HOLDING));
+    let late = situations.long_after_cut;
+    table.push(Sometimes::new("holders asked more than 1 s after a cut", late, LATE));
     let survived = situations.granted_after_failure;
     table.push(Sometimes::new("grants to a process after a loss or an error", survived, FAULTS));
     // A rarely sent method need not be hit.

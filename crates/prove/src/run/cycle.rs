@@ -29,6 +29,13 @@ const WAITS: [(u32, Duration); 4] = [
 /// Maximum duration of a hold between two operations, and of the pause after a refusal.
 const HOLD: Duration = Duration::from_millis(20);
 
+/// Maximum time of a long hold until its connections are cut.
+const LONG_HOLD: Duration = Duration::from_secs(1);
+
+/// Shortest and longest time until a holder whose connections were cut is asked whether it still
+/// holds. It must have noticed the cut by then.
+const LATE: [Duration; 2] = [Duration::from_millis(1_200), Duration::from_secs(3)];
+
 /// Maximum delay of the requests of a process.
 const SLOW: Duration = Duration::from_millis(30);
 
@@ -47,6 +54,8 @@ pub enum Strike {
     CutMethod(Target),
     /// All connections are cut while the client holds, between two operations.
     CutHolding,
+    /// As above, and the client is asked only some seconds later whether it still holds.
+    CutLongHold,
     /// The process is killed while it holds.
     KillHolding,
     /// The process is killed while it acquires.
@@ -92,6 +101,14 @@ impl Drop for Holding {
     }
 }
 
+/// The answer of a holder to a question about its hold.
+enum Heard {
+    Holds,
+    Lost,
+    /// The process may hold.
+    Unknown,
+}
+
 /// An answer to an acquire, or the end of the cycle.
 enum Acquired {
     Granted,
@@ -127,6 +144,10 @@ impl Cycle<'_> {
         if self.random.random_range(0..100) < self.faults.again {
             self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
         }
+        if *self.strike == Strike::CutLongHold {
+            drop(holding);
+            return self.cut_long_hold().await;
+        }
         let verifies = match &self.strike {
             Strike::CutHolding => true,
             Strike::CutMethod(target) => target.verb == Verb::Verify,
@@ -143,20 +164,54 @@ impl Cycle<'_> {
             }
             let verify = verifies || self.random.random_bool(0.7);
             let verb = if verify { Verb::Verify } else { Verb::Believes };
-            match self.ask(verb, None).await? {
-                Line::Ok(_) => {}
-                Line::Fail(why) if why == UNSUPPORTED => {}
-                // It may still hold.
-                Line::Info(_) => return self.recover().await,
-                Line::Fail(_) | Line::Lost(_) => return Ok(self.survives()),
+            match self.question(verb).await? {
+                Heard::Holds => {}
+                Heard::Lost => return Ok(self.survives()),
+                Heard::Unknown => return self.recover().await,
             }
         }
         if *self.strike == Strike::KillHolding {
             return Ok(false);
         }
         drop(holding);
+        self.release().await
+    }
+
+    async fn release(&mut self) -> Result<bool, String> {
         let released = matches!(self.ask(Verb::Release, None).await?, Line::Ok(_));
         Ok(released || self.survives())
+    }
+
+    /// Asks a holder whether it still holds. A driver that does not offer the question holds.
+    async fn question(&mut self, verb: Verb) -> Result<Heard, String> {
+        Ok(match self.ask(verb, None).await? {
+            Line::Ok(_) => Heard::Holds,
+            Line::Fail(why) if why == UNSUPPORTED => Heard::Holds,
+            Line::Fail(_) | Line::Lost(_) => Heard::Lost,
+            Line::Info(_) => Heard::Unknown,
+        })
+    }
+
+    /// Cuts all connections of a holder, and asks it some seconds later.
+    async fn cut_long_hold(&mut self) -> Result<bool, String> {
+        *self.strike = Strike::Nothing;
+        self.pause(LONG_HOLD).await;
+        self.actor.cut();
+        let [shortest, longest] = LATE;
+        sleep(shortest).await;
+        self.pause(longest - shortest).await;
+        let mut verbs = [Verb::Verify, Verb::Believes];
+        if self.random.random_bool(0.5) {
+            verbs.reverse();
+        }
+        for verb in verbs {
+            match self.question(verb).await? {
+                Heard::Holds => {}
+                Heard::Lost => return Ok(self.survives()),
+                Heard::Unknown => return self.recover().await,
+            }
+        }
+        self.release().await
     }
 
     /// Lets a process that may hold go on. Some programs release to be sure, others acquire

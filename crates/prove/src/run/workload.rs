@@ -26,6 +26,9 @@ use crate::wire::Recorder;
 /// Probability of a cut in a cycle while there are targets that were not hit yet.
 const NEW: f64 = 0.35;
 
+/// Probability that a hold that is cut is a long one.
+const LONG: f64 = 0.3;
+
 /// Maximum number of cycles in which a cut stays aimed at a method that is not sent.
 const TRIES: u32 = 8;
 
@@ -251,7 +254,8 @@ impl Run {
             return if half { Strike::KillHolding } else { Strike::KillAcquiring };
         }
         if drawn < kill + cut && half {
-            return Strike::CutHolding;
+            let long = random.random_bool(LONG);
+            return if long { Strike::CutLongHold } else { Strike::CutHolding };
         }
         match self.aims.choose(random) {
             Some(Aim { target, new }) if cut > 0 => {

@@ -26,6 +26,7 @@ fn enough() -> (Verdict, Situations) {
         lost_races: 20,
         timed_out: 20,
         very_long_waits: 20,
+        long_after_cut: 20,
         granted_after_failure: 20,
         faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
         methods: vec![hits],
@@ -100,6 +101,7 @@ fn gives_no_grade_if_a_situation_is_missing() {
         situations.faults.remove(KILL_ACQUIRING);
     });
     assert_eq!(killed, second);
+    assert_eq!(run(|_, situations| situations.long_after_cut = 0), second);
     assert_eq!(run(|_, situations| situations.granted_after_failure = 0), second);
     // A rarely sent method need not be hit.
     let rare =

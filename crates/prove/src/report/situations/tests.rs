@@ -119,3 +119,14 @@ fn counts_waits_by_their_time_limit() {
     assert_eq!(waits(queue().waits(1).full(1)), (1, 1));
     assert_eq!(waits(queue().waits(1).granted(1, 1)), (0, 1));
 }
+
+#[test]
+fn counts_holders_that_are_asked_long_after_a_cut() {
+    let asked = |after| {
+        let cut = queue().acquires(1).fault(1, "cut").connection(1, ConnectionState::Cut);
+        situations(cut.after_ms(after).ask(1, Verb::Believes)).long_after_cut
+    };
+    assert_eq!((asked(900), asked(1_100)), (0, 1));
+    let idle = queue().fault(1, "cut").connection(1, ConnectionState::Cut).after_ms(2_000);
+    assert_eq!(situations(idle.acquires(1)).long_after_cut, 0);
+}
