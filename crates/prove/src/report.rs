@@ -125,11 +125,11 @@ impl Report {
 }
 
 /// Returns whether there is nothing to wait for in a run: the events so far cannot be judged, or
-/// for each grade they contain a violation or the required situations, except that of a run's end.
+/// for each grade they contain a violation or the required situations, except those of a run's end.
 pub fn is_enough(history: &History) -> bool {
     let Ok(examined) = examine(history) else { return true };
     let situations = situations::read(history, &examined);
-    let met = |one: &Sometimes| one.is_met() || one.situation == sometimes::LONG;
+    let met = |one: &Sometimes| one.is_met() || sometimes::AT_END.contains(&&*one.situation);
     grades(history, &examined.verdict, &situations, None)
         .iter()
         .all(|grade| grade.given == Given::No || grade.sometimes.iter().all(met))

@@ -39,6 +39,9 @@ pub struct Situations {
     /// Grants to a process that had lost its slot, or whose last operations had failed.
     #[serde(default)]
     pub granted_after_failure: u64,
+    /// Clients of the workload that were alive when the last slot was acquired.
+    #[serde(default)]
+    pub alive_at_end: u64,
     /// Faults that took effect, by their kind and the state of the process.
     pub faults: BTreeMap<String, u64>,
     /// The methods that each operation sent.
@@ -87,7 +90,19 @@ pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
         situations.methods.push(Hits { verb, method, sent, operations, before, after });
     }
     shrinks(history, examined, &mut situations);
+    situations.alive_at_end = alive_at_end(examined);
     situations
+}
+
+/// Returns the number of processes that are alive at the last grant. A process that acquires only
+/// once may be one that acquires after the last fault, so it does not count.
+fn alive_at_end(examined: &Examined) -> u64 {
+    let reported = &examined.reported;
+    let Some(last) = reported.grants.iter().rfind(|grant| !grant.claimed) else { return 0 };
+    let ended = |process: &u32| reported.ended.get(process).is_some_and(|&end| end < last.granted);
+    let several = reported.requests.iter().filter(|(_, requests)| requests.len() > 1);
+    let alive = several.filter(|&(process, _)| *process != last.process && !ended(process));
+    u64::try_from(alive.count()).unwrap_or(u64::MAX)
 }
 
 /// The sides of a method, with the position of their counts.

@@ -27,8 +27,10 @@ const LATE: u64 = 3;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
 
-/// The situation that the end of a run adds, not its course.
-pub(super) const LONG: &str = "acquires that may wait 2 s or more";
+/// The situations that the end of a run adds, not its course.
+pub(super) const AT_END: [&str; 2] = [LONG, ALIVE];
+const LONG: &str = "acquires that may wait 2 s or more";
+const ALIVE: &str = "clients alive at the last acquire";
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +88,7 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         fault(KILL_ACQUIRING),
         Sometimes::new("acquires that may wait 6 s", very_long, WAITS),
         Sometimes::new(LONG, long, 1),
+        Sometimes::new(ALIVE, situations.alive_at_end, 1),
     ];
     if rules == Rules::None {
         return table;

@@ -82,14 +82,20 @@ pub async fn play(
         Some(actor) => Some(run.resize(actor, &mut random).await?),
         None => None,
     };
-    let mut failed = None;
+    let (mut failed, mut clients) = (None, Vec::new());
     while let Some(ended) = tasks.join_next().await {
-        if let Ok(Err(error)) = ended {
-            failed = Some(error);
+        match ended {
+            Ok(Ok(client)) => clients.push(client),
+            Ok(Err(error)) => failed = Some(error),
+            Err(_) => {}
         }
     }
     if failed.is_none() && !run.end.is_at_once() {
         run.recover(resized.as_mut()).await?;
+    }
+    // The clients are alive until then, so that what they keep is found.
+    for client in clients {
+        client.kill().await;
     }
     if let Some(mut actor) = resized {
         // The lock is deleted from the broker afterwards.
@@ -200,14 +206,14 @@ impl Run {
         Ok(())
     }
 
-    /// Runs cycles until the end of the run. Replaces a process that was killed or whose state
-    /// is unknown.
+    /// Runs cycles until the end of the run. Replaces a process that was killed or that cannot be
+    /// used any more. Returns the last process.
     async fn client(
         &self,
         way: &Way,
         mut actor: Actor,
         mut random: StdRng,
-    ) -> Result<(), RunError> {
+    ) -> Result<Actor, RunError> {
         let (mut strike, mut tries) = (Strike::Nothing, 0);
         while !self.end.is_reached() {
             let drawn = self.strike(&mut random);
@@ -242,8 +248,7 @@ impl Run {
                 actor = self.start(way).await?;
             }
         }
-        actor.kill().await;
-        Ok(())
+        Ok(actor)
     }
 
     /// Chooses the fault of one cycle at random.

@@ -27,6 +27,7 @@ fn enough() -> (Verdict, Situations) {
         timed_out: 20,
         very_long_waits: 20,
         long_after_cut: 20,
+        alive_at_end: 4,
         granted_after_failure: 20,
         faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
         methods: vec![hits],
@@ -102,6 +103,7 @@ fn gives_no_grade_if_a_situation_is_missing() {
     });
     assert_eq!(killed, second);
     assert_eq!(run(|_, situations| situations.long_after_cut = 0), second);
+    assert_eq!(run(|_, situations| situations.alive_at_end = 0), second);
     assert_eq!(run(|_, situations| situations.granted_after_failure = 0), second);
     // A rarely sent method need not be hit.
     let rare =

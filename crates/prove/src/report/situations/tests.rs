@@ -130,3 +130,12 @@ fn counts_holders_that_are_asked_long_after_a_cut() {
     let idle = queue().fault(1, "cut").connection(1, ConnectionState::Cut).after_ms(2_000);
     assert_eq!(situations(idle.acquires(1)).long_after_cut, 0);
 }
+
+#[test]
+fn counts_clients_that_are_alive_at_the_last_grant() {
+    let client = || queue().acquires(1).releases(1).acquires(1).releases(1);
+    assert_eq!(situations(client()).alive_at_end, 0);
+    assert_eq!(situations(client().acquires(2)).alive_at_end, 1);
+    assert_eq!(situations(client().killed(1).acquires(2)).alive_at_end, 0);
+    assert_eq!(situations(client().acquires(2).killed(1)).alive_at_end, 1);
+}
