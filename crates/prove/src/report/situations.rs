@@ -24,6 +24,9 @@ pub struct Situations {
     pub shrunk_while_held: u64,
     /// Resizes to fewer slots while another process was acquiring.
     pub shrunk_while_acquired: u64,
+    /// Verifications of a held slot after the end of the resize that removed it.
+    #[serde(default)]
+    pub verified_removed: u64,
     /// Requests for a slot that the broker refused because another connection had acquired it
     /// first.
     pub lost_races: u64,
@@ -80,7 +83,7 @@ pub const CUT_HOLDING: &str = "cut during a hold";
 
 /// Counts the situations.
 pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
-    let mut reader = Reader::new(examined);
+    let mut reader = Reader::new(history.header.slots, examined);
     for (at, event) in history.events.iter().enumerate() {
         reader.event(at, event);
     }
@@ -116,8 +119,12 @@ struct Process {
     sent: BTreeSet<String>,
     /// The fault that has not taken effect yet.
     fault: Option<Fault>,
+    /// The number of slots that the pending operation requests.
+    resized: Option<u32>,
     /// Whether the pending operation has a time limit that is not 0.
     waits: bool,
+    /// Whether the pending operation is the verification of a slot that was removed.
+    removed: bool,
     /// When its connections were cut while it held, if it has executed no operation since.
     cut_at: Option<u64>,
     /// Whether it lost its slot, or an operation failed, since its last grant.
@@ -132,7 +139,9 @@ struct Fault {
 
 struct Reader {
     /// The holds of each process, in the order of time.
-    holds: BTreeMap<u32, Vec<(Position, Position)>>,
+    holds: BTreeMap<u32, Vec<(Position, Position, Option<u32>)>>,
+    /// The number of slots, unless it is being changed.
+    slots: Option<u32>,
     processes: BTreeMap<u32, Process>,
     operations: BTreeMap<Verb, u64>,
     methods: BTreeMap<(Verb, String), [u64; 3]>,
@@ -140,13 +149,18 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(examined: &Examined) -> Self {
-        let mut holds: BTreeMap<u32, Vec<(Position, Position)>> = BTreeMap::new();
+    fn new(slots: u32, examined: &Examined) -> Self {
+        let mut holds: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for grant in &examined.reported.grants {
-            holds.entry(grant.process).or_default().push((grant.granted, grant.end));
+            let slot = match grant.key {
+                Some(Key::Slot(slot)) => Some(slot),
+                _ => None,
+            };
+            holds.entry(grant.process).or_default().push((grant.granted, grant.end, slot));
         }
         Self {
             holds,
+            slots: Some(slots),
             processes: BTreeMap::new(),
             operations: BTreeMap::new(),
             methods: BTreeMap::new(),
@@ -156,24 +170,35 @@ impl Reader {
 
     /// Returns whether the process held at this position, or until it.
     fn holds(&self, process: u32, at: Position) -> bool {
+        self.held(process, at).is_some()
+    }
+
+    /// Returns the hold of the process at this position, or until it, with its slot.
+    fn held(&self, process: u32, at: Position) -> Option<Option<u32>> {
         let all = self.holds.get(&process).map_or(&[][..], Vec::as_slice);
-        let begun = all.partition_point(|&(granted, _)| granted < at);
-        all[..begun].last().is_some_and(|&(_, end)| end >= at)
+        let begun = all.partition_point(|&(granted, ..)| granted < at);
+        all[..begun].last().filter(|&&(_, end, _)| end >= at).map(|&(.., slot)| slot)
     }
 
     fn event(&mut self, at: Position, event: &Event) {
         match &event.what {
             What::Operation(operation) => {
+                let slot = self.held(operation.process, at).flatten();
+                let removed = slot.zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));
                     process.sent.clear();
                     let wait = operation.wait_ms.unwrap_or_default();
-                    process.waits = wait > 0;
+                    (process.waits, process.resized) = (wait > 0, operation.slots);
+                    process.removed = removed && operation.verb == Verb::Verify;
                     let late = process.cut_at.take().is_some_and(|cut| event.at > cut + NOTICE_US);
                     self.situations.long_after_cut += u64::from(late);
                     self.situations.very_long_waits += u64::from(wait >= VERY_LONG_MS);
                     *self.operations.entry(operation.verb).or_default() += 1;
+                    if operation.verb == Verb::Resize {
+                        self.slots = None;
+                    }
                 } else {
                     process.pending = None;
                     self.answer(operation);
@@ -200,7 +225,10 @@ impl Reader {
     fn answer(&mut self, operation: &Operation) {
         let process = self.processes.entry(operation.process).or_default();
         let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
+        let answered = !unsupported && operation.phase != Phase::Info;
+        self.situations.verified_removed += u64::from(process.removed && answered);
         match (operation.verb, operation.phase) {
+            (Verb::Resize, Phase::Ok) => self.slots = process.resized,
             (Verb::Acquire, Phase::Ok) => {
                 let failed = std::mem::take(&mut process.failed);
                 self.situations.granted_after_failure += u64::from(failed);

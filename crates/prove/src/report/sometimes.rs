@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING, Situations};
 use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
-use crate::history::Rules;
+use crate::history::{Rules, Verb};
 use crate::run::aims::{AIMED, is_usual};
 
 /// Grants of a slot that another process held, or while all slots were held.
@@ -94,6 +94,11 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         return table;
     }
     table.push(fault(CUT_HOLDING));
+    // Tokens have no slot number, and a command that runs another one does not verify.
+    if rules != Rules::Token && situations.shrunk_while_held > 0 && verifies(situations) {
+        let removed = situations.verified_removed;
+        table.push(Sometimes::new("verifications of a removed slot", removed, SHRINKS));
+    }
     let late = situations.long_after_cut;
     table.push(Sometimes::new("holders asked more than 1 s after a cut", late, LATE));
     let survived = situations.granted_after_failure;
@@ -108,4 +113,9 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         }
     }
     table
+}
+
+/// Returns whether verifications sent requests.
+fn verifies(situations: &Situations) -> bool {
+    situations.methods.iter().any(|hits| hits.verb == Verb::Verify && hits.sent > 0)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::actor::Actor;
 use super::aims::{Aims, Target};
@@ -35,6 +35,9 @@ const LONG_HOLD: Duration = Duration::from_secs(1);
 /// Shortest and longest time until a holder whose connections were cut is asked whether it still
 /// holds. It must have noticed the cut by then.
 const LATE: [Duration; 2] = [Duration::from_millis(1_200), Duration::from_secs(3)];
+
+/// Maximum time for which a holder of a slot that is being removed keeps it, to verify afterwards.
+const REMOVAL: Duration = Duration::from_secs(2);
 
 /// Maximum delay of the requests of a process.
 const SLOW: Duration = Duration::from_millis(30);
@@ -69,6 +72,15 @@ impl Strike {
     }
 }
 
+/// The size of the lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// The number of slots.
+    pub slots: u32,
+    /// Whether a change to it has not been answered yet.
+    pub changes: bool,
+}
+
 /// One cycle of a client.
 pub struct Cycle<'a> {
     /// Probabilities of faults.
@@ -79,6 +91,7 @@ pub struct Cycle<'a> {
     pub end: &'a End,
     /// The number of clients that hold.
     pub holders: &'a watch::Sender<u32>,
+    pub size: &'a watch::Sender<Size>,
     pub actor: &'a mut Actor,
     pub random: &'a mut StdRng,
     /// The fault. A cut that is aimed at a method stays armed until it takes effect.
@@ -111,7 +124,8 @@ enum Heard {
 
 /// An answer to an acquire, or the end of the cycle.
 enum Acquired {
-    Granted,
+    /// The number of the slot, if it has one.
+    Granted(Option<u32>),
     Refused,
     /// The process may hold, whatever it answered.
     Unknown,
@@ -131,15 +145,15 @@ impl Cycle<'_> {
         let delay =
             if slow { SLOW.mul_f64(self.random.random_range(0.0..1.0)) } else { Duration::ZERO };
         self.actor.slow(delay);
-        match self.acquire().await? {
-            Acquired::Granted => {}
+        let slot = match self.acquire().await? {
+            Acquired::Granted(slot) => slot,
             Acquired::Refused => {
                 self.pause(HOLD).await;
                 return Ok(true);
             }
             Acquired::Unknown => return self.recover().await,
             Acquired::Killed => return Ok(false),
-        }
+        };
         let holding = Holding::new(self.holders);
         if self.random.random_range(0..100) < self.faults.again {
             self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
@@ -174,7 +188,26 @@ impl Cycle<'_> {
             return Ok(false);
         }
         drop(holding);
+        if self.is_removed(slot).await {
+            match self.question(Verb::Verify).await? {
+                Heard::Holds => {}
+                Heard::Lost => return Ok(self.survives()),
+                Heard::Unknown => return self.recover().await,
+            }
+        }
         self.release().await
+    }
+
+    /// Returns whether the slot was removed. Waits for the end of a pending removal.
+    async fn is_removed(&self, slot: Option<u32>) -> bool {
+        let Some(slot) = slot else { return false };
+        let mut size = self.size.subscribe();
+        if size.borrow().slots < slot {
+            let settled = size.wait_for(|size| !size.changes);
+            let _ = timeout(REMOVAL, settled).await;
+        }
+        let size = *size.borrow();
+        size.slots < slot
     }
 
     async fn release(&mut self) -> Result<bool, String> {
@@ -243,7 +276,7 @@ impl Cycle<'_> {
             self.ask(Verb::Acquire, wait).await?
         };
         match answer {
-            Line::Ok(_) => Ok(Acquired::Granted),
+            Line::Ok(done) => Ok(Acquired::Granted(done.slot)),
             Line::Fail(why) if why == UNSUPPORTED => Err("acquire: unsupported".to_owned()),
             Line::Fail(why) if why == FULL => Ok(Acquired::Refused),
             // For example because it holds the result of an acquire that was unknown.

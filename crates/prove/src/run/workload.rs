@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::actor::Actor;
 use super::aims::{Aim, Aims};
-use super::cycle::{Cycle, Strike};
+use super::cycle::{Cycle, Size, Strike};
 use super::ending::{End, Ending};
 use super::error::RunError;
 use super::options::{RunOptions, Way};
@@ -44,6 +44,7 @@ struct Run {
     processes: Arc<AtomicU32>,
     /// The number of clients that hold.
     holders: watch::Sender<u32>,
+    size: watch::Sender<Size>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
     end: End,
 }
@@ -65,6 +66,7 @@ pub async fn play(
         recorder: recorder.clone(),
         processes: Arc::default(),
         holders: watch::Sender::default(),
+        size: watch::Sender::new(Size { slots: options.slots, changes: false }),
         troubles: Arc::default(),
         end: End::new(told),
     };
@@ -169,7 +171,10 @@ impl Run {
                 let all_held = holders.wait_for(|&holders| holders >= before);
                 let _ = timeout(resize_within, all_held).await;
             }
-            match actor.ask(Verb::Resize, None, Some(slots)).await {
+            self.size.send_replace(Size { slots, changes: true });
+            let answer = actor.ask(Verb::Resize, None, Some(slots)).await;
+            self.size.send_replace(Size { slots, changes: false });
+            match answer {
                 Ok(Line::Ok(_)) => {}
                 Ok(line) => self.trouble(format!("resize: {line:?}")),
                 Err(error) => {
@@ -228,6 +233,7 @@ impl Run {
                 aims: &self.aims,
                 end: &self.end,
                 holders: &self.holders,
+                size: &self.size,
                 actor: &mut actor,
                 random: &mut random,
                 strike: &mut strike,

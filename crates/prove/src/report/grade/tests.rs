@@ -28,6 +28,7 @@ fn enough() -> (Verdict, Situations) {
         very_long_waits: 20,
         long_after_cut: 20,
         alive_at_end: 4,
+        verified_removed: 20,
         granted_after_failure: 20,
         faults: faults.map(|(name, count)| (name.to_owned(), count)).into(),
         methods: vec![hits],

@@ -139,3 +139,19 @@ fn counts_clients_that_are_alive_at_the_last_grant() {
     assert_eq!(situations(client().killed(1).acquires(2)).alive_at_end, 0);
     assert_eq!(situations(client().acquires(2).killed(1)).alive_at_end, 1);
 }
+
+#[test]
+fn counts_verifications_of_removed_slots() {
+    let held = |slot: u32| {
+        queue().ask(1, Verb::Acquire).own(1, &format!("N-{slot}-B")).granted(1, slot)
+    };
+    let verified = |story: Story| {
+        situations(story.verifies(1).ok(1, Verb::Verify)).verified_removed
+    };
+    let removed = |slot: u32| held(slot).resize(9, 1).ok(9, Verb::Resize);
+    assert_eq!((verified(removed(1)), verified(removed(2))), (0, 1));
+    // The resize may not have removed it yet.
+    assert_eq!(verified(held(2).resize(9, 1)), 0);
+    let unsupported = removed(2).ask(1, Verb::Verify).failed(1, Verb::Verify, "unsupported");
+    assert_eq!(situations(unsupported).verified_removed, 0);
+}
