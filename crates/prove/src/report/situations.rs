@@ -80,6 +80,10 @@ pub const KILL_HOLDING: &str = "kill during a hold";
 pub const KILL_ACQUIRING: &str = "kill during an acquire";
 /// See [`KILL_HOLDING`].
 pub const CUT_HOLDING: &str = "cut during a hold";
+/// See [`KILL_HOLDING`].
+pub const CUT_RESIZING: &str = "cut in resize";
+/// See [`KILL_HOLDING`].
+pub const KILL_RESIZING: &str = "kill in resize";
 
 /// Counts the situations.
 pub(crate) fn read(history: &History, examined: &Examined) -> Situations {

@@ -4,7 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING, Situations};
+use super::situations::{
+    CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_HOLDING, KILL_RESIZING, Situations,
+};
 use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
 use crate::history::{Rules, Verb};
@@ -24,6 +26,8 @@ const LOST_RACES: u64 = 5;
 const FAULTS: u64 = 10;
 /// Holders that are asked more than 1 s after a cut.
 const LATE: u64 = 3;
+/// Faults of the administrator, of each kind.
+const STRUCK: u64 = 2;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
 
@@ -98,6 +102,12 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
     if rules != Rules::Token && situations.shrunk_while_held > 0 && verifies(situations) {
         let removed = situations.verified_removed;
         table.push(Sometimes::new("verifications of a removed slot", removed, SHRINKS));
+    }
+    if verdict.counts.get("resizes").is_some_and(|&resizes| resizes > 1) {
+        for name in [CUT_RESIZING, KILL_RESIZING] {
+            let seen = situations.faults.get(name).copied().unwrap_or_default();
+            table.push(Sometimes::new(name, seen, STRUCK));
+        }
     }
     let late = situations.long_after_cut;
     table.push(Sometimes::new("holders asked more than 1 s after a cut", late, LATE));

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::actor::Actor;
+use super::actor::{Actor, Blow};
 use super::aims::{Aims, Target};
 use super::ending::End;
 use crate::driver::message::{FULL, Line, UNSUPPORTED};
@@ -268,7 +268,8 @@ impl Cycle<'_> {
         let answer = if *self.strike == Strike::KillAcquiring {
             // Most acquires take much less than the maximum time.
             let after = KILL_WITHIN.mul_f64(self.random.random_range(0.0..1.0_f64).powi(4));
-            match self.actor.ask_and_kill(Verb::Acquire, wait, after).await {
+            let kill = (Blow::Kill, after);
+            match self.actor.ask_and_strike(Verb::Acquire, (wait, None), kill).await {
                 (true, _) => return Ok(Acquired::Killed),
                 (false, answer) => answer.map_err(|error: DriverError| error.to_string())?,
             }

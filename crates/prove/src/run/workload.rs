@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::actor::Actor;
+use super::actor::{Actor, Blow};
 use super::aims::{Aim, Aims};
 use super::cycle::{Cycle, Size, Strike};
 use super::ending::{End, Ending};
@@ -32,6 +32,17 @@ const LONG: f64 = 0.3;
 /// Maximum number of cycles in which a cut stays aimed at a method that is not sent.
 const TRIES: u32 = 8;
 
+/// Time within which an administrator is struck after a resize began. Most resizes take longer.
+const STRIKE_WITHIN: Duration = Duration::from_millis(20);
+
+/// Maximum time without faults of the administrator. After one, the size of the lock is less
+/// certain, so S3 and S9 find less.
+const SPARED: Duration = Duration::from_secs(20);
+
+/// Probability of a fault of the administrator in a resize, relative to that in a cycle. There
+/// are fewer resizes than cycles.
+const STRUCK: u32 = 2;
+
 /// Time limit of an acquire after the last fault.
 const RECOVERY: Duration = Duration::from_secs(10);
 
@@ -47,6 +58,12 @@ struct Run {
     size: watch::Sender<Size>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
     end: End,
+}
+
+/// A process that resizes the lock, and its driver.
+struct Administrator {
+    way: Way,
+    actor: Actor,
 }
 
 /// Runs and records the workload until it is stopped, but not longer than its duration.
@@ -81,7 +98,7 @@ pub async fn play(
         tasks.spawn(async move { run.client(&way, actor, random).await });
     }
     let mut resized = match administrator {
-        Some(actor) => Some(run.resize(actor, &mut random).await?),
+        Some(administrator) => Some(run.resize(administrator, &mut random).await?),
         None => None,
     };
     let (mut failed, mut clients) = (None, Vec::new());
@@ -93,13 +110,13 @@ pub async fn play(
         }
     }
     if failed.is_none() && !run.end.is_at_once() {
-        run.recover(resized.as_mut()).await?;
+        run.recover(resized.as_mut().map(|one| &mut one.actor)).await?;
     }
     // The clients are alive until then, so that what they keep is found.
     for client in clients {
         client.kill().await;
     }
-    if let Some(mut actor) = resized {
+    if let Some(Administrator { mut actor, .. }) = resized {
         // The lock is deleted from the broker afterwards.
         let _ = actor.ask(Verb::Destroy, None, None).await;
         actor.kill().await;
@@ -133,29 +150,36 @@ impl Run {
 
     /// Returns a process that has created the lock: a process of the implementation, or of the
     /// driver in the options. Returns `None` if there is no lock to administer.
-    async fn administrator(&self) -> Result<Option<Actor>, RunError> {
-        if let Way::Driver(_) = self.options.way {
-            let own = self.start(&self.options.way).await?.create(self.options.slots).await?;
-            if own.is_some() {
-                return Ok(own);
+    async fn administrator(&self) -> Result<Option<Administrator>, RunError> {
+        let way = self.options.way.clone();
+        if let Way::Driver(_) = way {
+            let own = self.start(&way).await?.create(self.options.slots).await?;
+            if let Some(actor) = own {
+                return Ok(Some(Administrator { way, actor }));
             }
         }
         // The implementation creates locks of other kinds itself.
         if self.options.rules == Rules::None {
             return Ok(None);
         }
-        let administrator = Way::Driver(self.options.administrator.clone());
-        let other = self.start(&administrator).await?.create(self.options.slots).await?;
-        other.ok_or_else(|| RunError::Create(UNSUPPORTED.to_owned())).map(Some)
+        let way = Way::Driver(self.options.administrator.clone());
+        let other = self.start(&way).await?.create(self.options.slots).await?;
+        let actor = other.ok_or_else(|| RunError::Create(UNSUPPORTED.to_owned()))?;
+        Ok(Some(Administrator { way, actor }))
     }
 
     /// Resizes the lock between 1 and the maximum until the end of the run.
-    async fn resize(&self, mut actor: Actor, random: &mut StdRng) -> Result<Actor, RunError> {
-        let RunOptions { slots: most, resize_within, .. } = *self.options;
+    async fn resize(
+        &self,
+        mut administrator: Administrator,
+        random: &mut StdRng,
+    ) -> Result<Administrator, RunError> {
+        let RunOptions { slots: most, resize_within, duration, .. } = *self.options;
         if most == 1 || resize_within.is_zero() {
             self.end.reached().await;
-            return Ok(actor);
+            return Ok(administrator);
         }
+        let spared = Instant::now() + SPARED.min(duration / 3);
         let mut slots = most;
         loop {
             let pause = resize_within.mul_f64(random.random_range(0.2..1.0));
@@ -171,19 +195,53 @@ impl Run {
                 let all_held = holders.wait_for(|&holders| holders >= before);
                 let _ = timeout(resize_within, all_held).await;
             }
+            let blow = self.blow(random).filter(|_| Instant::now() >= spared);
+            let after = STRIKE_WITHIN.mul_f64(random.random_range(0.0..1.0));
             self.size.send_replace(Size { slots, changes: true });
-            let answer = actor.ask(Verb::Resize, None, Some(slots)).await;
+            let usable = self.resize_to(&mut administrator.actor, slots, blow, after).await;
             self.size.send_replace(Size { slots, changes: false });
-            match answer {
-                Ok(Line::Ok(_)) => {}
-                Ok(line) => self.trouble(format!("resize: {line:?}")),
-                Err(error) => {
-                    self.trouble(format!("resize: {error}"));
-                    break;
-                }
+            if !usable {
+                administrator.actor.kill().await;
+                administrator.actor = self.start(&administrator.way).await?;
             }
         }
-        Ok(actor)
+        Ok(administrator)
+    }
+
+    /// Draws a fault of the administrator.
+    fn blow(&self, random: &mut StdRng) -> Option<Blow> {
+        let Faults { kill, cut, .. } = self.options.faults;
+        let drawn = random.random_range(0..100);
+        if drawn < kill * STRUCK {
+            Some(Blow::Kill)
+        } else if drawn < (kill + cut) * STRUCK {
+            Some(Blow::Cut)
+        } else {
+            None
+        }
+    }
+
+    /// Resizes the lock. Returns whether the process can still be used.
+    async fn resize_to(
+        &self,
+        actor: &mut Actor,
+        slots: u32,
+        blow: Option<Blow>,
+        after: Duration,
+    ) -> bool {
+        let (struck, answer) = match blow {
+            Some(blow) => {
+                let sizes = (None, Some(slots));
+                actor.ask_and_strike(Verb::Resize, sizes, (blow, after)).await
+            }
+            None => (false, actor.ask(Verb::Resize, None, Some(slots)).await),
+        };
+        let killed = struck && blow == Some(Blow::Kill);
+        let usable = !killed && answer.is_ok();
+        if !struck {
+            self.is_done("resize", answer);
+        }
+        usable
     }
 
     /// After all faults, sets the maximum number of slots and acquires each of them. The requests

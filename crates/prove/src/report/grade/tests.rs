@@ -4,14 +4,23 @@ use super::*;
 use crate::check::LONG_WAITS;
 use crate::check::tests::Story;
 use crate::check::verdict::Cause;
-use crate::report::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING};
+use crate::report::situations::{
+    CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_HOLDING, KILL_RESIZING,
+};
 
 /// Returns a verdict without violations, of a run in which all required situations occurred.
 fn enough() -> (Verdict, Situations) {
     let counts =
         [("contended hand-overs", 5000), ("refusals", 100), ("resizes", 100), (LONG_WAITS, 1)];
     let counts = counts.map(|(name, count)| (name.to_owned(), count)).into();
-    let faults = [(KILL_HOLDING, 20), (KILL_ACQUIRING, 20), (CUT_HOLDING, 20), ("x while idle", 9)];
+    let faults = [
+        (KILL_HOLDING, 20),
+        (KILL_ACQUIRING, 20),
+        (CUT_HOLDING, 20),
+        (CUT_RESIZING, 5),
+        (KILL_RESIZING, 5),
+        ("x while idle", 9),
+    ];
     let hits = Hits {
         verb: Verb::Acquire,
         method: "queue.declare".to_owned(),
@@ -60,7 +69,7 @@ fn gives_both_grades_if_enough_was_tested() {
     assert_eq!(given(&history(), &enough(), Some(&right)), [Given::Yes, Given::Yes]);
     let (verdict, situations) = enough();
     let grades = grades(&history(), &verdict, &situations, Some(&right));
-    assert_eq!((grades[0].trials, grades[1].trials), (5000, 60));
+    assert_eq!((grades[0].trials, grades[1].trials), (5000, 70));
 }
 
 #[test]
@@ -103,6 +112,10 @@ fn gives_no_grade_if_a_situation_is_missing() {
         situations.faults.remove(KILL_ACQUIRING);
     });
     assert_eq!(killed, second);
+    let unstruck = run(|_, situations| {
+        situations.faults.remove(KILL_RESIZING);
+    });
+    assert_eq!(unstruck, second);
     assert_eq!(run(|_, situations| situations.long_after_cut = 0), second);
     assert_eq!(run(|_, situations| situations.alive_at_end = 0), second);
     assert_eq!(run(|_, situations| situations.granted_after_failure = 0), second);

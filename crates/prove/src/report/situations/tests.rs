@@ -27,6 +27,7 @@ fn names_a_kill_by_the_state_of_the_process() {
     let verifying = queue().acquires(1).ask(1, Verb::Verify);
     assert_eq!(faults(kill(verifying)), one("kill during a hold"));
     assert_eq!(faults(kill(queue().acquires(1).releases(1))), one("kill while idle"));
+    assert_eq!(faults(kill(queue().resize(1, 1))), one(KILL_RESIZING));
 }
 
 #[test]
