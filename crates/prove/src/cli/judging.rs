@@ -206,7 +206,7 @@ fn options(arguments: &RunArguments) -> Result<RunOptions, String> {
         duration: Duration::from_secs(arguments.seconds),
         clients: arguments.clients,
         slots: arguments.slots,
-        faults: if arguments.no_faults { Faults::NONE } else { Faults::SOME },
+        faults: if arguments.no_faults { Faults::AGAIN } else { Faults::SOME },
         resize_within: RESIZE_WITHIN,
         program: std::env::current_exe().map_err(|error| error.to_string())?,
     })

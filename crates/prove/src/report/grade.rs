@@ -73,7 +73,7 @@ pub(super) fn grades(
         given: Given::NotGiven,
         violations: violating(0),
         trials: contended,
-        sometimes: excludes(rules, verdict, situations),
+        sometimes: excludes(&history.header, verdict, situations),
         reasons: reasons(0, &history.header, verdict, tested),
     };
     let mut second = Grade {

@@ -27,6 +27,9 @@ pub struct Situations {
     /// Verifications of a held slot after the end of the resize that removed it.
     #[serde(default)]
     pub verified_removed: u64,
+    /// Acquires of a process that already held, and those of them that it does not support.
+    #[serde(default)]
+    pub acquired_again: [u64; 2],
     /// Requests for a slot that the broker refused because another connection had acquired it
     /// first.
     pub lost_races: u64,
@@ -127,6 +130,8 @@ struct Process {
     resized: Option<u32>,
     /// Whether the pending operation has a time limit that is not 0.
     waits: bool,
+    /// Whether the pending operation is the acquire of a process that holds.
+    again: bool,
     /// Whether the pending operation is the verification of a slot that was removed.
     removed: bool,
     /// When its connections were cut while it held, if it has executed no operation since.
@@ -187,14 +192,15 @@ impl Reader {
     fn event(&mut self, at: Position, event: &Event) {
         match &event.what {
             What::Operation(operation) => {
-                let slot = self.held(operation.process, at).flatten();
-                let removed = slot.zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
+                let held = self.held(operation.process, at);
+                let removed = held.flatten().zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));
                     process.sent.clear();
                     let wait = operation.wait_ms.unwrap_or_default();
                     (process.waits, process.resized) = (wait > 0, operation.slots);
+                    process.again = held.is_some() && operation.verb == Verb::Acquire;
                     process.removed = removed && operation.verb == Verb::Verify;
                     let late = process.cut_at.take().is_some_and(|cut| event.at > cut + NOTICE_US);
                     self.situations.long_after_cut += u64::from(late);
@@ -229,6 +235,8 @@ impl Reader {
     fn answer(&mut self, operation: &Operation) {
         let process = self.processes.entry(operation.process).or_default();
         let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
+        self.situations.acquired_again[0] += u64::from(process.again);
+        self.situations.acquired_again[1] += u64::from(process.again && unsupported);
         let answered = !unsupported && operation.phase != Phase::Info;
         self.situations.verified_removed += u64::from(process.removed && answered);
         match (operation.verb, operation.phase) {

@@ -9,13 +9,15 @@ use super::situations::{
 };
 use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
-use crate::history::{Rules, Verb};
+use crate::history::{Header, Rules, Verb};
 use crate::run::aims::{AIMED, is_usual};
 
 /// Grants of a slot that another process held, or while all slots were held.
 const CONTENDED: u64 = 500;
 /// Acquires that found no free slot.
 const REFUSALS: u64 = 10;
+/// Acquires of a process that already holds.
+const AGAIN: u64 = 10;
 /// Acquires whose time limit ended, and acquires with the longest time limit.
 const WAITS: u64 = 5;
 /// Resizes to fewer slots, of each kind.
@@ -59,13 +61,24 @@ impl Sometimes {
 }
 
 /// Returns the table of grade 0: the lock excludes.
-pub(super) fn excludes(rules: Rules, verdict: &Verdict, situations: &Situations) -> Vec<Sometimes> {
+pub(super) fn excludes(
+    header: &Header,
+    verdict: &Verdict,
+    situations: &Situations,
+) -> Vec<Sometimes> {
+    let rules = header.protocol;
     let count = |name: &str| verdict.counts.get(name).copied().unwrap_or_default();
     let mut table = vec![
         Sometimes::new("contended hand-overs", count("contended hand-overs"), CONTENDED),
         Sometimes::new("refusals", count("refusals"), REFUSALS),
         Sometimes::new("refusals at the end of a wait", situations.timed_out, WAITS),
     ];
+    // A command that runs another one cannot be asked, and a driver need not offer it.
+    let [again, unsupported] = situations.acquired_again;
+    let is_command = header.played.as_ref().is_some_and(|played| played.exec.is_some());
+    if !is_command && (again == 0 || again > unsupported) {
+        table.push(Sometimes::new("acquires of a holder", again - unsupported, AGAIN));
+    }
     // Resizes are not required if no program resizes the lock.
     if rules != Rules::None || count("resizes") > 0 {
         let (held, acquired) = (situations.shrunk_while_held, situations.shrunk_while_acquired);

@@ -278,6 +278,11 @@ impl Run {
         mut random: StdRng,
     ) -> Result<Actor, RunError> {
         let (mut strike, mut tries) = (Strike::Nothing, 0);
+        let mut faults = self.options.faults;
+        if let Way::Exec(..) = way {
+            // The prover itself would refuse it.
+            faults.again = 0;
+        }
         while !self.end.is_reached() {
             let drawn = self.strike(&mut random);
             // A cut stays aimed at its method until the method is sent.
@@ -287,7 +292,7 @@ impl Run {
             }
             tries += 1;
             let mut cycle = Cycle {
-                faults: self.options.faults,
+                faults,
                 aims: &self.aims,
                 end: &self.end,
                 holders: &self.holders,

@@ -36,6 +36,7 @@ fn enough() -> (Verdict, Situations) {
         timed_out: 20,
         very_long_waits: 20,
         long_after_cut: 20,
+        acquired_again: [20, 0],
         alive_at_end: 4,
         verified_removed: 20,
         granted_after_failure: 20,
@@ -101,6 +102,10 @@ fn gives_no_grade_if_a_situation_is_missing() {
     assert_eq!(contended, [Given::NotGiven; 2]);
     assert_eq!(run(|_, situations| situations.lost_races = 0), [Given::NotGiven; 2]);
     assert_eq!(run(|_, situations| situations.timed_out = 0), [Given::NotGiven; 2]);
+    assert_eq!(run(|_, situations| situations.acquired_again = [0, 0]), [Given::NotGiven; 2]);
+    // The driver does not offer it.
+    let unsupported = run(|_, situations| situations.acquired_again = [20, 20]);
+    assert_eq!(unsupported, [Given::Yes; 2]);
     let second = [Given::Yes, Given::NotGiven];
     assert_eq!(run(|_, situations| situations.very_long_waits = 0), second);
     let without_recovery = run(|verdict, _| {

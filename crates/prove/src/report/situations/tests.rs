@@ -156,3 +156,14 @@ fn counts_verifications_of_removed_slots() {
     let unsupported = removed(2).ask(1, Verb::Verify).failed(1, Verb::Verify, "unsupported");
     assert_eq!(situations(unsupported).verified_removed, 0);
 }
+
+#[test]
+fn counts_acquires_of_holders() {
+    let again = |story: Story, why: &str| {
+        let story = story.ask(1, Verb::Acquire).failed(1, Verb::Acquire, why);
+        situations(story).acquired_again
+    };
+    assert_eq!(again(queue().acquires(1), "it holds"), [1, 0]);
+    assert_eq!(again(queue().acquires(1), "unsupported"), [1, 1]);
+    assert_eq!(again(queue().acquires(1).releases(1), "full"), [0, 0]);
+}
