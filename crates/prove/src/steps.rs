@@ -1,6 +1,6 @@
 //! Explores every interleaving of a few operations on a real broker. Each client acquires once;
 //! an administrator may resize the lock at the same time. See `explore` for the search, `lab`
-//! for one execution, and `run` for a random workload with faults.
+//! for one execution, `schedules` for random schedules, and `run` for a random workload with faults.
 
 mod answered;
 mod cuts;
@@ -12,6 +12,7 @@ mod options;
 pub mod pct;
 mod player;
 pub mod request;
+pub mod schedules;
 #[cfg(test)]
 mod sim;
 mod stage;

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::scheduled::Scheduled;
 use super::situations::{
     CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_HOLDING, KILL_RESIZING, Situations,
 };
@@ -16,6 +17,8 @@ use crate::run::aims::{AIMED, is_usual};
 const CONTENDED: u64 = 500;
 /// Acquires that found no free slot.
 const REFUSALS: u64 = 10;
+/// Random schedules in which the prover decides the order of the requests.
+const SCHEDULES: u64 = 20;
 /// Acquires of a process that already holds.
 const AGAIN: u64 = 10;
 /// Acquires whose time limit ended, and acquires with the longest time limit.
@@ -33,8 +36,10 @@ const STRUCK: u64 = 2;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
 
-/// The situations that the end of a run adds, not its course.
-pub(super) const AT_END: [&str; 2] = [LONG, ALIVE];
+/// The situations that the course of a workload does not cause, but its end, or another part of
+/// the run.
+pub(super) const OUTSIDE: [&str; 3] = [LONG, ALIVE, SCHEDULED];
+const SCHEDULED: &str = "random schedules of requests";
 const LONG: &str = "acquires that may wait 2 s or more";
 const ALIVE: &str = "clients alive at the last acquire";
 
@@ -65,6 +70,7 @@ pub(super) fn excludes(
     header: &Header,
     verdict: &Verdict,
     situations: &Situations,
+    scheduled: Option<&Scheduled>,
 ) -> Vec<Sometimes> {
     let rules = header.protocol;
     let count = |name: &str| verdict.counts.get(name).copied().unwrap_or_default();
@@ -78,6 +84,11 @@ pub(super) fn excludes(
     let is_command = header.played.as_ref().is_some_and(|played| played.exec.is_some());
     if !is_command && (again == 0 || again > unsupported) {
         table.push(Sometimes::new("acquires of a holder", again - unsupported, AGAIN));
+    }
+    // The requests of a command that runs another one are not controlled.
+    if !is_command && rules != Rules::None {
+        let executions = scheduled.map_or(0, |scheduled| scheduled.executions);
+        table.push(Sometimes::new(SCHEDULED, executions, SCHEDULES));
     }
     // Resizes are not required if no program resizes the lock.
     if rules != Rules::None || count("resizes") > 0 {

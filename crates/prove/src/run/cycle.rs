@@ -114,14 +114,6 @@ impl Drop for Holding {
     }
 }
 
-/// The answer of a holder to a question about its hold.
-enum Heard {
-    Holds,
-    Lost,
-    /// The process may hold.
-    Unknown,
-}
-
 /// An answer to an acquire, or the end of the cycle.
 enum Acquired {
     /// The number of the slot, if it has one.
@@ -145,15 +137,19 @@ impl Cycle<'_> {
         let delay =
             if slow { SLOW.mul_f64(self.random.random_range(0.0..1.0)) } else { Duration::ZERO };
         self.actor.slow(delay);
-        let slot = match self.acquire().await? {
-            Acquired::Granted(slot) => slot,
+        match self.acquire().await? {
+            Acquired::Granted(slot) => self.hold(slot).await,
             Acquired::Refused => {
                 self.pause(HOLD).await;
-                return Ok(true);
+                Ok(true)
             }
-            Acquired::Unknown => return self.recover().await,
-            Acquired::Killed => return Ok(false),
-        };
+            Acquired::Unknown => self.recover().await,
+            Acquired::Killed => Ok(false),
+        }
+    }
+
+    /// Holds for some time and releases. Returns whether the process can still be used.
+    async fn hold(&mut self, slot: Option<u32>) -> Result<bool, String> {
         let holding = Holding::new(self.holders);
         if self.random.random_range(0..100) < self.faults.again {
             self.ask(Verb::Acquire, Some(Duration::ZERO)).await?;
@@ -178,22 +174,18 @@ impl Cycle<'_> {
             }
             let verify = verifies || self.random.random_bool(0.7);
             let verb = if verify { Verb::Verify } else { Verb::Believes };
-            match self.question(verb).await? {
-                Heard::Holds => {}
-                Heard::Lost => return Ok(self.survives()),
-                Heard::Unknown => return self.recover().await,
+            if let Some(usable) = self.ended(verb).await? {
+                return Ok(usable);
             }
         }
         if *self.strike == Strike::KillHolding {
             return Ok(false);
         }
         drop(holding);
-        if self.is_removed(slot).await {
-            match self.question(Verb::Verify).await? {
-                Heard::Holds => {}
-                Heard::Lost => return Ok(self.survives()),
-                Heard::Unknown => return self.recover().await,
-            }
+        if self.is_removed(slot).await
+            && let Some(usable) = self.ended(Verb::Verify).await?
+        {
+            return Ok(usable);
         }
         self.release().await
     }
@@ -215,13 +207,15 @@ impl Cycle<'_> {
         Ok(released || self.survives())
     }
 
-    /// Asks a holder whether it still holds. A driver that does not offer the question holds.
-    async fn question(&mut self, verb: Verb) -> Result<Heard, String> {
+    /// Asks a holder whether it still holds. Returns `None` if it does, or does not offer the
+    /// question. Otherwise returns whether the process can still be used.
+    async fn ended(&mut self, verb: Verb) -> Result<Option<bool>, String> {
         Ok(match self.ask(verb, None).await? {
-            Line::Ok(_) => Heard::Holds,
-            Line::Fail(why) if why == UNSUPPORTED => Heard::Holds,
-            Line::Fail(_) | Line::Lost(_) => Heard::Lost,
-            Line::Info(_) => Heard::Unknown,
+            Line::Ok(_) => None,
+            Line::Fail(why) if why == UNSUPPORTED => None,
+            Line::Fail(_) | Line::Lost(_) => Some(self.survives()),
+            // It may still hold.
+            Line::Info(_) => Some(self.recover().await?),
         })
     }
 
@@ -238,10 +232,8 @@ impl Cycle<'_> {
             verbs.reverse();
         }
         for verb in verbs {
-            match self.question(verb).await? {
-                Heard::Holds => {}
-                Heard::Lost => return Ok(self.survives()),
-                Heard::Unknown => return self.recover().await,
+            if let Some(usable) = self.ended(verb).await? {
+                return Ok(usable);
             }
         }
         self.release().await

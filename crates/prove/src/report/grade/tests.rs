@@ -51,6 +51,13 @@ fn tested(property: Option<Property>, right: bool) -> Tested {
     Tested { bug, property, cause: None, found: 0, others: 0, right }
 }
 
+/// Enough random schedules without a violation.
+const SCHEDULED: Scheduled = Scheduled { executions: 30, violations: Vec::new() };
+
+fn evidence<'a>(controls: Option<&'a [Tested]>, scheduled: &'a Scheduled) -> Evidence<'a> {
+    Evidence { controls, scheduled: Some(scheduled) }
+}
+
 fn history() -> History {
     Story::new(Rules::ExclusiveQueue, 1).history()
 }
@@ -60,7 +67,7 @@ fn given(
     (verdict, situations): &(Verdict, Situations),
     tested: Option<&[Tested]>,
 ) -> [Given; 2] {
-    let grades = grades(history, verdict, situations, tested);
+    let grades = grades(history, verdict, situations, evidence(tested, &SCHEDULED));
     [grades[0].given, grades[1].given]
 }
 
@@ -69,7 +76,9 @@ fn gives_both_grades_if_enough_was_tested() {
     let right = [tested(None, true), tested(Some(Property::S2), true)];
     assert_eq!(given(&history(), &enough(), Some(&right)), [Given::Yes, Given::Yes]);
     let (verdict, situations) = enough();
-    let grades = grades(&history(), &verdict, &situations, Some(&right));
+    let scheduled = SCHEDULED;
+    let evidence = evidence(Some(&right), &scheduled);
+    let grades = grades(&history(), &verdict, &situations, evidence);
     assert_eq!((grades[0].trials, grades[1].trials), (5000, 70));
 }
 
@@ -166,4 +175,24 @@ fn a_violation_soon_after_a_fault_denies_only_grade_1() {
     let story = || Story::new(Rules::ExclusiveQueue, 1).acquires(1).fault(1, "cut");
     assert_eq!(violated(story().lost(1), Property::S2), [Given::Yes, Given::No]);
     assert_eq!(violated(story().acquires(1), Property::S4), [Given::Yes, Given::No]);
+}
+
+#[test]
+fn a_violation_in_a_random_schedule_denies_the_grades_that_require_the_property() {
+    let (verdict, situations) = enough();
+    let given = |scheduled: &Scheduled| {
+        let evidence = evidence(Some(&[]), scheduled);
+        let grades = grades(&history(), &verdict, &situations, evidence);
+        [grades[0].given, grades[1].given]
+    };
+    assert_eq!(given(&SCHEDULED), [Given::Yes; 2]);
+    assert_eq!(given(&Scheduled { executions: 3, ..SCHEDULED }), [Given::NotGiven; 2]);
+    let violated = |property| {
+        let (what, processes) = (String::new(), vec![1]);
+        let (cause, rule) = (Cause::Client, None);
+        let one = Violation { property, cause, at: 0, event: 0, processes, what, rule };
+        given(&Scheduled { violations: vec![one], ..SCHEDULED })
+    };
+    assert_eq!(violated(Property::S4), [Given::No; 2]);
+    assert_eq!(violated(Property::S6), [Given::Yes, Given::No]);
 }
