@@ -60,9 +60,11 @@ async fn the_report_shows_how_often_each_situation_occurred() {
         row["seen"].as_u64().unwrap()
     };
     // Each cycle or the run itself provokes these, so even a busy machine meets them.
-    for situation in
-        ["acquires of a holder", "random schedules of requests", "clients alive at the last acquire"]
-    {
+    for situation in [
+        "acquires of a holder",
+        "random schedules of requests",
+        "clients alive at the last acquire",
+    ] {
         assert!(seen(situation) > 0, "{situation}");
     }
     for situation in [

@@ -30,10 +30,10 @@ use crate::check::{JudgeError, examine};
 use crate::controls::Control;
 use crate::history::{Header, History};
 use grade::{Evidence, Given, Grade, grades};
+pub use scheduled::Scheduled;
 use shares::{Share, shares};
 use situations::Situations;
 use sometimes::Sometimes;
-pub use scheduled::Scheduled;
 pub use tested::Tested;
 
 /// Maximum number of violations of one property that are printed and drawn.
@@ -115,7 +115,8 @@ impl Report {
         let controls: Option<Vec<Tested>> =
             controls.map(|controls| controls.iter().map(Tested::new).collect());
         let grades = if history.has_operations() {
-            let evidence = Evidence { controls: controls.as_deref(), scheduled: scheduled.as_ref() };
+            let evidence =
+                Evidence { controls: controls.as_deref(), scheduled: scheduled.as_ref() };
             grades(history, &examined.verdict, &situations, evidence)
         } else {
             Vec::new()

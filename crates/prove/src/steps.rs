@@ -9,6 +9,7 @@ pub mod explore;
 pub mod faults;
 mod lab;
 mod options;
+mod pauses;
 pub mod pct;
 mod player;
 pub mod request;

@@ -10,7 +10,8 @@ use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
 use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
-    CUT, ConnectionState, Event, Frame, History, KILL, Operation, Phase, ProcessState, Sender, Verb, What,
+    CUT, ConnectionState, Event, Frame, History, KILL, Operation, Phase, ProcessState, Sender,
+    Verb, What,
 };
 use crate::run::aims::{AFTER, BEFORE, is_request};
 
@@ -193,7 +194,8 @@ impl Reader {
         match &event.what {
             What::Operation(operation) => {
                 let held = self.held(operation.process, at);
-                let removed = held.flatten().zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
+                let removed =
+                    held.flatten().zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));

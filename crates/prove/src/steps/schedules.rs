@@ -1,22 +1,19 @@
 //! Draws random schedules of an implementation during a run: two clients acquire the only slot
-//! while an administrator removes it. See `pct` for the schedules, and `explore` for a systematic
+//! while an administrator removes it. See `pauses` for the schedules, and `explore` for a systematic
 //! search.
 
 use std::time::{Duration, Instant};
 
-use super::explore::{Choice, Scheduler, explore};
+use super::explore::explore;
 use super::lab::{Lab, Violated};
 use super::options::{InjectedFaults, Resizes, StepsOptions};
-use super::pct::Pct;
+use super::pauses::Pauses;
 use super::request::Request;
 use super::{StepsError, stage};
 use crate::run::{RunOptions, Way};
 
 /// Maximum number of schedules.
 const MOST: u64 = 100;
-
-/// Expected number of steps of a schedule. Each one corrects it.
-const STEPS: usize = 20;
 
 /// The schedules that were executed.
 #[derive(Clone, Debug)]
@@ -56,36 +53,9 @@ pub async fn schedules(
     };
     let stage = stage::Stage { run: super::run_options(&options), administrator: None };
     let mut lab = Lab::new(&options, stage);
-    let pct = Pct::new(options.seed, MOST, STEPS);
-    let mut scheduler = Until { pct, end: Instant::now() + within, is_found: false };
-    let explored = explore(&mut lab, &mut scheduler, MOST).await;
+    let mut pauses = Pauses::new(options.seed, Instant::now() + within);
+    let explored = explore(&mut lab, &mut pauses, MOST).await;
     lab.close().await;
     let explored = explored?;
     Ok(Some(Schedules { executions: explored.executions, violation: explored.fault }))
-}
-
-/// Random schedules until a time, or until one violates a property.
-struct Until {
-    pct: Pct,
-    end: Instant,
-    is_found: bool,
-}
-
-impl Scheduler<Request> for Until {
-    fn choose(&mut self, steps: &[Request]) -> Choice<Request> {
-        self.pct.choose(steps)
-    }
-
-    fn again(&mut self) {
-        Scheduler::<Request>::again(&mut self.pct);
-    }
-
-    fn next(&mut self) -> bool {
-        let goes_on = !self.is_found && Instant::now() < self.end;
-        goes_on && Scheduler::<Request>::next(&mut self.pct)
-    }
-
-    fn limit(&mut self, _: usize) {
-        self.is_found = true;
-    }
 }

@@ -143,12 +143,10 @@ fn counts_clients_that_are_alive_at_the_last_grant() {
 
 #[test]
 fn counts_verifications_of_removed_slots() {
-    let held = |slot: u32| {
-        queue().ask(1, Verb::Acquire).own(1, &format!("N-{slot}-B")).granted(1, slot)
-    };
-    let verified = |story: Story| {
-        situations(story.verifies(1).ok(1, Verb::Verify)).verified_removed
-    };
+    let held =
+        |slot: u32| queue().ask(1, Verb::Acquire).own(1, &format!("N-{slot}-B")).granted(1, slot);
+    let verified =
+        |story: Story| situations(story.verifies(1).ok(1, Verb::Verify)).verified_removed;
     let removed = |slot: u32| held(slot).resize(9, 1).ok(9, Verb::Resize);
     assert_eq!((verified(removed(1)), verified(removed(2))), (0, 1));
     // The resize may not have removed it yet.
