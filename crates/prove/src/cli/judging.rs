@@ -70,7 +70,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// Duration of the workload, in seconds
+    /// Duration of the workload, in seconds. Random schedules take up to a quarter of it in addition
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 

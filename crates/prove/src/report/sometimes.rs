@@ -18,7 +18,7 @@ const CONTENDED: u64 = 500;
 /// Acquires that found no free slot.
 const REFUSALS: u64 = 10;
 /// Random schedules in which the prover decides the order of the requests.
-const SCHEDULES: u64 = 20;
+const SCHEDULES: u64 = 10;
 /// Acquires of a process that already holds.
 const AGAIN: u64 = 10;
 /// Acquires whose time limit ended, and acquires with the longest time limit.

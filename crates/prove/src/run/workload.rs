@@ -180,7 +180,7 @@ impl Run {
             return Ok(administrator);
         }
         let spared = Instant::now() + SPARED.min(duration / 3);
-        let mut slots = most;
+        let (mut slots, mut blow) = (most, None);
         loop {
             let pause = resize_within.mul_f64(random.random_range(0.2..1.0));
             tokio::select! {
@@ -195,10 +195,16 @@ impl Run {
                 let all_held = holders.wait_for(|&holders| holders >= before);
                 let _ = timeout(resize_within, all_held).await;
             }
-            let blow = self.blow(random).filter(|_| Instant::now() >= spared);
+            let spoiled = blow.is_some();
+            blow = self.blow(random).filter(|_| Instant::now() >= spared);
             let after = STRIKE_WITHIN.mul_f64(random.random_range(0.0..1.0));
             self.size.send_replace(Size { slots, changes: true });
-            let usable = self.resize_to(&mut administrator.actor, slots, blow, after).await;
+            let (usable, failure) =
+                self.resize_to(&mut administrator.actor, slots, blow, after).await;
+            // A cut may also fail the next resize.
+            if let Some(failure) = failure.filter(|_| !spoiled) {
+                self.trouble(format!("resize: {failure}"));
+            }
             self.size.send_replace(Size { slots, changes: false });
             if !usable {
                 administrator.actor.kill().await;
@@ -221,14 +227,15 @@ impl Run {
         }
     }
 
-    /// Resizes the lock. Returns whether the process can still be used.
+    /// Resizes the lock. Returns whether the process can still be used, and the failure if the
+    /// process was not struck.
     async fn resize_to(
         &self,
         actor: &mut Actor,
         slots: u32,
         blow: Option<Blow>,
         after: Duration,
-    ) -> bool {
+    ) -> (bool, Option<String>) {
         let (struck, answer) = match blow {
             Some(blow) => {
                 let sizes = (None, Some(slots));
@@ -238,10 +245,12 @@ impl Run {
         };
         let killed = struck && blow == Some(Blow::Kill);
         let usable = !killed && answer.is_ok();
-        if !struck {
-            self.is_done("resize", answer);
-        }
-        usable
+        let failure = match answer {
+            Ok(Line::Ok(_)) => None,
+            Ok(line) => Some(format!("{line:?}")),
+            Err(error) => Some(error.to_string()),
+        };
+        (usable, failure.filter(|_| !struck))
     }
 
     /// After all faults, sets the maximum number of slots and acquires each of them. The requests
