@@ -119,6 +119,19 @@ fn alive_at_end(examined: &Examined) -> u64 {
 /// The sides of a method, with the position of their counts.
 const SIDES: [(&str, usize); 2] = [(BEFORE, 1), (AFTER, 2)];
 
+/// What the pending operation of a process is.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Asked {
+    /// An acquire with a time limit that is not 0.
+    Wait,
+    /// The acquire of a process that holds.
+    Again,
+    /// The verification of a slot that was removed.
+    Removed,
+    #[default]
+    Other,
+}
+
 /// The state of a process.
 #[derive(Default)]
 struct Process {
@@ -129,12 +142,7 @@ struct Process {
     fault: Option<Fault>,
     /// The number of slots that the pending operation requests.
     resized: Option<u32>,
-    /// Whether the pending operation has a time limit that is not 0.
-    waits: bool,
-    /// Whether the pending operation is the acquire of a process that holds.
-    again: bool,
-    /// Whether the pending operation is the verification of a slot that was removed.
-    removed: bool,
+    asked: Asked,
     /// When its connections were cut while it held, if it has executed no operation since.
     cut_at: Option<u64>,
     /// Whether it lost its slot, or an operation failed, since its last grant.
@@ -147,9 +155,12 @@ struct Fault {
     holds: bool,
 }
 
+/// The begin, the end and the slot of a hold.
+type Held = (Position, Position, Option<u32>);
+
 struct Reader {
     /// The holds of each process, in the order of time.
-    holds: BTreeMap<u32, Vec<(Position, Position, Option<u32>)>>,
+    holds: BTreeMap<u32, Vec<Held>>,
     /// The number of slots, unless it is being changed.
     slots: Option<u32>,
     processes: BTreeMap<u32, Process>,
@@ -183,27 +194,35 @@ impl Reader {
         self.held(process, at).is_some()
     }
 
-    /// Returns the hold of the process at this position, or until it, with its slot.
-    fn held(&self, process: u32, at: Position) -> Option<Option<u32>> {
+    /// Returns the hold of the process at this position, or until it.
+    fn held(&self, process: u32, at: Position) -> Option<&Held> {
         let all = self.holds.get(&process).map_or(&[][..], Vec::as_slice);
         let begun = all.partition_point(|&(granted, ..)| granted < at);
-        all[..begun].last().filter(|&&(_, end, _)| end >= at).map(|&(.., slot)| slot)
+        all[..begun].last().filter(|&&(_, end, _)| end >= at)
+    }
+
+    /// Returns what an operation is for a process in its state.
+    fn asked(&self, operation: &Operation, at: Position) -> Asked {
+        let held = self.held(operation.process, at);
+        let is_removed = |&(.., slot): &Held| slot.zip(self.slots).is_some_and(|(a, b)| a > b);
+        match operation.verb {
+            Verb::Acquire if held.is_some() => Asked::Again,
+            Verb::Acquire if operation.wait_ms.is_some_and(|wait| wait > 0) => Asked::Wait,
+            Verb::Verify if held.is_some_and(is_removed) => Asked::Removed,
+            _ => Asked::Other,
+        }
     }
 
     fn event(&mut self, at: Position, event: &Event) {
         match &event.what {
             What::Operation(operation) => {
-                let held = self.held(operation.process, at);
-                let removed =
-                    held.flatten().zip(self.slots).is_some_and(|(slot, slots)| slot > slots);
+                let asked = self.asked(operation, at);
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));
                     process.sent.clear();
                     let wait = operation.wait_ms.unwrap_or_default();
-                    (process.waits, process.resized) = (wait > 0, operation.slots);
-                    process.again = held.is_some() && operation.verb == Verb::Acquire;
-                    process.removed = removed && operation.verb == Verb::Verify;
+                    (process.asked, process.resized) = (asked, operation.slots);
                     let late = process.cut_at.take().is_some_and(|cut| event.at > cut + NOTICE_US);
                     self.situations.long_after_cut += u64::from(late);
                     self.situations.very_long_waits += u64::from(wait >= VERY_LONG_MS);
@@ -237,10 +256,11 @@ impl Reader {
     fn answer(&mut self, operation: &Operation) {
         let process = self.processes.entry(operation.process).or_default();
         let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
-        self.situations.acquired_again[0] += u64::from(process.again);
-        self.situations.acquired_again[1] += u64::from(process.again && unsupported);
+        let again = process.asked == Asked::Again;
+        self.situations.acquired_again[0] += u64::from(again);
+        self.situations.acquired_again[1] += u64::from(again && unsupported);
         let answered = !unsupported && operation.phase != Phase::Info;
-        self.situations.verified_removed += u64::from(process.removed && answered);
+        self.situations.verified_removed += u64::from(process.asked == Asked::Removed && answered);
         match (operation.verb, operation.phase) {
             (Verb::Resize, Phase::Ok) => self.slots = process.resized,
             (Verb::Acquire, Phase::Ok) => {
@@ -249,7 +269,7 @@ impl Reader {
             }
             (Verb::Acquire, Phase::Fail) => {
                 let full = operation.why.as_deref() == Some(FULL);
-                self.situations.timed_out += u64::from(full && process.waits);
+                self.situations.timed_out += u64::from(full && process.asked == Asked::Wait);
             }
             (Verb::Acquire | Verb::Verify | Verb::Release, Phase::Info) => process.failed = true,
             (Verb::Verify | Verb::Believes | Verb::Release, Phase::Fail) => {

@@ -138,7 +138,7 @@ impl Cycle<'_> {
             if slow { SLOW.mul_f64(self.random.random_range(0.0..1.0)) } else { Duration::ZERO };
         self.actor.slow(delay);
         match self.acquire().await? {
-            Acquired::Granted(slot) => self.hold(slot).await,
+            Acquired::Granted(number) => self.hold(number).await,
             Acquired::Refused => {
                 self.pause(HOLD).await;
                 Ok(true)
@@ -226,7 +226,7 @@ impl Cycle<'_> {
         self.actor.cut();
         let [shortest, longest] = LATE;
         sleep(shortest).await;
-        self.pause(longest - shortest).await;
+        self.pause(longest.saturating_sub(shortest)).await;
         let mut verbs = [Verb::Verify, Verb::Believes];
         if self.random.random_bool(0.5) {
             verbs.reverse();

@@ -27,7 +27,7 @@ pub struct Pauses {
     /// The actors in the order in which they go.
     order: Vec<u32>,
     /// The number of steps until an actor pauses.
-    pauses: BTreeMap<u32, usize>,
+    stops: BTreeMap<u32, usize>,
     /// The number of steps that each actor has taken.
     taken: BTreeMap<u32, usize>,
     /// The highest number of steps of each actor in an execution so far.
@@ -42,7 +42,7 @@ impl Pauses {
             end,
             is_found: false,
             order: Vec::new(),
-            pauses: BTreeMap::new(),
+            stops: BTreeMap::new(),
             taken: BTreeMap::new(),
             longest: BTreeMap::new(),
         }
@@ -56,7 +56,7 @@ impl Pauses {
             let longest = self.longest.get(actor).copied().unwrap_or(STEPS);
             if longest > 1 && (index == 0 || self.random.random_bool(PAUSES)) {
                 let pause = self.random.random_range(1..longest);
-                self.pauses.insert(*actor, pause);
+                self.stops.insert(*actor, pause);
             }
         }
         self.order = actors;
@@ -80,8 +80,8 @@ impl<S: Step> Scheduler<S> for Pauses {
             };
             let actor = step.actor();
             let taken = self.taken.entry(actor).or_default();
-            if self.pauses.get(&actor) == Some(taken) {
-                self.pauses.remove(&actor);
+            if self.stops.get(&actor) == Some(taken) {
+                self.stops.remove(&actor);
                 self.order.remove(index);
                 self.order.push(actor);
                 continue;
@@ -97,7 +97,7 @@ impl<S: Step> Scheduler<S> for Pauses {
             *longest = steps.max(*longest);
         }
         self.order.clear();
-        self.pauses.clear();
+        self.stops.clear();
     }
 
     fn next(&mut self) -> bool {
