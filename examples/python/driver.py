@@ -11,7 +11,7 @@ import importlib, json, os, select, sys
 
 from pika.exceptions import AMQPError
 
-from under_lock import LockError
+from under_lock import LockError, close
 
 CLIENTS = {"ExclusiveQueue": ("guideline_client", "GuidelineSlot"),
            "ExclusiveConsumer": ("exclusive_consumer_client", "ConsumerSlot"),
@@ -25,21 +25,24 @@ def acquire(request):
     try:
         acquired = it.acquire(request.get("wait_ms", 0) / 1000)
     except LockError as error:
-        it.hold.close()
         return {"fail": "full" if error.code == 81 else str(error)}
     if not acquired:
-        it.hold.close()
+        close(it.hold)
         return {"fail": "full"}
     held = it
     return {"ok": {"slot": it.number} if hasattr(it, "number") else {"token": it.id}}
 
 def verify(request):
-    global held
     try:
         return {"ok": {"draining": held.verify() == "draining"}}
     except AMQPError as error:
-        held = None  # its connection has ended, or its queue is gone
+        lose()  # its connection has ended, or its queue is gone
         return {"fail": repr(error)}
+
+def lose():
+    global held
+    it, held = held, None
+    close(it.hold)
 
 def release(request):
     global held
@@ -56,7 +59,6 @@ def answer(request):
 
 def lines():
     """The lines of stdin. While it holds, sends heartbeats and reports a loss."""
-    global held
     while True:
         while held and not select.select([sys.stdin], [], [], 0.2)[0]:
             try:
@@ -64,7 +66,7 @@ def lines():
                 if held.lost:
                     raise AMQPError(held.lost)
             except AMQPError as error:
-                held = None
+                lose()
                 print(json.dumps({"lost": repr(error)}), flush=True)
         line = sys.stdin.readline()
         if not line:

@@ -9,7 +9,7 @@ import itertools, json, random, time
 import pika
 from pika.exceptions import ChannelClosedByBroker, NackError
 
-from under_lock import VERIFY, check, connect, facts, now, utc
+from under_lock import VERIFY, check, close, connect, facts, now, utc
 
 RACES = 5  # lost races after which an attempt ends
 
@@ -28,6 +28,13 @@ class Slot:
         self.woken = []
 
     def acquire(self, timeout, priority=0):
+        try:
+            return self.acquire_slot(timeout, priority)
+        except BaseException:
+            close(self.hold, *self.searching)
+            raise
+
+    def acquire_slot(self, timeout, priority):
         until = now() + timeout
         if self.protocol:
             check(self.other, self.name, self.protocol)
@@ -139,12 +146,14 @@ class Slot:
             connection.process_data_events(time_limit=0)
 
     def release(self):
-        if self.record:
-            self.with_other(lambda other: self.replace(other, self.released))
-        self.give_back()
-        if self.waiters(self.hold):
-            self.with_other(lambda other: self.wake(other, str(self.number)))
-        self.hold.close()
+        try:
+            if self.record:
+                self.with_other(lambda other: self.replace(other, self.released))
+            self.give_back()
+            if self.waiters(self.hold):
+                self.with_other(lambda other: self.wake(other, str(self.number)))
+        finally:
+            close(self.hold)
 
     def wake(self, other, number):
         """Wakes one waiter, for this slot."""
@@ -153,8 +162,10 @@ class Slot:
 
     def with_other(self, use):
         other = connect(self.url, self.title)
-        use(other)
-        other.close()
+        try:
+            use(other)
+        finally:
+            close(other)
 
     def begin_record(self, until):
         """Takes the fencing token, and rests if the last holder ended uncleanly. False:

@@ -11,7 +11,7 @@ lost, 81: no such lock.
 """
 from pika.exceptions import ChannelClosedByBroker
 
-from under_lock import check, connect, facts, main, now
+from under_lock import check, close, connect, facts, main, now
 
 class Token:
     def __init__(self, url, name, reason=""):
@@ -25,10 +25,14 @@ class Token:
         self.channel.add_on_cancel_callback(self.gone)
 
     def acquire(self, timeout, priority=0):
-        held = self.acquire_token(timeout, priority)
-        if held:
-            self.announce()
-        return held
+        try:
+            held = self.acquire_token(timeout, priority)
+            if held:
+                self.announce()
+            return held
+        except BaseException:
+            close(self.hold)
+            raise
 
     def acquire_token(self, timeout, priority):
         """The broker gives a free token to the consumer with the highest priority."""
@@ -87,12 +91,14 @@ class Token:
         self.proven = sent
 
     def release(self):
-        if self.tag:
-            self.channel.basic_cancel(self.tag)  # otherwise the token would come straight back
-        # Never acknowledged: that would destroy the token.
-        self.channel.basic_reject(self.delivery, requeue=True)
-        self.verify()
-        self.hold.close()
+        try:
+            if self.tag:
+                self.channel.basic_cancel(self.tag)  # otherwise the token would come back
+            # Never acknowledged: that would destroy the token.
+            self.channel.basic_reject(self.delivery, requeue=True)
+            self.verify()
+        finally:
+            close(self.hold)
 
 if __name__ == "__main__":
     main(Token)

@@ -28,6 +28,15 @@ def connect(url, name):
     parameters.client_properties = {"connection_name": name}
     return pika.BlockingConnection(parameters)
 
+def close(*connections):
+    """Closes what is still open. A client whose acquire() or release() fails must close every
+    connection: an open one keeps its slot, and its consumer swallows wake-ups."""
+    for connection in connections:
+        try:
+            connection.close()
+        except (AMQPError, OSError):
+            pass  # it has ended already
+
 class LockError(Exception):
     """There is no such lock (81), or it is one of another protocol (64)."""
 

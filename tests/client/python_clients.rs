@@ -1,6 +1,7 @@
 //! Interoperability with the Python clients in `examples/python/`: each shares a lock
 //! with ours, and behaves as its documentation states.
 
+mod failing;
 mod minimal;
 mod sharing;
 mod token;

@@ -7,6 +7,7 @@ mod costs;
 mod implementations;
 mod interleavings;
 mod minimized;
+mod plain_runs;
 mod watching;
 mod without_broker;
 

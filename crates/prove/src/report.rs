@@ -4,6 +4,7 @@
 //! - [`grade`]: which grades are given, with the reasons.
 //! - [`sometimes`], [`situations`]: the situations that a grade requires, and those that
 //!   occurred.
+//! - `scheduled`: the random schedules. `tested`: the controls.
 //! - [`text`]: the report as text.
 //! - [`mod@shares`]: the implementations of a run with several.
 //! - [`directory`]: the files.
@@ -12,6 +13,7 @@
 pub mod directory;
 pub mod grade;
 mod picture;
+mod scheduled;
 pub mod shares;
 pub mod situations;
 pub mod sometimes;
@@ -27,7 +29,8 @@ use crate::check::verdict::{Property, Verdict};
 use crate::check::{JudgeError, examine};
 use crate::controls::Control;
 use crate::history::{Header, History};
-use grade::{Given, Grade, grades};
+use grade::{Evidence, Given, Grade, grades};
+pub use scheduled::Scheduled;
 use shares::{Share, shares};
 use situations::Situations;
 use sometimes::Sometimes;
@@ -58,6 +61,9 @@ pub struct Report {
     pub shares: Vec<Share>,
     /// The situations that occurred, including the faults that took effect.
     pub situations: Situations,
+    /// The random schedules. `None` if there were none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled: Option<Scheduled>,
     /// The controls. `None` if they were not run.
     pub controls: Option<Vec<Tested>>,
     /// Warnings about the implementation's behaviour, each text once.
@@ -90,12 +96,28 @@ impl Report {
         controls: Option<&[Control]>,
         troubles: &[String],
     ) -> Result<Self, JudgeError> {
+        Self::with_schedules(history, controls, None, troubles)
+    }
+
+    /// As [`Report::new`], of a run that also executed random schedules.
+    ///
+    /// # Errors
+    ///
+    /// As [`Report::new`].
+    pub fn with_schedules(
+        history: &History,
+        controls: Option<&[Control]>,
+        scheduled: Option<Scheduled>,
+        troubles: &[String],
+    ) -> Result<Self, JudgeError> {
         let examined = examine(history)?;
         let situations = situations::read(history, &examined);
         let controls: Option<Vec<Tested>> =
             controls.map(|controls| controls.iter().map(Tested::new).collect());
         let grades = if history.has_operations() {
-            grades(history, &examined.verdict, &situations, controls.as_deref())
+            let evidence =
+                Evidence { controls: controls.as_deref(), scheduled: scheduled.as_ref() };
+            grades(history, &examined.verdict, &situations, evidence)
         } else {
             Vec::new()
         };
@@ -117,6 +139,7 @@ impl Report {
             verdict: examined.verdict,
             shares: shares(history),
             situations,
+            scheduled,
             controls,
             troubles: troubles.to_vec(),
             pictures,
@@ -125,12 +148,12 @@ impl Report {
 }
 
 /// Returns whether there is nothing to wait for in a run: the events so far cannot be judged, or
-/// for each grade they contain a violation or the required situations, except that of a run's end.
+/// for each grade they contain a violation or the required situations, except those that the workload does not cause.
 pub fn is_enough(history: &History) -> bool {
     let Ok(examined) = examine(history) else { return true };
     let situations = situations::read(history, &examined);
-    let met = |one: &Sometimes| one.is_met() || one.situation == sometimes::LONG;
-    grades(history, &examined.verdict, &situations, None)
+    let met = |one: &Sometimes| one.is_met() || sometimes::OUTSIDE.contains(&&*one.situation);
+    grades(history, &examined.verdict, &situations, Evidence::default())
         .iter()
         .all(|grade| grade.given == Given::No || grade.sometimes.iter().all(met))
 }

@@ -1,6 +1,6 @@
 //! Explores every interleaving of a few operations on a real broker. Each client acquires once;
 //! an administrator may resize the lock at the same time. See `explore` for the search, `lab`
-//! for one execution, and `run` for a random workload with faults.
+//! for one execution, `schedules` for random schedules, and `run` for a random workload with faults.
 
 mod answered;
 mod cuts;
@@ -9,9 +9,11 @@ pub mod explore;
 pub mod faults;
 mod lab;
 mod options;
+mod pauses;
 pub mod pct;
 mod player;
 pub mod request;
+pub mod schedules;
 #[cfg(test)]
 mod sim;
 mod stage;

@@ -2,6 +2,8 @@
 //! until the refusal, fewer processes could hold a slot than there were slots. Uses the answers,
 //! and the ends of processes and connections. See `blame` for the causes.
 
+use std::collections::BTreeMap;
+
 use super::holds::Reported;
 use super::register::{NEVER, Position, Register, Write};
 use crate::driver::message::UNSUPPORTED;
@@ -141,13 +143,22 @@ fn frees_silently(what: &What) -> bool {
 }
 
 /// Returns the times in which processes may have held a slot: from each request to acquire until
-/// its refusal, or until the answer to the release, or until the end of the process.
+/// its refusal, or until the answer to the release, or until the end of the process. A process
+/// that acquires again has given up what it lost, and what an unknown result may have granted.
 fn holds(reported: &Reported, requests: &[Request]) -> Vec<Busy> {
     let ended = |process: u32| reported.ended.get(&process).copied().unwrap_or(NEVER);
+    let acquired = reported.grants.iter().filter(|grant| !grant.claimed);
+    let ends: BTreeMap<Position, Position> =
+        acquired.map(|grant| (grant.invoked, grant.end)).collect();
     let mut busy: Vec<Busy> = Vec::new();
     for request in requests {
+        let over = match request.phase {
+            Phase::Ok => ends.get(&request.invoked).copied().unwrap_or(NEVER),
+            _ => request.done,
+        };
+        let next = reported.next_request(request.process, over);
         let refused = request.phase == Phase::Fail;
-        let to = if refused { request.done } else { ended(request.process) };
+        let to = if refused { request.done } else { ended(request.process).min(next) };
         busy.push(Busy { from: request.invoked, to });
     }
     for released in &reported.released {

@@ -14,13 +14,21 @@ use crate::check::verdict::{Property, Verdict};
 use crate::controls::{self, Control};
 use crate::history::{Faults, History, Rules, Variables};
 use crate::report::text::Text;
-use crate::report::{self, Report, directory};
+use crate::report::{self, Report, Scheduled, directory};
 use crate::run::{RunOptions, Way, run_on};
+use crate::steps::schedules::schedules;
 
 use super::exit::{NOT_DONE, exit};
 
 /// Maximum time between two resizes.
 const RESIZE_WITHIN: Duration = Duration::from_millis(600);
+
+/// The part of the duration of a run for which random schedules are executed before: one of this
+/// many.
+const SCHEDULED: u32 = 4;
+
+/// The folder in the directory of a run for the random schedule that violates a property.
+const SCHEDULE: &str = "schedule";
 
 #[derive(Debug, clap::Args)]
 pub struct RunArguments {
@@ -62,7 +70,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// Duration of the workload, in seconds
+    /// Duration of the workload, in seconds. Random schedules take up to a quarter of it in addition
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 
@@ -163,17 +171,47 @@ pub async fn play(arguments: RunArguments) -> Result<ExitCode, String> {
         tested = Some(run_controls(&options).await?);
     }
     let at_most = Duration::from_secs(arguments.at_most);
-    let outcome =
+    let out = arguments.out.as_deref();
+    let (scheduled, trouble) = schedule(&options, at_most.max(options.duration), out).await?;
+    let mut outcome =
         run_on(&options, at_most, report::is_enough).await.map_err(|error| error.to_string())?;
-    let report = Report::new(&outcome.history, tested.as_deref(), &outcome.troubles)
+    outcome.troubles.extend(trouble);
+    let (controls, troubles) = (tested.as_deref(), &outcome.troubles);
+    let report = Report::with_schedules(&outcome.history, controls, scheduled, troubles)
         .map_err(|error| error.to_string())?;
-    put(arguments.out.as_deref(), &outcome.history, &report)?;
-    print(&Text { report: &report, directory: arguments.out.as_deref() }.to_string())?;
+    put(out, &outcome.history, &report)?;
+    print(&Text { report: &report, directory: out }.to_string())?;
     granted(&report.verdict)?;
     let right = tested.is_none_or(|tested| tested.iter().all(Control::is_right));
     let mut unknown = report.verdict;
+    unknown.violations.extend(report.scheduled.into_iter().flat_map(|one| one.violations));
     unknown.violations.retain(|violation| !arguments.known.contains(&violation.name()));
     Ok(if right { exit(&unknown) } else { ExitCode::from(NOT_DONE) })
+}
+
+/// Executes random schedules for a part of the duration. Prints the one that violates a property,
+/// and writes it to a folder of the directory, if one is given. Returns a warning if the schedules
+/// could not be executed.
+async fn schedule(
+    options: &RunOptions,
+    duration: Duration,
+    out: Option<&Path>,
+) -> Result<(Option<Scheduled>, Option<String>), String> {
+    let schedules = match schedules(options, duration / SCHEDULED).await {
+        Ok(Some(schedules)) => schedules,
+        Ok(None) => return Ok((None, None)),
+        Err(error) => return Ok((None, Some(format!("random schedules: {error}")))),
+    };
+    if let Some((steps, violated)) = &schedules.violation {
+        let report =
+            Report::new(&violated.history, None, &[]).map_err(|error| error.to_string())?;
+        let folder = out.map(|out| out.join(SCHEDULE));
+        put(folder.as_deref(), &violated.history, &report)?;
+        print("the requests of the random schedule that violates a property:\n")?;
+        let lines = steps.iter().zip(1..).map(|(step, number)| format!("{number:3}  {step}\n"));
+        print(&lines.collect::<String>())?;
+    }
+    Ok((Some(Scheduled::new(&schedules)), None))
 }
 
 /// Parses the name of a property or a rule.
@@ -206,7 +244,7 @@ fn options(arguments: &RunArguments) -> Result<RunOptions, String> {
         duration: Duration::from_secs(arguments.seconds),
         clients: arguments.clients,
         slots: arguments.slots,
-        faults: if arguments.no_faults { Faults::NONE } else { Faults::SOME },
+        faults: if arguments.no_faults { Faults::AGAIN } else { Faults::SOME },
         resize_within: RESIZE_WITHIN,
         program: std::env::current_exe().map_err(|error| error.to_string())?,
     })

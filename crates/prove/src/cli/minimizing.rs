@@ -149,14 +149,13 @@ mod tests {
             resize_within: Duration::from_millis(600),
             duration: Duration::from_secs(5),
         };
-        let whole =
-            "4 clients, 2 slots, kill 5 %, cut 10 %, slow 5 %, resizes within 600 ms, 5.0 s";
+        let whole = "4 clients, 2 slots, kill 5 %, cut 10 %, slow 5 %, again 10 %, resizes within 600 ms, 5.0 s";
         assert_eq!(described(full), whole);
         assert!(left_out(full, full).is_empty());
         let faults = Faults { cut: 10, ..Faults::NONE };
         let small = Size { faults, clients: 1, slots: 1, ..full };
         assert_eq!(described(small), "1 client, 1 slot, cut 10 %, 5.0 s");
-        let out = ["fault kill", "fault slow", "resizes", "3 clients", "1 slot"];
+        let out = ["fault kill", "fault slow", "fault again", "resizes", "3 clients", "1 slot"];
         assert_eq!(left_out(full, small), out);
     }
 }

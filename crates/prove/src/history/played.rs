@@ -37,8 +37,7 @@ pub struct Faults {
     /// Probability that the requests of a process are delayed in a cycle, so that requests of
     /// other processes pass between them.
     pub slow: u32,
-    /// Probability that a holder acquires again in a cycle. A driver must refuse the request or
-    /// grant another slot.
+    /// Probability that a holder acquires again in a cycle. A driver must refuse the request.
     #[serde(default)]
     pub again: u32,
 }
@@ -46,8 +45,10 @@ pub struct Faults {
 impl Faults {
     /// No faults.
     pub const NONE: Self = Self { kill: 0, cut: 0, slow: 0, again: 0 };
+    /// Second acquires of holders, which are no faults of the environment.
+    pub const AGAIN: Self = Self { again: 10, ..Self::NONE };
     /// Faults that leave most cycles undisturbed.
-    pub const SOME: Self = Self { kill: 5, cut: 10, slow: 5, again: 0 };
+    pub const SOME: Self = Self { kill: 5, cut: 10, slow: 5, ..Self::AGAIN };
 
     /// Returns the probability of each kind of fault, with its name.
     pub fn kinds(&mut self) -> [(&'static str, &mut u32); 4] {

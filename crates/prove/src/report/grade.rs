@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::scheduled::Scheduled;
 use super::situations::Situations;
 use super::sometimes::{Sometimes, excludes, survives};
 use super::tested::Tested;
@@ -53,13 +54,23 @@ impl Grade {
     }
 }
 
+/// The parts of a run besides its history.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Evidence<'a> {
+    /// The controls. `None` if they were not run.
+    pub controls: Option<&'a [Tested]>,
+    /// The random schedules. `None` if there were none.
+    pub scheduled: Option<&'a Scheduled>,
+}
+
 /// Returns the grades 0 and 1.
 pub(super) fn grades(
     history: &History,
     verdict: &Verdict,
     situations: &Situations,
-    tested: Option<&[Tested]>,
+    evidence: Evidence,
 ) -> Vec<Grade> {
+    let Evidence { controls: tested, scheduled } = evidence;
     let rules = history.header.protocol;
     let struck = Struck::new(history);
     let of: Vec<u8> = verdict.violations.iter().map(|one| struck.grade(one)).collect();
@@ -73,7 +84,7 @@ pub(super) fn grades(
         given: Given::NotGiven,
         violations: violating(0),
         trials: contended,
-        sometimes: excludes(rules, verdict, situations),
+        sometimes: excludes(&history.header, verdict, situations, scheduled),
         reasons: reasons(0, &history.header, verdict, tested),
     };
     let mut second = Grade {
@@ -84,11 +95,11 @@ pub(super) fn grades(
         sometimes: survives(rules, verdict, situations),
         reasons: reasons(1, &history.header, verdict, tested),
     };
-    first.decide();
+    first.decide(scheduled);
     if first.given == Given::NotGiven {
         second.reasons.push("grade 0 is not given".to_owned());
     }
-    second.decide();
+    second.decide(scheduled);
     if first.given == Given::No {
         second.given = Given::No;
         second.reasons.insert(0, "grade 0 is not reached".to_owned());
@@ -97,13 +108,16 @@ pub(super) fn grades(
 }
 
 impl Grade {
-    fn decide(&mut self) {
+    fn decide(&mut self, scheduled: Option<&Scheduled>) {
+        let number = self.number;
+        let violated = scheduled.and_then(|all| all.violated(|one| of(one) == number));
         let tested = self.reasons.is_empty() && self.sometimes.iter().all(Sometimes::is_met);
-        self.given = match (self.violations.is_empty(), tested) {
+        self.given = match (self.violations.is_empty() && violated.is_none(), tested) {
             (false, _) => Given::No,
             (true, true) => Given::Yes,
             (true, false) => Given::NotGiven,
         };
+        self.reasons.splice(0..0, violated);
     }
 }
 

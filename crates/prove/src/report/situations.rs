@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::check::Examined;
 use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
+use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
-    CUT, ConnectionState, Frame, History, KILL, Phase, ProcessState, Sender, Verb, What,
+    CUT, ConnectionState, Event, Frame, History, KILL, Operation, Phase, ProcessState, Sender,
+    Verb, What,
 };
 use crate::run::aims::{AFTER, BEFORE, is_request};
 
@@ -23,9 +25,30 @@ pub struct Situations {
     pub shrunk_while_held: u64,
     /// Resizes to fewer slots while another process was acquiring.
     pub shrunk_while_acquired: u64,
+    /// Verifications of a held slot after the end of the resize that removed it.
+    #[serde(default)]
+    pub verified_removed: u64,
+    /// Acquires of a process that already held, and those of them that it does not support.
+    #[serde(default)]
+    pub acquired_again: [u64; 2],
     /// Requests for a slot that the broker refused because another connection had acquired it
     /// first.
     pub lost_races: u64,
+    /// Acquires that found no free slot until their time limit.
+    #[serde(default)]
+    pub timed_out: u64,
+    /// Acquires that might wait for [`VERY_LONG_MS`].
+    #[serde(default)]
+    pub very_long_waits: u64,
+    /// Operations of a holder more than 1 s after a cut of its connections.
+    #[serde(default)]
+    pub long_after_cut: u64,
+    /// Grants to a process that had lost its slot, or whose last operations had failed.
+    #[serde(default)]
+    pub granted_after_failure: u64,
+    /// Clients of the workload that were alive when the last slot was acquired.
+    #[serde(default)]
+    pub alive_at_end: u64,
     /// Faults that took effect, by their kind and the state of the process.
     pub faults: BTreeMap<String, u64>,
     /// The methods that each operation sent.
@@ -49,18 +72,28 @@ pub struct Hits {
     pub after: u64,
 }
 
+/// The longest time limit of an acquire in a run, in milliseconds.
+pub const VERY_LONG_MS: u64 = 6_000;
+
+/// Time within which a holder must notice that its connections were cut, in microseconds.
+const NOTICE_US: u64 = 1_000_000;
+
 /// Name of a fault, including the state of the process.
 pub const KILL_HOLDING: &str = "kill during a hold";
 /// See [`KILL_HOLDING`].
 pub const KILL_ACQUIRING: &str = "kill during an acquire";
 /// See [`KILL_HOLDING`].
 pub const CUT_HOLDING: &str = "cut during a hold";
+/// See [`KILL_HOLDING`].
+pub const CUT_RESIZING: &str = "cut in resize";
+/// See [`KILL_HOLDING`].
+pub const KILL_RESIZING: &str = "kill in resize";
 
 /// Counts the situations.
 pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
-    let mut reader = Reader::new(examined);
+    let mut reader = Reader::new(history.header.slots, examined);
     for (at, event) in history.events.iter().enumerate() {
-        reader.event(at, &event.what);
+        reader.event(at, event);
     }
     let mut situations = reader.situations;
     for ((verb, method), [sent, before, after]) in reader.methods {
@@ -68,11 +101,36 @@ pub(crate) fn read(history: &History, examined: &Examined) -> Situations {
         situations.methods.push(Hits { verb, method, sent, operations, before, after });
     }
     shrinks(history, examined, &mut situations);
+    situations.alive_at_end = alive_at_end(examined);
     situations
+}
+
+/// Returns the number of processes that are alive at the last grant. A process that acquires only
+/// once may be one that acquires after the last fault, so it does not count.
+fn alive_at_end(examined: &Examined) -> u64 {
+    let reported = &examined.reported;
+    let Some(last) = reported.grants.iter().rfind(|grant| !grant.claimed) else { return 0 };
+    let ended = |process: &u32| reported.ended.get(process).is_some_and(|&end| end < last.granted);
+    let several = reported.requests.iter().filter(|(_, requests)| requests.len() > 1);
+    let alive = several.filter(|&(process, _)| *process != last.process && !ended(process));
+    u64::try_from(alive.count()).unwrap_or(u64::MAX)
 }
 
 /// The sides of a method, with the position of their counts.
 const SIDES: [(&str, usize); 2] = [(BEFORE, 1), (AFTER, 2)];
+
+/// What the pending operation of a process is.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Asked {
+    /// An acquire with a time limit that is not 0.
+    Wait,
+    /// The acquire of a process that holds.
+    Again,
+    /// The verification of a slot that was removed.
+    Removed,
+    #[default]
+    Other,
+}
 
 /// The state of a process.
 #[derive(Default)]
@@ -82,6 +140,13 @@ struct Process {
     sent: BTreeSet<String>,
     /// The fault that has not taken effect yet.
     fault: Option<Fault>,
+    /// The number of slots that the pending operation requests.
+    resized: Option<u32>,
+    asked: Asked,
+    /// When its connections were cut while it held, if it has executed no operation since.
+    cut_at: Option<u64>,
+    /// Whether it lost its slot, or an operation failed, since its last grant.
+    failed: bool,
 }
 
 struct Fault {
@@ -90,9 +155,14 @@ struct Fault {
     holds: bool,
 }
 
+/// The begin, the end and the slot of a hold.
+type Held = (Position, Position, Option<u32>);
+
 struct Reader {
     /// The holds of each process, in the order of time.
-    holds: BTreeMap<u32, Vec<(Position, Position)>>,
+    holds: BTreeMap<u32, Vec<Held>>,
+    /// The number of slots, unless it is being changed.
+    slots: Option<u32>,
     processes: BTreeMap<u32, Process>,
     operations: BTreeMap<Verb, u64>,
     methods: BTreeMap<(Verb, String), [u64; 3]>,
@@ -100,13 +170,18 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(examined: &Examined) -> Self {
-        let mut holds: BTreeMap<u32, Vec<(Position, Position)>> = BTreeMap::new();
+    fn new(slots: u32, examined: &Examined) -> Self {
+        let mut holds: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for grant in &examined.reported.grants {
-            holds.entry(grant.process).or_default().push((grant.granted, grant.end));
+            let slot = match grant.key {
+                Some(Key::Slot(slot)) => Some(slot),
+                _ => None,
+            };
+            holds.entry(grant.process).or_default().push((grant.granted, grant.end, slot));
         }
         Self {
             holds,
+            slots: Some(slots),
             processes: BTreeMap::new(),
             operations: BTreeMap::new(),
             methods: BTreeMap::new(),
@@ -116,23 +191,51 @@ impl Reader {
 
     /// Returns whether the process held at this position, or until it.
     fn holds(&self, process: u32, at: Position) -> bool {
-        let all = self.holds.get(&process).map_or(&[][..], Vec::as_slice);
-        let begun = all.partition_point(|&(granted, _)| granted < at);
-        all[..begun].last().is_some_and(|&(_, end)| end >= at)
+        self.held(process, at).is_some()
     }
 
-    fn event(&mut self, at: Position, what: &What) {
-        match what {
+    /// Returns the hold of the process at this position, or until it.
+    fn held(&self, process: u32, at: Position) -> Option<&Held> {
+        let all = self.holds.get(&process).map_or(&[][..], Vec::as_slice);
+        let begun = all.partition_point(|&(granted, ..)| granted < at);
+        all[..begun].last().filter(|&&(_, end, _)| end >= at)
+    }
+
+    /// Returns what an operation is for a process in its state.
+    fn asked(&self, operation: &Operation, at: Position) -> Asked {
+        let held = self.held(operation.process, at);
+        let is_removed = |&(.., slot): &Held| slot.zip(self.slots).is_some_and(|(a, b)| a > b);
+        match operation.verb {
+            Verb::Acquire if held.is_some() => Asked::Again,
+            Verb::Acquire if operation.wait_ms.is_some_and(|wait| wait > 0) => Asked::Wait,
+            Verb::Verify if held.is_some_and(is_removed) => Asked::Removed,
+            _ => Asked::Other,
+        }
+    }
+
+    fn event(&mut self, at: Position, event: &Event) {
+        match &event.what {
             What::Operation(operation) => {
+                let asked = self.asked(operation, at);
                 let process = self.processes.entry(operation.process).or_default();
                 if operation.phase == Phase::Invoke {
                     process.pending = Some((operation.verb, at));
                     process.sent.clear();
+                    let wait = operation.wait_ms.unwrap_or_default();
+                    (process.asked, process.resized) = (asked, operation.slots);
+                    let late = process.cut_at.take().is_some_and(|cut| event.at > cut + NOTICE_US);
+                    self.situations.long_after_cut += u64::from(late);
+                    self.situations.very_long_waits += u64::from(wait >= VERY_LONG_MS);
                     *self.operations.entry(operation.verb).or_default() += 1;
+                    if operation.verb == Verb::Resize {
+                        self.slots = None;
+                    }
                 } else {
                     process.pending = None;
+                    self.answer(operation);
                 }
             }
+            What::Lost { process, .. } => self.processes.entry(*process).or_default().failed = true,
             What::Frame(frame) => self.frame(frame),
             What::Fault { process: Some(process), fault } => {
                 let holds = self.holds(*process, at);
@@ -141,10 +244,36 @@ impl Reader {
                 state.fault = Some(Fault { kind: fault.clone(), pending, holds });
             }
             What::Connection { process, state: ConnectionState::Cut, .. } => {
-                self.effective(*process, false);
+                self.effective(*process, event.at, false);
             }
             What::Process { process, state: ProcessState::Killed, .. } => {
-                self.effective(*process, true);
+                self.effective(*process, event.at, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, operation: &Operation) {
+        let process = self.processes.entry(operation.process).or_default();
+        let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
+        let again = process.asked == Asked::Again;
+        self.situations.acquired_again[0] += u64::from(again);
+        self.situations.acquired_again[1] += u64::from(again && unsupported);
+        let answered = !unsupported && operation.phase != Phase::Info;
+        self.situations.verified_removed += u64::from(process.asked == Asked::Removed && answered);
+        match (operation.verb, operation.phase) {
+            (Verb::Resize, Phase::Ok) => self.slots = process.resized,
+            (Verb::Acquire, Phase::Ok) => {
+                let failed = std::mem::take(&mut process.failed);
+                self.situations.granted_after_failure += u64::from(failed);
+            }
+            (Verb::Acquire, Phase::Fail) => {
+                let full = operation.why.as_deref() == Some(FULL);
+                self.situations.timed_out += u64::from(full && process.asked == Asked::Wait);
+            }
+            (Verb::Acquire | Verb::Verify | Verb::Release, Phase::Info) => process.failed = true,
+            (Verb::Verify | Verb::Believes | Verb::Release, Phase::Fail) => {
+                process.failed |= !unsupported;
             }
             _ => {}
         }
@@ -166,12 +295,13 @@ impl Reader {
 
     /// Records that the fault of a process took effect: the process was killed, or one of its
     /// connections was cut.
-    fn effective(&mut self, process: u32, killed: bool) {
+    fn effective(&mut self, process: u32, at: u64, killed: bool) {
         let state = self.processes.entry(process).or_default();
         let Some(fault) = state.fault.take_if(|fault| (fault.kind == KILL) == killed) else {
             return;
         };
         let verb = fault.pending;
+        state.cut_at = (fault.kind == CUT && verb.is_none() && fault.holds).then_some(at);
         let name = match (&*fault.kind, verb, fault.holds) {
             (KILL, Some(Verb::Acquire), _) => KILL_ACQUIRING.to_owned(),
             (KILL, _, true) => KILL_HOLDING.to_owned(),

@@ -4,27 +4,44 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::situations::{CUT_HOLDING, Hits, KILL_ACQUIRING, KILL_HOLDING, Situations};
+use super::scheduled::Scheduled;
+use super::situations::{
+    CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_HOLDING, KILL_RESIZING, Situations,
+};
 use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
-use crate::history::Rules;
+use crate::history::{Header, Rules, Verb};
 use crate::run::aims::{AIMED, is_usual};
 
 /// Grants of a slot that another process held, or while all slots were held.
 const CONTENDED: u64 = 500;
 /// Acquires that found no free slot.
 const REFUSALS: u64 = 10;
+/// Random schedules in which the prover decides the order of the requests.
+const SCHEDULES: u64 = 10;
+/// Acquires of a process that already holds.
+const AGAIN: u64 = 10;
+/// Acquires whose time limit ended, and acquires with the longest time limit.
+const WAITS: u64 = 5;
 /// Resizes to fewer slots, of each kind.
 const SHRINKS: u64 = 3;
 /// Requests that the broker refused because another connection had acquired the slot first.
 const LOST_RACES: u64 = 5;
 /// Faults of each kind, except cuts at a method.
 const FAULTS: u64 = 10;
+/// Holders that are asked more than 1 s after a cut.
+const LATE: u64 = 3;
+/// Faults of the administrator, of each kind.
+const STRUCK: u64 = 2;
 /// Cuts before each method, and after it.
 const CUTS: u64 = 1;
 
-/// The situation that the end of a run adds, not its course.
-pub(super) const LONG: &str = "acquires that may wait 2 s or more";
+/// The situations that the course of a workload does not cause, but its end, or another part of
+/// the run.
+pub(super) const OUTSIDE: [&str; 3] = [LONG, ALIVE, SCHEDULED];
+const SCHEDULED: &str = "random schedules of requests";
+const LONG: &str = "acquires that may wait 2 s or more";
+const ALIVE: &str = "clients alive at the last acquire";
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,12 +66,30 @@ impl Sometimes {
 }
 
 /// Returns the table of grade 0: the lock excludes.
-pub(super) fn excludes(rules: Rules, verdict: &Verdict, situations: &Situations) -> Vec<Sometimes> {
+pub(super) fn excludes(
+    header: &Header,
+    verdict: &Verdict,
+    situations: &Situations,
+    scheduled: Option<&Scheduled>,
+) -> Vec<Sometimes> {
+    let rules = header.protocol;
     let count = |name: &str| verdict.counts.get(name).copied().unwrap_or_default();
     let mut table = vec![
         Sometimes::new("contended hand-overs", count("contended hand-overs"), CONTENDED),
         Sometimes::new("refusals", count("refusals"), REFUSALS),
+        Sometimes::new("refusals at the end of a wait", situations.timed_out, WAITS),
     ];
+    // A command that runs another one cannot be asked, and a driver need not offer it.
+    let [again, unsupported] = situations.acquired_again;
+    let is_command = header.played.as_ref().is_some_and(|played| played.exec.is_some());
+    if !is_command && (again == 0 || again > unsupported) {
+        table.push(Sometimes::new("acquires of a holder", again - unsupported, AGAIN));
+    }
+    // The requests of a command that runs another one are not controlled.
+    if !is_command && rules != Rules::None {
+        let executions = scheduled.map_or(0, |scheduled| scheduled.executions);
+        table.push(Sometimes::new(SCHEDULED, executions, SCHEDULES));
+    }
     // Resizes are not required if no program resizes the lock.
     if rules != Rules::None || count("resizes") > 0 {
         let (held, acquired) = (situations.shrunk_while_held, situations.shrunk_while_acquired);
@@ -75,11 +110,33 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         Sometimes::new(name, seen, FAULTS)
     };
     let long = verdict.counts.get(LONG_WAITS).copied().unwrap_or_default();
-    let mut table = vec![fault(KILL_HOLDING), fault(KILL_ACQUIRING), Sometimes::new(LONG, long, 1)];
+    let very_long = situations.very_long_waits;
+    let mut table = vec![
+        fault(KILL_HOLDING),
+        fault(KILL_ACQUIRING),
+        Sometimes::new("acquires that may wait 6 s", very_long, WAITS),
+        Sometimes::new(LONG, long, 1),
+        Sometimes::new(ALIVE, situations.alive_at_end, 1),
+    ];
     if rules == Rules::None {
         return table;
     }
     table.push(fault(CUT_HOLDING));
+    // Tokens have no slot number, and a command that runs another one does not verify.
+    if rules != Rules::Token && situations.shrunk_while_held > 0 && verifies(situations) {
+        let removed = situations.verified_removed;
+        table.push(Sometimes::new("verifications of a removed slot", removed, SHRINKS));
+    }
+    if verdict.counts.get("resizes").is_some_and(|&resizes| resizes > 1) {
+        for name in [CUT_RESIZING, KILL_RESIZING] {
+            let seen = situations.faults.get(name).copied().unwrap_or_default();
+            table.push(Sometimes::new(name, seen, STRUCK));
+        }
+    }
+    let late = situations.long_after_cut;
+    table.push(Sometimes::new("holders asked more than 1 s after a cut", late, LATE));
+    let survived = situations.granted_after_failure;
+    table.push(Sometimes::new("grants to a process after a loss or an error", survived, FAULTS));
     // A rarely sent method need not be hit.
     let aimed = |hits: &&Hits| AIMED.contains(&hits.verb) && is_usual(hits.sent, hits.operations);
     for hits in situations.methods.iter().filter(aimed) {
@@ -90,4 +147,9 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         }
     }
     table
+}
+
+/// Returns whether verifications sent requests.
+fn verifies(situations: &Situations) -> bool {
+    situations.methods.iter().any(|hits| hits.verb == Verb::Verify && hits.sent > 0)
 }

@@ -39,6 +39,10 @@ impl Display for Text<'_> {
         }
         self.not_judged(f)?;
         self.violations(f)?;
+        let scheduled = report.scheduled.iter().flat_map(|scheduled| &scheduled.violations);
+        for Violation { property, cause, what, .. } in scheduled.clone().take(SHOWN) {
+            writeln!(f, "{property:?} {cause} in a random schedule: {what}")?;
+        }
         for grade in &report.grades {
             let given = match grade.given {
                 Given::Yes => "yes",
@@ -48,7 +52,7 @@ impl Display for Text<'_> {
             let (number, meaning) = (grade.number, grade.meaning());
             writeln!(f, "grade {number}  {given:<9}  {meaning}: {}", self.because(grade))?;
         }
-        if report.verdict.violations.is_empty() {
+        if report.verdict.violations.is_empty() && scheduled.count() == 0 {
             writeln!(
                 f,
                 "A run without violations does not prove that the implementation has no bugs."

@@ -25,6 +25,15 @@ use crate::wire::{Gate, Observer, Proxy, Recorder, Sprung};
 /// Time limit of an operation, in addition to the time that it may wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// A fault during an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blow {
+    /// The process is killed (SIGKILL).
+    Kill,
+    /// All connections of the process are cut.
+    Cut,
+}
+
 /// A running process.
 pub struct Actor {
     process: u32,
@@ -156,36 +165,46 @@ impl Actor {
         answer
     }
 
-    /// Like [`Actor::ask`], but kills the process (SIGKILL) after this time if it has not
-    /// answered. Returns whether it was killed.
+    /// Like [`Actor::ask`], but strikes the process after this time if it has not answered.
+    /// Returns whether it was struck.
     ///
     /// # Errors
     ///
     /// Fails like [`Actor::ask`]. A process that was killed gives no answer.
-    pub async fn ask_and_kill(
+    pub async fn ask_and_strike(
         &mut self,
         verb: Verb,
-        wait: Option<Duration>,
-        after: Duration,
+        (wait, slots): (Option<Duration>, Option<u32>),
+        (blow, after): (Blow, Duration),
     ) -> (bool, Result<Line, DriverError>) {
         let struck = AtomicBool::new(false);
-        let (control, recorder, process) =
-            (self.implementation.control(), self.recorder.clone(), self.process);
+        let (control, cutter) = (self.implementation.control(), self.cutter());
+        let (recorder, process) = (self.recorder.clone(), self.process);
         let strike = async {
             sleep(after).await;
             struck.store(true, Ordering::Relaxed);
-            // The fault is recorded before it takes effect.
-            recorder.record(What::Fault { process: Some(process), fault: KILL.to_owned() });
-            control.kill();
+            match blow {
+                Blow::Kill => {
+                    // The fault is recorded before it takes effect.
+                    recorder.record(What::Fault { process: Some(process), fault: KILL.to_owned() });
+                    control.kill();
+                }
+                Blow::Cut => {
+                    if let Some(cutter) = &cutter {
+                        cutter.cut();
+                    }
+                }
+            }
             pending::<Infallible>().await
         };
         let answer = tokio::select! {
             biased;
-            answer = self.ask(verb, wait, None) => answer,
+            answer = self.ask(verb, wait, slots) => answer,
             never = strike => match never {},
         };
-        self.killed |= struck.load(Ordering::Relaxed);
-        (self.killed, answer)
+        let struck = struck.load(Ordering::Relaxed);
+        self.killed |= struck && blow == Blow::Kill;
+        (struck, answer)
     }
 
     /// Arms a cut of the connection on which the client sends this method for the `n`th time

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::actor::Actor;
+use super::actor::{Actor, Blow};
 use super::aims::{Aim, Aims};
-use super::cycle::{Cycle, Strike};
+use super::cycle::{Cycle, Size, Strike};
 use super::ending::{End, Ending};
 use super::error::RunError;
 use super::options::{RunOptions, Way};
@@ -26,8 +26,22 @@ use crate::wire::Recorder;
 /// Probability of a cut in a cycle while there are targets that were not hit yet.
 const NEW: f64 = 0.35;
 
+/// Probability that a hold that is cut is a long one.
+const LONG: f64 = 0.3;
+
 /// Maximum number of cycles in which a cut stays aimed at a method that is not sent.
 const TRIES: u32 = 8;
+
+/// Time within which an administrator is struck after a resize began. Most resizes take longer.
+const STRIKE_WITHIN: Duration = Duration::from_millis(20);
+
+/// Maximum time without faults of the administrator. After one, the size of the lock is less
+/// certain, so S3 and S9 find less.
+const SPARED: Duration = Duration::from_secs(20);
+
+/// Probability of a fault of the administrator in a resize, relative to that in a cycle. There
+/// are fewer resizes than cycles.
+const STRUCK: u32 = 2;
 
 /// Time limit of an acquire after the last fault.
 const RECOVERY: Duration = Duration::from_secs(10);
@@ -41,8 +55,15 @@ struct Run {
     processes: Arc<AtomicU32>,
     /// The number of clients that hold.
     holders: watch::Sender<u32>,
+    size: watch::Sender<Size>,
     troubles: Arc<Mutex<BTreeSet<String>>>,
     end: End,
+}
+
+/// A process that resizes the lock, and its driver.
+struct Administrator {
+    way: Way,
+    actor: Actor,
 }
 
 /// Runs and records the workload until it is stopped, but not longer than its duration.
@@ -62,6 +83,7 @@ pub async fn play(
         recorder: recorder.clone(),
         processes: Arc::default(),
         holders: watch::Sender::default(),
+        size: watch::Sender::new(Size { slots: options.slots, changes: false }),
         troubles: Arc::default(),
         end: End::new(told),
     };
@@ -76,19 +98,25 @@ pub async fn play(
         tasks.spawn(async move { run.client(&way, actor, random).await });
     }
     let mut resized = match administrator {
-        Some(actor) => Some(run.resize(actor, &mut random).await?),
+        Some(administrator) => Some(run.resize(administrator, &mut random).await?),
         None => None,
     };
-    let mut failed = None;
+    let (mut failed, mut clients) = (None, Vec::new());
     while let Some(ended) = tasks.join_next().await {
-        if let Ok(Err(error)) = ended {
-            failed = Some(error);
+        match ended {
+            Ok(Ok(client)) => clients.push(client),
+            Ok(Err(error)) => failed = Some(error),
+            Err(_) => {}
         }
     }
     if failed.is_none() && !run.end.is_at_once() {
-        run.recover(resized.as_mut()).await?;
+        run.recover(resized.as_mut().map(|one| &mut one.actor)).await?;
     }
-    if let Some(mut actor) = resized {
+    // The clients are alive until then, so that what they keep is found.
+    for client in clients {
+        client.kill().await;
+    }
+    if let Some(Administrator { mut actor, .. }) = resized {
         // The lock is deleted from the broker afterwards.
         let _ = actor.ask(Verb::Destroy, None, None).await;
         actor.kill().await;
@@ -122,30 +150,37 @@ impl Run {
 
     /// Returns a process that has created the lock: a process of the implementation, or of the
     /// driver in the options. Returns `None` if there is no lock to administer.
-    async fn administrator(&self) -> Result<Option<Actor>, RunError> {
-        if let Way::Driver(_) = self.options.way {
-            let own = self.start(&self.options.way).await?.create(self.options.slots).await?;
-            if own.is_some() {
-                return Ok(own);
+    async fn administrator(&self) -> Result<Option<Administrator>, RunError> {
+        let way = self.options.way.clone();
+        if let Way::Driver(_) = way {
+            let own = self.start(&way).await?.create(self.options.slots).await?;
+            if let Some(actor) = own {
+                return Ok(Some(Administrator { way, actor }));
             }
         }
         // The implementation creates locks of other kinds itself.
         if self.options.rules == Rules::None {
             return Ok(None);
         }
-        let administrator = Way::Driver(self.options.administrator.clone());
-        let other = self.start(&administrator).await?.create(self.options.slots).await?;
-        other.ok_or_else(|| RunError::Create(UNSUPPORTED.to_owned())).map(Some)
+        let way = Way::Driver(self.options.administrator.clone());
+        let other = self.start(&way).await?.create(self.options.slots).await?;
+        let actor = other.ok_or_else(|| RunError::Create(UNSUPPORTED.to_owned()))?;
+        Ok(Some(Administrator { way, actor }))
     }
 
     /// Resizes the lock between 1 and the maximum until the end of the run.
-    async fn resize(&self, mut actor: Actor, random: &mut StdRng) -> Result<Actor, RunError> {
-        let RunOptions { slots: most, resize_within, .. } = *self.options;
+    async fn resize(
+        &self,
+        mut administrator: Administrator,
+        random: &mut StdRng,
+    ) -> Result<Administrator, RunError> {
+        let RunOptions { slots: most, resize_within, duration, .. } = *self.options;
         if most == 1 || resize_within.is_zero() {
             self.end.reached().await;
-            return Ok(actor);
+            return Ok(administrator);
         }
-        let mut slots = most;
+        let spared = Instant::now() + SPARED.min(duration / 3);
+        let (mut slots, mut blow) = (most, None);
         loop {
             let pause = resize_within.mul_f64(random.random_range(0.2..1.0));
             tokio::select! {
@@ -160,16 +195,62 @@ impl Run {
                 let all_held = holders.wait_for(|&holders| holders >= before);
                 let _ = timeout(resize_within, all_held).await;
             }
-            match actor.ask(Verb::Resize, None, Some(slots)).await {
-                Ok(Line::Ok(_)) => {}
-                Ok(line) => self.trouble(format!("resize: {line:?}")),
-                Err(error) => {
-                    self.trouble(format!("resize: {error}"));
-                    break;
-                }
+            let spoiled = blow.is_some();
+            blow = self.blow(random).filter(|_| Instant::now() >= spared);
+            let after = STRIKE_WITHIN.mul_f64(random.random_range(0.0..1.0));
+            self.size.send_replace(Size { slots, changes: true });
+            let (usable, failure) =
+                self.resize_to(&mut administrator.actor, slots, blow, after).await;
+            // A cut may also fail the next resize.
+            if let Some(failure) = failure.filter(|_| !spoiled) {
+                self.trouble(format!("resize: {failure}"));
+            }
+            self.size.send_replace(Size { slots, changes: false });
+            if !usable {
+                administrator.actor.kill().await;
+                administrator.actor = self.start(&administrator.way).await?;
             }
         }
-        Ok(actor)
+        Ok(administrator)
+    }
+
+    /// Draws a fault of the administrator.
+    fn blow(&self, random: &mut StdRng) -> Option<Blow> {
+        let Faults { kill, cut, .. } = self.options.faults;
+        let drawn = random.random_range(0..100);
+        if drawn < kill * STRUCK {
+            Some(Blow::Kill)
+        } else if drawn < (kill + cut) * STRUCK {
+            Some(Blow::Cut)
+        } else {
+            None
+        }
+    }
+
+    /// Resizes the lock. Returns whether the process can still be used, and the failure if the
+    /// process was not struck.
+    async fn resize_to(
+        &self,
+        actor: &mut Actor,
+        slots: u32,
+        blow: Option<Blow>,
+        after: Duration,
+    ) -> (bool, Option<String>) {
+        let (struck, answer) = match blow {
+            Some(blow) => {
+                let sizes = (None, Some(slots));
+                actor.ask_and_strike(Verb::Resize, sizes, (blow, after)).await
+            }
+            None => (false, actor.ask(Verb::Resize, None, Some(slots)).await),
+        };
+        let killed = struck && blow == Some(Blow::Kill);
+        let usable = !killed && answer.is_ok();
+        let failure = match answer {
+            Ok(Line::Ok(_)) => None,
+            Ok(line) => Some(format!("{line:?}")),
+            Err(error) => Some(error.to_string()),
+        };
+        (usable, failure.filter(|_| !struck))
     }
 
     /// After all faults, sets the maximum number of slots and acquires each of them. The requests
@@ -197,15 +278,20 @@ impl Run {
         Ok(())
     }
 
-    /// Runs cycles until the end of the run. Replaces a process that was killed or whose state
-    /// is unknown.
+    /// Runs cycles until the end of the run. Replaces a process that was killed or that cannot be
+    /// used any more. Returns the last process.
     async fn client(
         &self,
         way: &Way,
         mut actor: Actor,
         mut random: StdRng,
-    ) -> Result<(), RunError> {
+    ) -> Result<Actor, RunError> {
         let (mut strike, mut tries) = (Strike::Nothing, 0);
+        let mut faults = self.options.faults;
+        if let Way::Exec(..) = way {
+            // The prover itself would refuse it.
+            faults.again = 0;
+        }
         while !self.end.is_reached() {
             let drawn = self.strike(&mut random);
             // A cut stays aimed at its method until the method is sent.
@@ -215,10 +301,11 @@ impl Run {
             }
             tries += 1;
             let mut cycle = Cycle {
-                faults: self.options.faults,
+                faults,
                 aims: &self.aims,
                 end: &self.end,
                 holders: &self.holders,
+                size: &self.size,
                 actor: &mut actor,
                 random: &mut random,
                 strike: &mut strike,
@@ -239,8 +326,7 @@ impl Run {
                 actor = self.start(way).await?;
             }
         }
-        actor.kill().await;
-        Ok(())
+        Ok(actor)
     }
 
     /// Chooses the fault of one cycle at random.
@@ -251,7 +337,8 @@ impl Run {
             return if half { Strike::KillHolding } else { Strike::KillAcquiring };
         }
         if drawn < kill + cut && half {
-            return Strike::CutHolding;
+            let long = random.random_bool(LONG);
+            return if long { Strike::CutLongHold } else { Strike::CutHolding };
         }
         match self.aims.choose(random) {
             Some(Aim { target, new }) if cut > 0 => {

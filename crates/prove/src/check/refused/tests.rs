@@ -44,6 +44,19 @@ fn whoever_may_hold_a_slot_takes_its_room() {
 }
 
 #[test]
+fn a_process_that_acquires_again_makes_room() {
+    let unknown = || lock(1).ask(2, Verb::Acquire).unknown(2, Verb::Acquire);
+    assert_eq!(unknown().waits(1).after_ms(9000).full(1).violations(), []);
+    let again = |story: Story| story.ask(2, Verb::Acquire).full(2).waits(1).after_ms(9000).full(1);
+    assert_eq!(again(unknown()).violations(), VIOLATED);
+    let lost = lock(1).ask(2, Verb::Acquire).granted(2, 1).lost(2);
+    assert_eq!(again(lost).violations(), VIOLATED);
+    // A holder that acquires again may keep what it holds.
+    let held = lock(1).ask(2, Verb::Acquire).granted(2, 1);
+    assert_eq!(again(held).violations(), []);
+}
+
+#[test]
 fn a_slot_that_may_be_removed_is_no_room() {
     let shrinks = || lock(0).resize(3, 1).ok(3, Verb::Resize).waits(1);
     assert_eq!(shrinks().after_ms(6000).full(1).violations(), VIOLATED);

@@ -27,6 +27,7 @@ fn names_a_kill_by_the_state_of_the_process() {
     let verifying = queue().acquires(1).ask(1, Verb::Verify);
     assert_eq!(faults(kill(verifying)), one("kill during a hold"));
     assert_eq!(faults(kill(queue().acquires(1).releases(1))), one("kill while idle"));
+    assert_eq!(faults(kill(queue().resize(1, 1))), one(KILL_RESIZING));
 }
 
 #[test]
@@ -95,4 +96,72 @@ fn counts_lost_races() {
     };
     assert_eq!(situations(story(405)).lost_races, 1);
     assert_eq!(situations(story(404)).lost_races, 0);
+}
+
+#[test]
+fn counts_grants_to_processes_that_survived_a_failure() {
+    let after = |story: Story| situations(story.acquires(1)).granted_after_failure;
+    assert_eq!(after(queue().acquires(1).releases(1)), 0);
+    assert_eq!(after(queue().acquires(1).lost(1)), 1);
+    assert_eq!(after(queue().acquires(1).ask(1, Verb::Verify).failed(1, Verb::Verify, "lost")), 1);
+    assert_eq!(after(queue().ask(1, Verb::Acquire).unknown(1, Verb::Acquire)), 1);
+    let other = queue().acquires(2).lost(2);
+    assert_eq!(after(other), 0);
+}
+
+#[test]
+fn counts_waits_by_their_time_limit() {
+    let waits = |story: Story| {
+        let situations = situations(story);
+        (situations.timed_out, situations.very_long_waits)
+    };
+    assert_eq!(waits(queue().ask(1, Verb::Acquire).full(1)), (0, 0));
+    // `waits` sets a time limit of 10 s.
+    assert_eq!(waits(queue().waits(1).full(1)), (1, 1));
+    assert_eq!(waits(queue().waits(1).granted(1, 1)), (0, 1));
+}
+
+#[test]
+fn counts_holders_that_are_asked_long_after_a_cut() {
+    let asked = |after| {
+        let cut = queue().acquires(1).fault(1, "cut").connection(1, ConnectionState::Cut);
+        situations(cut.after_ms(after).ask(1, Verb::Believes)).long_after_cut
+    };
+    assert_eq!((asked(900), asked(1_100)), (0, 1));
+    let idle = queue().fault(1, "cut").connection(1, ConnectionState::Cut).after_ms(2_000);
+    assert_eq!(situations(idle.acquires(1)).long_after_cut, 0);
+}
+
+#[test]
+fn counts_clients_that_are_alive_at_the_last_grant() {
+    let client = || queue().acquires(1).releases(1).acquires(1).releases(1);
+    assert_eq!(situations(client()).alive_at_end, 0);
+    assert_eq!(situations(client().acquires(2)).alive_at_end, 1);
+    assert_eq!(situations(client().killed(1).acquires(2)).alive_at_end, 0);
+    assert_eq!(situations(client().acquires(2).killed(1)).alive_at_end, 1);
+}
+
+#[test]
+fn counts_verifications_of_removed_slots() {
+    let held =
+        |slot: u32| queue().ask(1, Verb::Acquire).own(1, &format!("N-{slot}-B")).granted(1, slot);
+    let verified =
+        |story: Story| situations(story.verifies(1).ok(1, Verb::Verify)).verified_removed;
+    let removed = |slot: u32| held(slot).resize(9, 1).ok(9, Verb::Resize);
+    assert_eq!((verified(removed(1)), verified(removed(2))), (0, 1));
+    // The resize may not have removed it yet.
+    assert_eq!(verified(held(2).resize(9, 1)), 0);
+    let unsupported = removed(2).ask(1, Verb::Verify).failed(1, Verb::Verify, "unsupported");
+    assert_eq!(situations(unsupported).verified_removed, 0);
+}
+
+#[test]
+fn counts_acquires_of_holders() {
+    let again = |story: Story, why: &str| {
+        let story = story.ask(1, Verb::Acquire).failed(1, Verb::Acquire, why);
+        situations(story).acquired_again
+    };
+    assert_eq!(again(queue().acquires(1), "it holds"), [1, 0]);
+    assert_eq!(again(queue().acquires(1), "unsupported"), [1, 1]);
+    assert_eq!(again(queue().acquires(1).releases(1), "full"), [0, 0]);
 }
