@@ -50,7 +50,7 @@ bench: ## Measure, with the optimised programs
 	@dev/install
 	@dev/bench $(ARGS)
 
-prove: ## Judge our clients and those in Python, and write docs/proved: make prove [SRC=<amqp-locks-python>]
+prove: ## Judge our clients, those in Python and other locks, and write docs/proved: make prove [SRC=<amqp-locks-python>]
 	@SRC="$(SRC)" dev/prove $(ARGS)
 
 foreign: ## Share locks and queues with others' clients: make foreign SRC=<a checkout of one>

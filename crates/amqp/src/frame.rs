@@ -13,12 +13,12 @@ pub const END: u8 = 0xCE;
 pub const PREFIX: usize = 7;
 
 /// Returns the channel of a frame. 0 is the connection itself.
-pub fn channel_of(prefix: &[u8; PREFIX]) -> u16 {
+pub fn channel_of(prefix: [u8; PREFIX]) -> u16 {
     u16::from_be_bytes([prefix[1], prefix[2]])
 }
 
 /// Returns the size of a frame's payload, in bytes.
-pub fn size_of(prefix: &[u8; PREFIX]) -> u32 {
+pub fn size_of(prefix: [u8; PREFIX]) -> u32 {
     u32::from_be_bytes([prefix[3], prefix[4], prefix[5], prefix[6]])
 }
 

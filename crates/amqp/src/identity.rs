@@ -1,8 +1,8 @@
 //! A broker's description of itself when a connection starts. lapin does not expose it,
 //! so a separate connection reads it and closes before the login.
 
-use std::sync::Arc;
 use std::io;
+use std::sync::Arc;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
 use lapin::types::AMQPValue;

@@ -126,7 +126,7 @@ impl Frames {
             Some(_) => return Err(Violation::NotAmqp),
         }
         let Some(prefix) = self.partial.first_chunk::<PREFIX>() else { return Ok(PREFIX) };
-        let size = size_of(prefix);
+        let size = size_of(*prefix);
         if size > FRAME_MAX {
             return Err(Violation::LargeFrame(size));
         }
@@ -140,7 +140,7 @@ impl Frames {
         }
         let [prefix @ .., END] = frame else { return Err(Violation::NotAmqp) };
         let (prefix, payload) = prefix.split_first_chunk().ok_or(Violation::NotAmqp)?;
-        let channel = channel_of(prefix);
+        let channel = channel_of(*prefix);
         match prefix[0] {
             METHOD => self.check_method(channel, payload, frame.len())?,
             HEADER => return self.check_header(channel, frame, checked),

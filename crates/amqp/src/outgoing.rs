@@ -85,9 +85,9 @@ impl Outgoing {
     fn begin_frame(&mut self, counts: &mut Counts, passed: &mut Vec<u8>) {
         let beginning = std::mem::take(&mut self.beginning);
         let Some((prefix, payload)) = beginning.split_first_chunk() else { return };
-        self.left = whole(size_of(prefix)).saturating_sub(beginning.len());
+        self.left = whole(size_of(*prefix)).saturating_sub(beginning.len());
         let method = if prefix[0] == METHOD { method_of(payload).ok() } else { None };
-        self.drops = !self.passes(channel_of(prefix), method);
+        self.drops = !self.passes(channel_of(*prefix), method);
         if !self.drops {
             passed.extend_from_slice(&beginning);
             counts.published += u64::from(method == Some(PUBLISH));

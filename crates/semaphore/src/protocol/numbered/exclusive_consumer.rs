@@ -292,6 +292,7 @@ async fn take(claim: Claim<'_>) -> Result<Claimed, BrokerError> {
 }
 
 /// The requests by which a slot is taken, in this order.
+#[derive(Clone, Copy)]
 enum Request {
     Consume,
     Check,
