@@ -109,3 +109,19 @@ async fn clients_in_python_have_no_violation(protocol: Protocol) {
     passes(&prove(Some(&url), &[&run[..], &["--driver", &driver]].concat()).await);
     passes(&prove(Some(&url), &[&run[..], &["--exec", &exec], &found].concat()).await);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_administrator_is_named() {
+    let vhost = Vhost::create().await;
+    let exec = "true {lock} {work}";
+    let run = ["run", "--exec", exec, "--protocol", "Token", "--no-controls", "--for", "1"];
+    let missing = ["--administrator", "no-such-program"];
+    let played = prove(Some(&vhost.url()), &[&run[..], &missing].concat()).await;
+    let text = text(&played);
+    assert_eq!(played.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("the administrator \"no-such-program\" could not create the lock"),
+        "{text}"
+    );
+    assert!(text.contains("or name another driver with --administrator"), "{text}");
+}

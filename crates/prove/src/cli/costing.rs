@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::cost::table::Table;
 use crate::cost::{CostOptions, cost};
 
-use super::driven::Driven;
+use super::driven::{Driven, administrator};
 
 #[derive(Debug, clap::Args)]
 pub struct CostArguments {
@@ -40,10 +40,10 @@ pub struct CostArguments {
 /// Fails if the implementation or the broker cannot be used.
 pub async fn measure(arguments: CostArguments) -> Result<ExitCode, String> {
     arguments.driven.check()?;
-    let Driven { driver, protocol, administrator, url } = arguments.driven;
+    let Driven { driver, protocol, administrator: named, url } = arguments.driven;
     let options = CostOptions {
         driver,
-        administrator,
+        administrator: administrator(named, protocol),
         url,
         rules: protocol,
         lock: format!("prove.cost-{:016x}", rand::random::<u64>()),

@@ -16,9 +16,10 @@ pub struct Driven {
     #[arg(long, value_enum)]
     pub protocol: Rules,
 
-    /// Driver that resizes the lock if the implementation does not support resize
-    #[arg(long, value_name = "COMMAND", default_value = "lockkeeper drive")]
-    pub administrator: String,
+    /// Driver that resizes the lock if the implementation does not support resize [default: that of
+    /// lockkeeper for the protocol]
+    #[arg(long, value_name = "COMMAND")]
+    pub administrator: Option<String>,
 
     /// URL of the broker. TLS is not supported
     #[arg(long, env = "AMQP_URL", hide_env_values = true)]
@@ -39,5 +40,29 @@ impl Driven {
             return Err("TLS connections cannot be observed. Use an amqp:// URL".to_owned());
         }
         Ok(())
+    }
+}
+
+/// Returns the command of the administrator: lockkeeper's driver for this protocol, unless
+/// another one is named.
+pub fn administrator(named: Option<String>, protocol: Rules) -> String {
+    named.unwrap_or_else(|| match protocol {
+        Rules::AmqpLocksPython => "lockkeeper drive --profile AmqpLocksPython".to_owned(),
+        // Not started.
+        Rules::None => "lockkeeper drive".to_owned(),
+        protocol => format!("lockkeeper drive --protocol {protocol:?}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_administrator_follows_the_protocol_unless_it_is_named() {
+        let ours = |protocol| administrator(None, protocol);
+        assert_eq!(ours(Rules::Token), "lockkeeper drive --protocol Token");
+        assert_eq!(ours(Rules::AmqpLocksPython), "lockkeeper drive --profile AmqpLocksPython");
+        assert_eq!(administrator(Some("mine".to_owned()), Rules::Token), "mine");
     }
 }

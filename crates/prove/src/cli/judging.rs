@@ -18,6 +18,7 @@ use crate::report::{self, Report, Scheduled, directory};
 use crate::run::{RunOptions, Way, run_on};
 use crate::steps::schedules::schedules;
 
+use super::driven::administrator;
 use super::exit::{NOT_DONE, exit};
 
 /// Maximum time between two resizes.
@@ -58,9 +59,10 @@ pub struct RunArguments {
     #[arg(long, value_name = "COMMAND")]
     second_driver: Option<String>,
 
-    /// Driver that resizes the lock if the implementation does not support resize
-    #[arg(long, value_name = "COMMAND", default_value = "lockkeeper drive")]
-    administrator: String,
+    /// Driver that resizes the lock if the implementation does not support resize [default: that of
+    /// lockkeeper for the protocol]
+    #[arg(long, value_name = "COMMAND")]
+    administrator: Option<String>,
 
     /// URL of the broker. Ignored with --protocol None
     #[arg(long, env = "AMQP_URL", hide_env_values = true)]
@@ -236,7 +238,7 @@ fn options(arguments: &RunArguments) -> Result<RunOptions, String> {
     Ok(RunOptions {
         way,
         second_driver: arguments.second_driver.clone(),
-        administrator: arguments.administrator.clone(),
+        administrator: administrator(arguments.administrator.clone(), arguments.protocol),
         url,
         rules: arguments.protocol,
         lock: format!("prove.run-{:016x}", rand::random::<u64>()),

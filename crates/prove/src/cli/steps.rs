@@ -11,7 +11,7 @@ use crate::steps::faults::Faulted;
 use crate::steps::request::Request;
 use crate::steps::{InjectedFaults, LONGEST, Resizes, StepsOptions, StepsOutcome, Violated, steps};
 
-use super::driven::Driven;
+use super::driven::{Driven, administrator};
 use super::exit::FAILED;
 use super::judging::{print, put};
 
@@ -70,11 +70,11 @@ pub struct StepsArguments {
 /// Fails if the implementation or the broker cannot be used.
 pub async fn explore(arguments: StepsArguments) -> Result<ExitCode, String> {
     arguments.driven.check()?;
-    let Driven { driver, protocol, administrator, url } = arguments.driven;
+    let Driven { driver, protocol, administrator: named, url } = arguments.driven;
     let seed = arguments.seed.unwrap_or_else(rand::random);
     let options = StepsOptions {
         driver,
-        administrator,
+        administrator: administrator(named, protocol),
         url,
         rules: protocol,
         actors: arguments.actors,

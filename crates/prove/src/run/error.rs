@@ -18,6 +18,16 @@ pub enum RunError {
     /// The lock could not be created.
     #[error("the lock could not be created: {0}")]
     Create(String),
+    /// The administrator could not create the lock.
+    #[error(
+        "the administrator {command:?} could not create the lock: {why}. Put the program lockkeeper on the PATH, or name another driver with --administrator"
+    )]
+    Administrator {
+        /// The command.
+        command: String,
+        /// The cause.
+        why: String,
+    },
     /// The history cannot be judged.
     #[error("{0}")]
     Judge(#[from] JudgeError),

@@ -18,7 +18,7 @@ use super::cycle::{Cycle, Size, Strike};
 use super::ending::{End, Ending};
 use super::error::RunError;
 use super::options::{RunOptions, Way};
-use crate::driver::message::{Line, UNSUPPORTED};
+use crate::driver::message::Line;
 use crate::driver::process::DriverError;
 use crate::history::{Faults, Rules, Verb};
 use crate::wire::Recorder;
@@ -162,10 +162,18 @@ impl Run {
         if self.options.rules == Rules::None {
             return Ok(None);
         }
-        let way = Way::Driver(self.options.administrator.clone());
-        let other = self.start(&way).await?.create(self.options.slots).await?;
-        let actor = other.ok_or_else(|| RunError::Create(UNSUPPORTED.to_owned()))?;
-        Ok(Some(Administrator { way, actor }))
+        let command = self.options.administrator.clone();
+        let way = Way::Driver(command.clone());
+        let other = match self.start(&way).await {
+            Ok(actor) => actor.create(self.options.slots).await,
+            Err(error) => Err(error),
+        };
+        let why = match other {
+            Ok(Some(actor)) => return Ok(Some(Administrator { way, actor })),
+            Ok(None) => "it does not support resize".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(RunError::Administrator { command, why })
     }
 
     /// Resizes the lock between 1 and the maximum until the end of the run.
