@@ -175,6 +175,9 @@ pub async fn play(arguments: RunArguments) -> Result<ExitCode, String> {
     let at_most = Duration::from_secs(arguments.at_most);
     let out = arguments.out.as_deref();
     let (scheduled, trouble) = schedule(&options, at_most.max(options.duration), out).await?;
+    // A schedule that violates a property denies the grades, whatever else is seen.
+    let is_denied = scheduled.as_ref().is_some_and(|one| !one.violations.is_empty());
+    let at_most = if is_denied { options.duration } else { at_most };
     let mut outcome =
         run_on(&options, at_most, report::is_enough).await.map_err(|error| error.to_string())?;
     outcome.troubles.extend(trouble);
