@@ -73,7 +73,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn what_is_dropped_does_not_depend_on_how_it_is_written(
+    fn dropped_frames_do_not_depend_on_how_bytes_are_written(
         sent in vec(any_frame(), 1..20),
         size in 1..40_usize,
     ) {

@@ -144,7 +144,7 @@ fn frees_silently(what: &What) -> bool {
 
 /// Returns the times in which processes may have held a slot: from each request to acquire until
 /// its refusal, or until the answer to the release, or until the end of the process. A process
-/// that acquires again has given up what it lost, and what an unknown result may have granted.
+/// that acquires again has given up a lost slot, and a slot that an unknown result may have granted.
 fn holds(reported: &Reported, requests: &[Request]) -> Vec<Busy> {
     let ended = |process: u32| reported.ended.get(&process).copied().unwrap_or(NEVER);
     let acquired = reported.grants.iter().filter(|grant| !grant.claimed);

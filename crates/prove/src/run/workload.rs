@@ -112,7 +112,7 @@ pub async fn play(
     if failed.is_none() && !run.end.is_at_once() {
         run.recover(resized.as_mut().map(|one| &mut one.actor)).await?;
     }
-    // The clients are alive until then, so that what they keep is found.
+    // The clients stay alive until then, so that slots that they keep are found.
     for client in clients {
         client.kill().await;
     }

@@ -51,7 +51,7 @@ fn a_process_that_acquires_again_makes_room() {
     assert_eq!(again(unknown()).violations(), VIOLATED);
     let lost = lock(1).ask(2, Verb::Acquire).granted(2, 1).lost(2);
     assert_eq!(again(lost).violations(), VIOLATED);
-    // A holder that acquires again may keep what it holds.
+    // A holder that acquires again may keep its slot.
     let held = lock(1).ask(2, Verb::Acquire).granted(2, 1);
     assert_eq!(again(held).violations(), []);
 }
