@@ -39,18 +39,6 @@ async fn the_broker_has_exactly_the_slots_of_the_spec_after_each_apply() {
 }
 
 #[tokio::test]
-async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
-    in_a_world("most", async |world| {
-        let _operator = world.operator().await;
-        world.semaphore("deploy", "slots: 10000").await;
-        // Eight seconds of the broker's time, if it is otherwise idle.
-        world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
-        assert_eq!(world.queues().await, world.lock_queues("deploy", 10_000));
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn kubectl_scale_resizes_and_the_scale_subresource_has_replicas_and_selector() {
     in_a_world("scale", async |world| {
         let _operator = world.operator().await;

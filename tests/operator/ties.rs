@@ -97,8 +97,9 @@ fn are_tied<K: Kind>(first: &K, second: &K) -> bool {
     first.creation_timestamp() == second.creation_timestamp()
 }
 
-/// Number of pairs of each kind that are of the same second.
-const PAIRS: usize = 100;
+/// Number of pairs of each kind that are of the same second. By uids alone, all of them would
+/// be decided rightly once in a million runs.
+const PAIRS: usize = 20;
 
 /// What the spec of the first and the second object of a pair demands.
 const DEMANDS: [(&str, i64); 2] = [("first", 2), ("second", 5)];
@@ -169,7 +170,6 @@ async fn delete_second<K: Tied>(world: &World, pairs: usize) {
     .await;
 }
 
-/// With uids alone, the second one would precede in half of the pairs.
 #[tokio::test]
 async fn of_two_objects_created_in_the_same_second_the_first_keeps_the_name() {
     in_a_world("tie", async |world| {

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use lockkeeper_plan::naming::DEFAULT_PREFIX;
 use lockkeeper_testkit::pressure_text::{TextQueue, Worker};
 use lockkeeper_testkit::redis::{PrivateRedis, connect};
@@ -47,15 +48,15 @@ async fn queues_with_waiting_clients_share_a_list_of_connections_or_need_none() 
         let server = PrivateRedis::start(&[]).await;
         world.secret("redis", &[("uri", server.url())]).await;
         let _operator = world.operator_with(&["--observe-interval", "1s"]).await;
-        let mut consumers = Vec::new();
-        for n in 0..QUEUES {
+        let consumers = join_all((0..QUEUES).map(async |n| {
             let name = format!("q{n}");
             world.queue(&name, "bound: 0").await;
             world.queue_ready(&name).await;
             let (prefix, name) = (DEFAULT_PREFIX.to_owned(), format!("{}.{name}", world.namespace));
             let queue = TextQueue { url: server.url(), prefix, name };
-            consumers.push(Worker::consume(&queue, "patient", 1).await);
-        }
+            Worker::consume(&queue, "patient", 1).await
+        }));
+        let consumers = consumers.await;
         let (lists, _) = lists_for_many_looks(&server).await;
         assert_eq!(lists, 0, "nothing would be repaired");
 

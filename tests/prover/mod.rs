@@ -11,11 +11,16 @@ mod plain_runs;
 mod watching;
 mod without_broker;
 
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use lockkeeper_plan::naming::{Protocol, QueueType};
+use lockkeeper_prove::history::{Faults, Rules, Variables};
+use lockkeeper_prove::run::{RunOptions, Way};
 use lockkeeper_testkit::built;
 use lockkeeper_testkit::protocols::options;
+use lockkeeper_testkit::rabbitmq::Vhost;
 use tokio::process::Command;
 
 /// The prover.
@@ -41,6 +46,25 @@ fn rules(protocol: Protocol) -> &'static str {
 /// The command line of our driver.
 fn our_driver(protocol: Protocol) -> String {
     format!("{} drive {}", quoted("lockkeeper"), options(protocol).join(" "))
+}
+
+/// The options of a run without an implementation and a duration.
+fn run_options(vhost: &Vhost, rules: Rules, seed: u64) -> RunOptions {
+    RunOptions {
+        way: Way::Exec(String::new(), Variables::default()),
+        second_driver: None,
+        administrator: String::new(),
+        url: Some(vhost.url().parse().unwrap()),
+        rules,
+        lock: format!("prove.run-{seed}"),
+        seed,
+        duration: Duration::ZERO,
+        clients: 4,
+        slots: 2,
+        faults: Faults::SOME,
+        resize_within: Duration::from_millis(600),
+        program: PathBuf::from(program()),
+    }
 }
 
 /// Runs the program to its end, with the URL of a broker if it needs one.

@@ -1,12 +1,17 @@
 //! A plain `run` provokes what the controls provoke: seeded bugs are found without options, and
-//! the report shows how often each situation occurred.
+//! each situation that a grade needs occurs.
 
+use std::collections::BTreeMap;
 use std::process::Output;
+use std::time::Duration;
 
+use lockkeeper_prove::history::{History, Rules};
+use lockkeeper_prove::report::Report;
+use lockkeeper_prove::run::{RunOptions, Way, run_on};
+use lockkeeper_testkit::environment::PATIENCE;
 use lockkeeper_testkit::rabbitmq::Vhost;
-use serde_json::Value;
 
-use super::{passes, prove, quoted, text};
+use super::{prove, quoted, run_options, text};
 
 /// Runs the straw client, with further options of the straw client and of the run.
 async fn run(vhost: &Vhost, bug: &str, options: &[&str]) -> Output {
@@ -19,7 +24,9 @@ async fn run(vhost: &Vhost, bug: &str, options: &[&str]) -> Output {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_granted_twice_to_its_holder_is_found() {
     let vhost = Vhost::create().await;
-    let played = run(&vhost, "--bug two-permits-one-connection", &["--for", "6"]).await;
+    // The run ends at the violation, after which it can grant no grade.
+    let options = ["--for", "2", "--at-most", "100"];
+    let played = run(&vhost, "--bug two-permits-one-connection", &options).await;
     let text = text(&played);
     assert_eq!(played.status.code(), Some(1), "{text}");
     assert!(text.contains("S2 CLIENT") && text.contains("again on the connection"), "{text}");
@@ -44,40 +51,39 @@ async fn a_client_that_does_not_look_after_its_declare_is_found() {
     assert!(text(&judged).contains("S4 CLIENT"), "{}", text(&judged));
 }
 
+/// The situations that the report of this history counts, with their numbers.
+fn situations(history: &History) -> BTreeMap<String, u64> {
+    let report = Report::new(history, None, &[]).unwrap();
+    let rows = report.grades.into_iter().flat_map(|grade| grade.sometimes);
+    rows.map(|row| (row.situation, row.seen)).collect()
+}
+
+/// Of the situations, the one that is not of the workload.
+const SCHEDULED: &str = "random schedules of requests";
+
+/// The situation of the end of the workload.
+const LAST: &str = "clients alive at the last acquire";
+
 #[tokio::test(flavor = "multi_thread")]
-async fn the_report_shows_how_often_each_situation_occurred() {
+async fn each_situation_that_a_grade_needs_occurs_in_a_plain_run() {
     let vhost = Vhost::create().await;
-    let folder = tempfile::tempdir().unwrap();
-    let played = run(&vhost, "", &["--for", "8", "--out", folder.path().to_str().unwrap()]).await;
-    passes(&played);
-    let report = std::fs::read(folder.path().join("report.json")).unwrap();
-    let report: Value = serde_json::from_slice(&report).unwrap();
-    let grades = report["grades"].as_array().unwrap().iter();
-    let rows = grades.flat_map(|grade| grade["sometimes"].as_array().unwrap());
-    let rows: Vec<&Value> = rows.collect();
-    let seen = |situation: &str| {
-        let row = rows.iter().find(|row| row["situation"] == situation);
-        let row = row.unwrap_or_else(|| panic!("no row {situation:?}: {rows:?}"));
-        assert!(row["needed"].as_u64() > Some(0), "{row}");
-        row["seen"].as_u64().unwrap()
+    let straw = format!("{} straw --protocol ExclusiveQueue", quoted("lockkeeper-prove"));
+    let options = RunOptions {
+        way: Way::Driver(straw.clone()),
+        administrator: straw,
+        duration: Duration::from_secs(2),
+        ..run_options(&vhost, Rules::ExclusiveQueue, 1)
     };
-    // Each cycle or the run itself provokes these, so even a busy machine meets them.
-    for situation in [
-        "acquires of a holder",
-        "random schedules of requests",
-        "clients alive at the last acquire",
-    ] {
-        assert!(seen(situation) > 0, "{situation}");
+    let all = |history: &History| {
+        let mut seen = situations(history).into_iter();
+        seen.all(|(situation, seen)| seen > 0 || [SCHEDULED, LAST].contains(&&*situation))
+    };
+    let outcome = run_on(&options, PATIENCE * 3, all).await.unwrap();
+    assert_eq!(outcome.verdict.violations, []);
+    let mut seen = situations(&outcome.history);
+    for of_grade_1 in ["kill in resize", "verifications of a removed slot"] {
+        assert!(seen.contains_key(of_grade_1), "{seen:?}");
     }
-    for situation in [
-        "refusals at the end of a wait",
-        "acquires that may wait 6 s",
-        "grants to a process after a loss or an error",
-        "holders asked more than 1 s after a cut",
-        "verifications of a removed slot",
-        "cut in resize",
-        "kill in resize",
-    ] {
-        seen(situation);
-    }
+    seen.remove(SCHEDULED);
+    assert!(seen.values().all(|&seen| seen > 0), "{seen:?}");
 }
