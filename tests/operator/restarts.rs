@@ -19,8 +19,8 @@ struct Leg {
 }
 
 const LEGS: [Leg; 3] = [
-    Leg { from: 0, to: 1000, first: 1, last: 1000 },
-    Leg { from: 1000, to: 5, first: 1000, last: 6 },
+    Leg { from: 0, to: 500, first: 1, last: 500 },
+    Leg { from: 500, to: 5, first: 500, last: 6 },
     Leg { from: 5, to: 200, first: 6, last: 200 },
 ];
 
@@ -204,7 +204,7 @@ async fn killed_at_any_moment_of_a_resize_the_next_operator_ends_with_exactly_th
                 // operator runs.
                 slots = match (round % 2, leg.to) {
                     (0, to) => to,
-                    (_, 1000) => 5,
+                    (_, 500) => 5,
                     _ => 0,
                 };
                 resize(&world, slots).await;

@@ -1,8 +1,8 @@
 //! A thousand idle locks on one connection, five thousand in `make soak`: their cost for
-//! the operator, the API server and the broker (docs/scale.md). A lock with the most slots.
-//! dev/test runs them alone.
+//! the operator, the API server and the broker (docs/scale.md). dev/test runs it alone.
 
 mod queues;
+mod slots;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -92,18 +92,6 @@ async fn thousands_of_locks_at_rest_cost_little_memory_few_requests_and_few_meth
         // Not because nothing was observed.
         assert!(methods >= most / 4.0, "{methods} AMQP methods/s {kinds:?}");
         world.kill_operators().await;
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
-    in_a_world("most", async |world| {
-        let _operator = world.operator().await;
-        world.semaphore("deploy", "slots: 10000").await;
-        // Eight seconds of the broker's time.
-        world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
-        assert_eq!(world.queues().await, world.lock_queues("deploy", 10_000));
     })
     .await;
 }
