@@ -165,7 +165,7 @@ async fn kill_at(
 
 #[tokio::test]
 async fn killed_at_any_moment_of_a_resize_the_next_operator_ends_with_exactly_the_slots() {
-    let (least, least_inside) = if is_soak() { (20, 15) } else { (10, 7) };
+    let (least, least_inside) = if is_soak() { (20, 15) } else { (10, 8) };
     in_a_world("killed", async |world| {
         let mut operator = world.operator().await;
         let mut eye = Eye::open(&world).await;
@@ -204,7 +204,7 @@ async fn killed_at_any_moment_of_a_resize_the_next_operator_ends_with_exactly_th
                 // operator runs.
                 slots = match (round % 2, leg.to) {
                     (0, to) => to,
-                    (_, 500) => 5,
+                    (_, to) if to == LEGS[0].to => LEGS[1].to,
                     _ => 0,
                 };
                 resize(&world, slots).await;

@@ -7,17 +7,24 @@ use std::time::Duration;
 
 use lockkeeper_prove::history::{History, Rules};
 use lockkeeper_prove::report::Report;
+use lockkeeper_prove::report::sometimes::Sometimes;
 use lockkeeper_prove::run::{RunOptions, Way, run_on};
 use lockkeeper_testkit::environment::PATIENCE;
 use lockkeeper_testkit::rabbitmq::Vhost;
 
 use super::{prove, quoted, run_options, text};
 
+const PROTOCOL: &str = "ExclusiveQueue";
+
+/// The command line of the straw client with these options.
+fn straw(options: &str) -> String {
+    format!("{} straw --protocol {PROTOCOL} {options}", quoted("lockkeeper-prove"))
+}
+
 /// Runs the straw client, with further options of the straw client and of the run.
 async fn run(vhost: &Vhost, bug: &str, options: &[&str]) -> Output {
-    let protocol = "ExclusiveQueue";
-    let straw = format!("{} straw --protocol {protocol} {bug}", quoted("lockkeeper-prove"));
-    let run = ["run", "--driver", &straw, "--protocol", protocol, "--no-controls", "--seed", "1"];
+    let straw = straw(bug);
+    let run = ["run", "--driver", &straw, "--protocol", PROTOCOL, "--no-controls", "--seed", "1"];
     prove(Some(&vhost.url()), &[&run[..], options].concat()).await
 }
 
@@ -45,17 +52,27 @@ async fn a_client_that_does_not_look_after_its_declare_is_found() {
     assert_eq!(played.status.code(), Some(1), "{said}");
     assert!(said.contains("S4 CLIENT in a random schedule: "), "{said}");
     assert!(said.contains("grade 0  NO") && said.contains(", 2 s, seed"), "{said}");
+    let report = std::fs::read(format!("{out}/report.json")).unwrap();
+    let report: Report = serde_json::from_slice(&report).unwrap();
+    let scheduled = rows(report).find(|row| row.situation == SCHEDULED).unwrap();
+    assert!(scheduled.seen > 0 && scheduled.needed > 0, "{scheduled:?}");
     let recorded = format!("{out}/schedule/run.jsonl");
     let judged = prove(None, &["check", &recorded]).await;
     assert_eq!(judged.status.code(), Some(1), "{}", text(&judged));
     assert!(text(&judged).contains("S4 CLIENT"), "{}", text(&judged));
 }
 
+/// The situations that a report counts.
+fn rows(report: Report) -> impl Iterator<Item = Sometimes> {
+    report.grades.into_iter().flat_map(|grade| grade.sometimes)
+}
+
 /// The situations that the report of this history counts, with their numbers.
 fn situations(history: &History) -> BTreeMap<String, u64> {
-    let report = Report::new(history, None, &[]).unwrap();
-    let rows = report.grades.into_iter().flat_map(|grade| grade.sometimes);
-    rows.map(|row| (row.situation, row.seen)).collect()
+    let rows = rows(Report::new(history, None, &[]).unwrap());
+    rows.inspect(|row| assert!(row.needed > 0, "{row:?}"))
+        .map(|row| (row.situation, row.seen))
+        .collect()
 }
 
 /// Of the situations, the one that is not of the workload.
@@ -67,7 +84,7 @@ const LAST: &str = "clients alive at the last acquire";
 #[tokio::test(flavor = "multi_thread")]
 async fn each_situation_that_a_grade_needs_occurs_in_a_plain_run() {
     let vhost = Vhost::create().await;
-    let straw = format!("{} straw --protocol ExclusiveQueue", quoted("lockkeeper-prove"));
+    let straw = straw("");
     let options = RunOptions {
         way: Way::Driver(straw.clone()),
         administrator: straw,

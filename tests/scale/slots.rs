@@ -9,7 +9,6 @@ async fn the_most_slots_that_a_spec_may_ask_for_are_made() {
     in_a_world("most", async |world| {
         let _operator = world.operator().await;
         world.semaphore("deploy", "slots: 10000").await;
-        // Eight seconds of the broker's time.
         world.until("deploy", "Ready", PATIENCE * 3, is_ready::<Semaphore>).await;
         assert_eq!(world.queues().await, world.lock_queues("deploy", 10_000));
     })
