@@ -32,7 +32,7 @@ class Right(Client):
         self.deliveries.append((method.delivery_tag, body.decode()))
 
     def full(self):
-        # Pika rejects what was delivered since.
+        # Pika rejects later deliveries.
         self.channel.basic_cancel(self.tag)
         self.tag, self.deliveries = None, []
         return super().full()
