@@ -22,7 +22,8 @@ def main():
             cursor.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (name,))
         except psycopg2.errors.LockNotAvailable:
             return 75
-        code = subprocess.call(command)
+        # The command ends with this program, because the session does.
+        code = subprocess.call(["setpriv", "--pdeathsig", "KILL", *command])
     session.close()
     return code
 

@@ -10,13 +10,13 @@ command finds LOCK_NAME and LOCK_SLOT in its environment. Exits as the command d
 broker, or a lock with records, 64: a lock of another protocol, 75: no slot, 80: lost, 81: no such
 lock.
 """
-import argparse, contextlib, os, random, signal, subprocess, sys, time
+import argparse, contextlib, os, random, signal, sys, time
 
 import pika
 from pika.exceptions import (
     AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError)
 
-from under_lock import KILL_AFTER, LockError, check, exists, facts, now, stop
+from under_lock import KILL_AFTER, LockError, check, exists, facts, now, start, stop
 
 QUEUES = {"guideline": "{lock}-{slot}-{part}", "amqp-locks-python": "{lock}-{part}-{slot}"}
 VERIFY = 1  # seconds between verifications
@@ -183,7 +183,7 @@ def run(slot, command):
     received = []  # signals, before there is a command too
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, _: received.append(number))
-    child = subprocess.Popen(command, start_new_session=True, env=environment)
+    child = start(command, environment)
     try:
         while child.poll() is None:
             while received:

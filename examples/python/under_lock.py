@@ -5,7 +5,7 @@ sent, `lost`, why it is lost or None, `environment` for the command, `doubt`, an
 methods acquire(timeout, priority), verify() and release(). verify() fails with an
 AMQPError if the lock is lost.
 """
-import argparse, os, signal, subprocess, sys, threading, time
+import argparse, ctypes, os, signal, subprocess, sys, threading, time
 
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
@@ -98,11 +98,18 @@ def stop(child):  # and its children
         except (ProcessLookupError, subprocess.TimeoutExpired):
             pass
 
+def start(command, environment):
+    """The kernel kills the command if this program is killed, which frees the lock."""
+    def end_with_parent():
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent,
+                            env=environment)
+
 def run(lock, command):
     received = []  # signals, before there is a command too
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, _: received.append(number))
-    child = subprocess.Popen(command, start_new_session=True, env={**os.environ, **lock.environment})
+    child = start(command, {**os.environ, **lock.environment})
     def deadline():  # in a separate thread: pika may hang with the network
         while now() < lock.proven + VALID - KILL_AFTER:
             time.sleep(0.1)

@@ -8,6 +8,7 @@ mod implementations;
 mod interleavings;
 mod minimized;
 mod plain_runs;
+mod variants;
 mod watching;
 mod without_broker;
 

@@ -119,7 +119,7 @@ fn free_holds(reported: &mut Reported, ownerships: &Ownerships) {
     for grant in reported.grants.iter_mut().filter(|grant| !grant.claimed) {
         let mut owned = ownerships.of(grant.process, grant.invoked, grant.granted);
         let owned = owned.find(|owned| owned.key() == grant.key.as_ref());
-        grant.freed = Some(owned.map_or(grant.granted, |owned| owned.certain_end));
+        grant.freed = Some(owned.map_or(grant.granted, |owned| owned.certain.to));
     }
 }
 

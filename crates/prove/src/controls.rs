@@ -1,26 +1,26 @@
 //! Runs the controls of a verdict: clients with seeded bugs, which must be caught on the same
-//! machine and broker, and correct clients, which must pass. A verdict is meaningless if a
-//! control fails. See `straw` for the clients.
+//! machine and broker by the workload and the random schedules that the implementation gets, and
+//! correct clients, which must pass. A verdict is meaningless if a control fails. See `straw` for
+//! the clients.
 
 use std::time::Duration;
-
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 use crate::check::verdict::{Cause, Verdict, Violation};
 use crate::history::{Faults, Rules};
 use crate::run::{RunError, RunOptions, Way, run_until};
-use crate::steps::{InjectedFaults, Resizes, StepsError, StepsOptions, steps};
-use crate::straw::{Bug, Trigger};
+use crate::steps::StepsError;
+use crate::steps::schedules::schedules;
+use crate::straw::Bug;
 
-/// Duration of one round of a control.
-const ROUND: Duration = Duration::from_secs(2);
+/// Maximum duration of the workload in one round of a control.
+const ROUND: Duration = Duration::from_secs(6);
 
-/// Maximum number of rounds. A bug that is not caught in them counts as missed.
-const ROUNDS: usize = 5;
+/// Maximum duration of the random schedules in one round of a control.
+const SCHEDULES: Duration = Duration::from_secs(2);
 
-/// Maximum number of interleavings. A bug that is not caught in them counts as missed.
-const INTERLEAVINGS: u64 = 200;
+/// Maximum number of rounds, for as long as a run of the implementation usually takes. A bug that
+/// is not caught in them counts as missed.
+const ROUNDS: u64 = 10;
 
 /// The result of one control.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +44,10 @@ impl Control {
 /// Error that prevents a control from running.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The random workload failed.
+    /// The workload failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The exploration of interleavings failed.
+    /// The random schedules failed.
     #[error(transparent)]
     Steps(#[from] StepsError),
 }
@@ -63,15 +63,13 @@ fn of_straw(rules: Rules) -> Rules {
     if rules == Rules::AmqpLocksPython { Rules::ExclusiveQueue } else { rules }
 }
 
-/// Runs one control against the broker of these options. Uses a random workload, or explores
-/// interleavings if a random workload seldom triggers the bug.
+/// Runs one control against the broker of these options.
 ///
 /// # Errors
 ///
 /// [`ControlError`] if the straw client could not be run.
 pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, ControlError> {
     let options = &RunOptions { rules: of_straw(options.rules), ..options.clone() };
-    let mut control = Control { bug, found: Vec::new(), others: Vec::new() };
     let expected = |violation: &Violation| match bug {
         Some(bug) => {
             violation.property == bug.property()
@@ -79,17 +77,15 @@ pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, 
         }
         None => true,
     };
-    if bug.is_some_and(|bug| bug.trigger() == Trigger::Interleaving) {
-        let violations = interleaved(options, bug).await?;
-        (control.found, control.others) = violations.into_iter().partition(expected);
-        return Ok(control);
-    }
-    let mut random = StdRng::seed_from_u64(options.seed);
+    let caught = |verdict: &Verdict| bug.is_some() && verdict.violations.iter().any(expected);
+    let mut control = Control { bug, found: Vec::new(), others: Vec::new() };
     let rounds = if bug.is_some() { ROUNDS } else { 1 };
     for round in 0..rounds {
-        let round = of_round(options, bug, round, &mut random);
-        let caught = |verdict: &Verdict| bug.is_some() && verdict.violations.iter().any(expected);
-        let violations = run_until(&round, caught).await?.verdict.violations;
+        let round = of_round(options, bug, round);
+        let mut violations = run_until(&round, caught).await?.verdict.violations;
+        if !violations.iter().any(expected) {
+            violations.extend(scheduled(&round).await?);
+        }
         (control.found, control.others) = violations.into_iter().partition(expected);
         if !control.found.is_empty() {
             break;
@@ -98,63 +94,27 @@ pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, 
     Ok(control)
 }
 
-/// Returns the options of one round of a random workload.
-fn of_round(
-    options: &RunOptions,
-    bug: Option<Bug>,
-    round: usize,
-    random: &mut StdRng,
-) -> RunOptions {
+/// Returns the options of one round: as those of the implementation, with all faults.
+fn of_round(options: &RunOptions, bug: Option<Bug>, round: u64) -> RunOptions {
     let straw = straw(options, bug);
-    let trigger = bug.map(Bug::trigger);
     RunOptions {
         way: Way::Driver(straw.clone()),
         second_driver: None,
         administrator: straw,
         lock: format!("{}.{}-{round}", options.lock, bug.map_or("correct", Bug::name)),
-        seed: random.random(),
+        seed: options.seed.wrapping_add(round),
         duration: ROUND,
         slots: options.slots.max(2),
-        faults: match trigger {
-            None => Faults::SOME,
-            Some(Trigger::Cut) => Faults { cut: 30, ..Faults::NONE },
-            Some(Trigger::SecondAcquire) => Faults { again: 30, ..Faults::NONE },
-            Some(_) => Faults::NONE,
-        },
-        resize_within: match trigger {
-            Some(Trigger::Resize) => Duration::from_millis(50),
-            _ => options.resize_within,
-        },
+        faults: Faults::SOME,
         ..options.clone()
     }
 }
 
-/// Explores two clients and a shrink until a property is violated.
-async fn interleaved(
-    options: &RunOptions,
-    bug: Option<Bug>,
-) -> Result<Vec<Violation>, ControlError> {
-    // A larger value would add probes of irrelevant slots to the exploration.
-    let straw = straw(options, bug) + " --overshoot 1";
-    let outcome = steps(&StepsOptions {
-        driver: straw.clone(),
-        administrator: straw,
-        url: options.url.clone().ok_or(RunError::Url)?,
-        rules: options.rules,
-        actors: 2,
-        slots: 1,
-        release: false,
-        resizes: Resizes::Shrink,
-        limit: INTERLEAVINGS,
-        sleep_sets: true,
-        faults: InjectedFaults::None,
-        sample: None,
-        seed: options.seed,
-        program: options.program.clone(),
-    })
-    .await?;
-    let violated = outcome.violation().map(|(_, violated)| violated.verdict.violations.clone());
-    Ok(violated.unwrap_or_default())
+/// Executes random schedules, and returns the violations of the first that violates a property.
+async fn scheduled(options: &RunOptions) -> Result<Vec<Violation>, ControlError> {
+    let drawn = schedules(options, SCHEDULES).await?;
+    let violation = drawn.and_then(|drawn| drawn.violation);
+    Ok(violation.map(|(_, violated)| violated.verdict.violations).unwrap_or_default())
 }
 
 fn straw(options: &RunOptions, bug: Option<Bug>) -> String {

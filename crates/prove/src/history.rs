@@ -141,7 +141,7 @@ pub enum What {
     Fault {
         /// The target process, or `None` if the target was the broker.
         process: Option<u32>,
-        /// The kind: [`KILL`], [`CUT`], or for example `cut before queue.declare`. A fault is
+        /// The kind: [`KILL`], [`KILL_ALONE`], [`CUT`], or for example `cut before queue.declare`. A fault is
         /// recorded before it takes effect.
         fault: String,
     },
@@ -149,6 +149,10 @@ pub enum What {
 
 /// Kind of a fault: a process was killed (SIGKILL).
 pub const KILL: &str = "kill";
+
+/// Kind of a fault: a command that runs another one under the lock was killed (SIGKILL), and the
+/// other one was not.
+pub const KILL_ALONE: &str = "kill without its work";
 
 /// Kind of a fault: all connections of a process were cut, regardless of its current operation.
 pub const CUT: &str = "cut";

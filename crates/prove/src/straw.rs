@@ -21,7 +21,7 @@ mod token;
 use lockkeeper_plan::naming::LockName;
 
 use crate::driver::message::{Done, Line};
-pub use bug::{Bug, Trigger};
+pub use bug::Bug;
 
 /// Returns the number of slots of a lock on the broker. `None`: AMQP does not show it.
 ///

@@ -1,12 +1,15 @@
 //! A Python client whose `acquire` raises closes every connection that it opened. An open one
-//! would keep its consumer of the wait queue, which swallows wake-ups.
+//! would keep its consumer of the wait queue, which swallows wake-ups. A client that is killed
+//! takes its command along.
 
+use lockkeeper_testkit::environment::random;
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::rabbitmq::Vhost;
+use lockkeeper_testkit::rabbitmq::{Vhost, eventually};
 use tokio::process::Command;
 
-use super::{EXCLUSIVE_CONSUMER, GUIDELINE, MUTEX, PYTHON, Script, TOKEN};
+use super::{EXCLUSIVE_CONSUMER, GUIDELINE, MINIMAL, MUTEX, PYTHON, Script, TOKEN};
 use crate::client::any;
+use crate::exec::commands::alive_with;
 
 /// Acquires with a client whose method `METHOD` raises.
 const FAILS: &str = r#"
@@ -50,4 +53,19 @@ async fn a_client_whose_acquire_raises_closes_every_connection() {
     closes_its_connections(EXCLUSIVE_CONSUMER, "ConsumerSlot", "sleep").await;
     closes_its_connections(MUTEX, "Mutex", "sleep").await;
     closes_its_connections(TOKEN, "Token", "announce").await;
+}
+
+/// The broker frees the slot of a killed client at once, so its command must not go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_of_a_killed_client_ends() {
+    for script in [GUIDELINE, EXCLUSIVE_CONSUMER, TOKEN, MUTEX, MINIMAL] {
+        let vhost = Vhost::create().await;
+        script.resize(&vhost, 1).await;
+        let mark = format!("COMMAND_OF_A_TEST={}", random());
+        let line = format!("export {mark}; echo begun; exec sleep 1000");
+        let mut client = script.begin(&vhost, &line).await;
+        eventually("the command runs", async || !alive_with(&mark).is_empty()).await;
+        client.kill().await.unwrap();
+        eventually("the command has ended", async || alive_with(&mark).is_empty()).await;
+    }
 }

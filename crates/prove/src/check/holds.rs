@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use super::register::{NEVER, Position, Write};
 use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
-    ConnectionState, Event, History, KILL, Operation, Phase, ProcessState, Rules, Verb, What,
+    ConnectionState, Event, History, KILL, KILL_ALONE, Operation, Phase, ProcessState, Rules, Verb,
+    What,
 };
 
 /// The resource of an exclusive hold.
@@ -138,6 +139,8 @@ struct Process<'a> {
     /// The first end of a connection since the last answer. If the process turns out to have
     /// ended, it had ended by then.
     closed: Option<Position>,
+    /// Whether its work was left running when it was killed, so that its hold goes on.
+    outlived: bool,
 }
 
 /// Reads the processes' answers from a history.
@@ -183,6 +186,9 @@ impl<'a> Reader<'a> {
             What::Fault { process: Some(process), fault } if fault == KILL => {
                 self.may_have_ended(*process, at);
             }
+            What::Fault { process: Some(process), fault } if fault == KILL_ALONE => {
+                self.processes.entry(*process).or_default().outlived = true;
+            }
             What::Connection { process, state: ConnectionState::ClosedByClient, .. } => {
                 self.processes.entry(*process).or_default().closed.get_or_insert(at);
             }
@@ -200,7 +206,8 @@ impl<'a> Reader<'a> {
     /// Ends the hold of a process that no longer certainly exists.
     fn may_have_ended(&mut self, process: u32, at: Position) {
         self.reported.ended.entry(process).or_insert(at);
-        let closed = self.processes.entry(process).or_default().closed;
+        let state = self.processes.entry(process).or_default();
+        let closed = state.closed.filter(|_| !state.outlived);
         self.end_hold(process, closed.unwrap_or(at));
     }
 

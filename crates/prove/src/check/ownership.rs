@@ -36,15 +36,15 @@ pub fn read(history: &History, lock: &LockName) -> Option<Ownerships> {
         owned.settle(&faults);
         let all = known.by_process.entry(owned.process).or_default();
         let latest = all.last().map_or(0, |&(_, latest)| latest);
-        all.push((index, latest.max(owned.known_end)));
+        all.push((index, latest.max(owned.possible.to)));
     }
     let owned = &known.owned;
     known.takeovers.retain(|takeover| {
         let victim = &owned[takeover.victim];
-        victim.ended == Ended::Cancelled || victim.certain_end > takeover.done
+        victim.ended == Ended::Cancelled || victim.certain.to > takeover.done
     });
     for owned in &mut known.owned {
-        owned.certain_end = owned.certain_end.min(owned.limit);
+        owned.certain.to = owned.certain.to.min(owned.limit);
     }
     Some(known)
 }

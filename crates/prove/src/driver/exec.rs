@@ -198,6 +198,14 @@ impl Exec {
         })
     }
 
+    /// Kills the command alone (SIGKILL), and waits until its witness has ended too, but not
+    /// longer than `limit`. The end of the witness is passed to the listener as a loss.
+    pub async fn kill_alone(&mut self, limit: Duration) {
+        let Some(held) = &mut self.held else { return };
+        held.group.control().kill_first();
+        let _ = tokio::time::timeout(limit, &mut held.watch).await;
+    }
+
     /// Kills the command and its children (SIGKILL), and ends its witness.
     pub async fn kill(&mut self) {
         let Some(held) = self.held.take() else { return };
@@ -206,7 +214,9 @@ impl Exec {
         group.kill().await;
         // The witness may be in another process group.
         drop(witness);
-        let _ = tokio::time::timeout(TO_END, watch).await;
+        if !watch.is_finished() {
+            let _ = tokio::time::timeout(TO_END, watch).await;
+        }
     }
 
     /// Returns a handle that suspends, resumes or kills the command, even while it is starting.

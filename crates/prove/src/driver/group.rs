@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
@@ -46,6 +46,15 @@ impl Control {
         if group > 0 {
             // An error means that the group has just ended.
             let _ = killpg(Pid::from_raw(group), signal);
+        }
+    }
+
+    /// Kills the first process of the group (SIGKILL), and no other. Does not wait for its end.
+    pub fn kill_first(&self) {
+        let first = self.group.load(Ordering::Acquire);
+        if first > 0 {
+            // An error means that it has just ended.
+            let _ = kill(Pid::from_raw(first), Signal::SIGKILL);
         }
     }
 

@@ -38,6 +38,14 @@ impl Implementation {
         }
     }
 
+    /// Kills a command that runs another one under the lock (SIGKILL), and waits until the other
+    /// one has ended too, but not longer than `limit`. Does nothing to a driver.
+    pub async fn kill_alone(&mut self, limit: Duration) {
+        if let Self::Exec(exec) = self {
+            exec.kill_alone(limit).await;
+        }
+    }
+
     /// Returns a handle that suspends, resumes or kills its processes, even while a request is
     /// unanswered.
     pub fn control(&self) -> Control {

@@ -71,7 +71,6 @@ pub(super) fn grades(
     evidence: Evidence,
 ) -> Vec<Grade> {
     let Evidence { controls: tested, scheduled } = evidence;
-    let rules = history.header.protocol;
     let struck = Struck::new(history);
     let of: Vec<u8> = verdict.violations.iter().map(|one| struck.grade(one)).collect();
     let violating = |number: u8| -> Vec<usize> {
@@ -92,7 +91,7 @@ pub(super) fn grades(
         given: Given::NotGiven,
         violations: violating(1),
         trials: effective.map(|(_, count)| count).sum(),
-        sometimes: survives(rules, verdict, situations),
+        sometimes: survives(&history.header, verdict, situations),
         reasons: reasons(1, &history.header, verdict, tested),
     };
     first.decide(scheduled);

@@ -10,8 +10,8 @@ use crate::check::holds::Key;
 use crate::check::register::{NEVER, Position};
 use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{
-    CUT, ConnectionState, Event, Frame, History, KILL, Operation, Phase, ProcessState, Sender,
-    Verb, What,
+    CUT, ConnectionState, Event, Frame, History, KILL, KILL_ALONE, Operation, Phase, ProcessState,
+    Sender, Verb, What,
 };
 use crate::run::aims::{AFTER, BEFORE, is_request};
 
@@ -80,6 +80,8 @@ const NOTICE_US: u64 = 1_000_000;
 
 /// Name of a fault, including the state of the process.
 pub const KILL_HOLDING: &str = "kill during a hold";
+/// See [`KILL_HOLDING`].
+pub const KILL_COMMAND: &str = "kill of the command alone during a hold";
 /// See [`KILL_HOLDING`].
 pub const KILL_ACQUIRING: &str = "kill during an acquire";
 /// See [`KILL_HOLDING`].
@@ -237,6 +239,9 @@ impl Reader {
             }
             What::Lost { process, .. } => self.processes.entry(*process).or_default().failed = true,
             What::Frame(frame) => self.frame(frame),
+            What::Fault { fault, .. } if fault == KILL_ALONE => {
+                *self.situations.faults.entry(KILL_COMMAND.to_owned()).or_default() += 1;
+            }
             What::Fault { process: Some(process), fault } => {
                 let holds = self.holds(*process, at);
                 let state = self.processes.entry(*process).or_default();

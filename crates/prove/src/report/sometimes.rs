@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::scheduled::Scheduled;
 use super::situations::{
-    CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_HOLDING, KILL_RESIZING, Situations,
+    CUT_HOLDING, CUT_RESIZING, Hits, KILL_ACQUIRING, KILL_COMMAND, KILL_HOLDING, KILL_RESIZING,
+    Situations,
 };
 use crate::check::LONG_WAITS;
 use crate::check::verdict::Verdict;
@@ -29,6 +30,8 @@ const SHRINKS: u64 = 3;
 const LOST_RACES: u64 = 5;
 /// Faults of each kind, except cuts at a method.
 const FAULTS: u64 = 10;
+/// Commands that are killed without their work.
+const ALONE: u64 = 3;
 /// Holders that are asked more than 1 s after a cut.
 const LATE: u64 = 3;
 /// Faults of the administrator, of each kind.
@@ -81,7 +84,7 @@ pub(super) fn excludes(
     ];
     // A command that runs another one cannot be asked, and a driver need not offer it.
     let [again, unsupported] = situations.acquired_again;
-    let is_command = header.played.as_ref().is_some_and(|played| played.exec.is_some());
+    let is_command = is_command(header);
     if !is_command && (again == 0 || again > unsupported) {
         table.push(Sometimes::new("acquires of a holder", again - unsupported, AGAIN));
     }
@@ -104,7 +107,12 @@ pub(super) fn excludes(
 }
 
 /// Returns the table of grade 1: the lock survives crashes.
-pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations) -> Vec<Sometimes> {
+pub(super) fn survives(
+    header: &Header,
+    verdict: &Verdict,
+    situations: &Situations,
+) -> Vec<Sometimes> {
+    let rules = header.protocol;
     let fault = |name: &str| {
         let seen = situations.faults.get(name).copied().unwrap_or_default();
         Sometimes::new(name, seen, FAULTS)
@@ -118,6 +126,10 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         Sometimes::new(LONG, long, 1),
         Sometimes::new(ALIVE, situations.alive_at_end, 1),
     ];
+    if is_command(header) {
+        let seen = situations.faults.get(KILL_COMMAND).copied().unwrap_or_default();
+        table.push(Sometimes::new(KILL_COMMAND, seen, ALONE));
+    }
     if rules == Rules::None {
         return table;
     }
@@ -147,6 +159,11 @@ pub(super) fn survives(rules: Rules, verdict: &Verdict, situations: &Situations)
         }
     }
     table
+}
+
+/// Returns whether the implementation is a command that runs another one under the lock.
+fn is_command(header: &Header) -> bool {
+    header.played.as_ref().is_some_and(|played| played.exec.is_some())
 }
 
 /// Returns whether verifications sent requests.

@@ -19,7 +19,7 @@ use crate::driver::exec::{Exec, ExecOptions};
 use crate::driver::implementation::Implementation;
 use crate::driver::message::{Line, Request, UNSUPPORTED};
 use crate::driver::process::{Driver, DriverError, Listener};
-use crate::history::{KILL, Operation, Phase, ProcessState, Sender, Verb, What};
+use crate::history::{KILL, KILL_ALONE, Operation, Phase, ProcessState, Sender, Verb, What};
 use crate::wire::{Gate, Observer, Proxy, Recorder, Sprung};
 
 /// Time limit of an operation, in addition to the time that it may wait.
@@ -267,6 +267,15 @@ impl Actor {
         };
         self.kill().await;
         if reason == UNSUPPORTED { Ok(None) } else { Err(RunError::Create(reason)) }
+    }
+
+    /// Kills a command that runs another one under the lock, and not the other one. Waits until
+    /// that has ended too, but not longer than `limit`. Does nothing to a driver.
+    pub async fn kill_alone(&mut self, limit: Duration) {
+        if let Implementation::Exec(_) = self.implementation {
+            self.suffers(KILL_ALONE.to_owned());
+            self.implementation.kill_alone(limit).await;
+        }
     }
 
     /// Kills the process, regardless of its state.

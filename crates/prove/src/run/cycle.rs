@@ -48,6 +48,13 @@ const KILL_WITHIN: Duration = Duration::from_millis(100);
 /// Probability that a process is used again after an operation that failed.
 const SURVIVES: f64 = 0.8;
 
+/// Probability that a command that runs another one is killed without the other one.
+const ALONE: f64 = 0.3;
+
+/// Maximum time for which the work of a command may outlive it until both are killed. Others
+/// acquire within it, and notice the overlap.
+const SURVIVING: Duration = Duration::from_secs(3);
+
 /// The fault of one cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Strike {
@@ -179,6 +186,9 @@ impl Cycle<'_> {
             }
         }
         if *self.strike == Strike::KillHolding {
+            if self.random.random_bool(ALONE) {
+                self.actor.kill_alone(SURVIVING).await;
+            }
             return Ok(false);
         }
         drop(holding);

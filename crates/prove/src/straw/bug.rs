@@ -1,5 +1,5 @@
-//! The seeded bugs: the protocol, the trigger and the property of each. See `controls` for how they
-//! are triggered.
+//! The seeded bugs: the protocol, the property and the cause of each. See `controls` for how they
+//! are caught.
 
 use crate::check::verdict::{Cause, Property};
 use crate::history::Rules;
@@ -40,25 +40,6 @@ pub enum Bug {
     Prefetch10,
     /// Publishes a token whenever it finds none ready.
     PublishesAtStart,
-}
-
-/// The event in a workload that triggers a bug.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Trigger {
-    /// One process acquires and releases.
-    Use,
-    /// Several processes acquire at the same time.
-    Contention,
-    /// The connection of a holder is cut, and it verifies while another process may hold.
-    Cut,
-    /// A process that already holds acquires again.
-    SecondAcquire,
-    /// A resize to more or fewer slots.
-    Resize,
-    /// A resize to fewer slots between two requests of an acquire, or during a hold.
-    Interleaving,
-    /// Several acquires wait.
-    Waiting,
 }
 
 impl Bug {
@@ -152,21 +133,6 @@ impl Bug {
             _ => Cause::Client,
         }
     }
-
-    /// Returns the event that triggers the bug.
-    pub fn trigger(self) -> Trigger {
-        match self {
-            Self::ReleaseClosesChannel | Self::AckInsteadOfReject => Trigger::Use,
-            Self::AlreadyMine | Self::SharedConsumer | Self::PublishesAtStart => {
-                Trigger::Contention
-            }
-            Self::VerifyAOnly | Self::VerifyPublishes | Self::Reconnects => Trigger::Cut,
-            Self::TwoPermitsOneConnection => Trigger::SecondAcquire,
-            Self::NoLook | Self::NoLookConsumer | Self::ShrinkDeletesHeld => Trigger::Interleaving,
-            Self::GrowOnlyLast | Self::NoAdminMutex => Trigger::Resize,
-            Self::NoCancelBeforeReject | Self::Prefetch10 => Trigger::Waiting,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -190,8 +156,7 @@ mod tests {
     fn only_administrators_are_blamed_for_resizes() {
         for bug in Bug::ALL {
             if bug.cause() == Cause::Administrator {
-                let resize = [Trigger::Resize, Trigger::Interleaving].contains(&bug.trigger());
-                assert!(resize && bug.property() == Property::S9, "{bug:?}");
+                assert_eq!(bug.property(), Property::S9, "{bug:?}");
             }
         }
     }

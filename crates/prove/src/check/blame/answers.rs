@@ -26,7 +26,7 @@ impl Judge<'_> {
             let since = grant.map_or(0, |grant| grant.granted);
             let mut owned = ownerships.of(answer.process, answer.invoked, answer.done);
             let owned = owned.find(|owned| {
-                is_of(owned, key) || (owned.thing != Thing::Mutex && owned.began > since)
+                is_of(owned, key) || (owned.thing != Thing::Mutex && owned.certain.from > since)
             });
             let untrue = untrue(owned, existence, answer);
             let unasked = || (!self.asked(ownerships, answer)).then_some(UNASKED);
@@ -66,13 +66,13 @@ impl Judge<'_> {
             let Some(grant) = answer.grant.map(|grant| &reported.grants[grant]) else { continue };
             let mut owned = ownerships.of(answer.process, 0, answer.done);
             let Some(last) = owned.find(|owned| owned.thing != Thing::Mutex) else { continue };
-            let ended = last.known_end < answer.invoked;
-            if ended && self.at(last.known_end) + NOTICE_US < self.at(answer.invoked) {
+            let ended = last.possible.to < answer.invoked;
+            if ended && self.at(last.possible.to) + NOTICE_US < self.at(answer.invoked) {
                 let what = format!(
                     "process {} considered {} held, but its connection had stopped owning it {} ms before",
                     answer.process,
                     name(grant.key.as_ref()),
-                    (self.at(answer.invoked) - self.at(last.known_end)) / 1000,
+                    (self.at(answer.invoked) - self.at(last.possible.to)) / 1000,
                 );
                 let at = answer.done;
                 self.violation((Property::S5, Cause::Client), at, &[answer.process], what);
@@ -93,11 +93,11 @@ impl Judge<'_> {
             let next = reported.next_request(answer.process, answer.invoked);
             let until = if tokens { next.saturating_sub(1) } else { answer.done };
             let left = ownerships.of(answer.process, answer.done, until).find(|owned| {
-                let mine = is_of(owned, key) && (tokens || owned.began < answer.invoked);
-                mine && owned.certain_end > answer.done && !self.overtaken(owned, answer)
+                let mine = is_of(owned, key) && (tokens || owned.certain.from < answer.invoked);
+                mine && owned.certain.to > answer.done && !self.overtaken(owned, answer)
             });
             if let Some(left) = left {
-                self.leftovers.insert((left.process, left.began));
+                self.leftovers.insert((left.process, left.certain.from));
                 let what = format!(
                     "process {} released {}, but its connection {} still owned it",
                     answer.process,
@@ -133,10 +133,10 @@ impl Judge<'_> {
     /// arrived before the request that ended it. Returns false if only the end of the process
     /// ended it.
     fn overtaken(&self, owned: &Owned, answer: &Answer) -> bool {
-        let soon = self.at(owned.certain_end) <= self.at(answer.done) + OVERTAKING_US;
+        let soon = self.at(owned.certain.to) <= self.at(answer.done) + OVERTAKING_US;
         let ended = self.reported.ended.get(&answer.process);
-        let late = owned.began > answer.done;
-        let alive = ended.is_none_or(|&ended| ended > owned.certain_end);
+        let late = owned.certain.from > answer.done;
+        let alive = ended.is_none_or(|&ended| ended > owned.certain.to);
         owned.ended.by_owner() && soon && alive && !late
     }
 }
@@ -161,10 +161,10 @@ fn other_owner<'a>(
     key: Option<&Key>,
     answer: &Answer,
 ) -> Option<&'a Owned> {
-    let begun = ownerships.owned.partition_point(|owned| owned.began <= answer.done);
+    let begun = ownerships.owned.partition_point(|owned| owned.certain.from <= answer.done);
     let key = key?;
     ownerships.owned[..begun].iter().rev().find(|owned| {
         let other = owned.process != answer.process && owned.key() == Some(key);
-        other && owned.certain_end >= answer.invoked
+        other && owned.certain.to >= answer.invoked
     })
 }

@@ -49,7 +49,8 @@ pub(super) fn fault(
         _ => None,
     };
     let existed = |owned: &&Owned| {
-        slot_of(owned).is_none_or(|slot| existence.possible(slot, owned.requested, grant.granted))
+        slot_of(owned)
+            .is_none_or(|slot| existence.possible(slot, owned.possible.from, grant.granted))
     };
     if owned.iter().any(existed) {
         return None;

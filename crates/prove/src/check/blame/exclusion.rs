@@ -31,7 +31,7 @@ impl Judge<'_> {
     pub(super) fn disjoint(&mut self, ownerships: &Ownerships) {
         let mut owned: Vec<&Owned> =
             ownerships.owned.iter().filter(|owned| owned.thing != Thing::Token).collect();
-        owned.sort_by_key(|owned| owned.began);
+        owned.sort_by_key(|owned| owned.certain.from);
         let mut last: BTreeMap<Option<&Key>, &Owned> = BTreeMap::new();
         for later in owned {
             let earlier = last.entry(later.key()).or_insert(later);
@@ -43,10 +43,10 @@ impl Judge<'_> {
                     later.connection, later.process, earlier.connection, earlier.process,
                 );
                 let processes = [earlier.process, later.process];
-                let at = later.began;
+                let at = later.certain.from;
                 self.violation((Property::S1, Cause::Broker), at, &processes, what);
             }
-            if earlier.certain_end <= later.certain_end {
+            if earlier.certain.to <= later.certain.to {
                 *earlier = later;
             }
         }
@@ -98,7 +98,7 @@ impl Judge<'_> {
     /// process had lost the slot, because it is then a new hold.
     fn again(&mut self, ownerships: Option<&Ownerships>, first: &Grant, second: &Grant) {
         let owned = ownerships.and_then(|ownerships| backing_of(ownerships, second));
-        if owned.is_some_and(|owned| owned.began <= first.granted) {
+        if owned.is_some_and(|owned| owned.certain.from <= first.granted) {
             let what = format!(
                 "process {} was granted {} again on the connection that held it",
                 second.process,
@@ -118,7 +118,8 @@ impl Judge<'_> {
             let mut owned = ownerships.of(grant.process, grant.granted, until);
             let second = owned.find(|owned| {
                 let same = owned.thing == first.thing && owned.key().is_some();
-                same && owned.began > grant.granted && owned.requested > first.known_end
+                same && owned.certain.from > grant.granted
+                    && owned.possible.from > first.possible.to
             });
             if let Some(second) = second {
                 let what = format!(
@@ -126,7 +127,7 @@ impl Judge<'_> {
                     grant.process,
                     name(first.key())
                 );
-                let (at, processes) = (second.began, [grant.process]);
+                let (at, processes) = (second.certain.from, [grant.process]);
                 self.violation((Property::S2, Cause::Client), at, &processes, what);
             }
         }
@@ -166,8 +167,8 @@ impl Judge<'_> {
         let Some(owned) = latest(ownerships, grant, until) else { return Hold::Unbacked };
         match owned.ended {
             Ended::Released | Ended::ChannelClosed if owned.end <= until => Hold::GivenUp,
-            _ if owned.known_end >= grant.end => Hold::Backed,
-            _ if self.at(grant.end) <= self.at(owned.known_end) + NOTICE_US => Hold::Stale,
+            _ if owned.possible.to >= grant.end => Hold::Backed,
+            _ if self.at(grant.end) <= self.at(owned.possible.to) + NOTICE_US => Hold::Stale,
             _ => Hold::Unnoticed,
         }
     }

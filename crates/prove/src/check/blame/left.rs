@@ -103,7 +103,7 @@ impl Judge<'_> {
         let Answered { operation, invoked, at, may, grant } = *answered;
         let Operation { process, verb, phase, .. } = *operation;
         let all = ownerships.of(process, at, at).filter(|owned| owned.thing != Thing::Mutex);
-        let kept = |owned: &&Owned| owned.began < invoked && owned.certain_end > at;
+        let kept = |owned: &&Owned| owned.certain.from < invoked && owned.certain.to > at;
         let mut mine: Vec<&Owned> = all.filter(kept).collect();
         if let Some(grant) = grant {
             self.take(ownerships, grant, &mut mine);
@@ -125,7 +125,7 @@ impl Judge<'_> {
         // An attempt that failed has left nothing. In other cases, the client may be closing its
         // connection.
         let strict = |owned: &Owned| {
-            let failed = matches!(may, May::Failed(since) if owned.requested > since);
+            let failed = matches!(may, May::Failed(since) if owned.possible.from > since);
             failed && verb == Verb::Acquire
         };
         mine.into_iter().find(|owned| !open && (strict(owned) || !self.ends_soon(owned, at)))
@@ -155,7 +155,7 @@ impl Judge<'_> {
         }
         let grant = &self.reported.grants[held];
         let released = |owned: &&Owned| {
-            let before = owned.began < grant.granted && owned.thing != Thing::Mutex;
+            let before = owned.certain.from < grant.granted && owned.thing != Thing::Mutex;
             before && owned.ended == Ended::Released && (invoked..=at).contains(&owned.end)
         };
         let all = || ownerships.of(operation.process, invoked, at).filter(released);
@@ -171,11 +171,11 @@ impl Judge<'_> {
             end < self.history.events.len() && self.at(end) <= self.at(at) + NOTICE_US
         };
         let process = self.reported.ended.get(&owned.process);
-        (owned.ended.by_owner() && soon(owned.certain_end)) || process.is_some_and(|&end| soon(end))
+        (owned.ended.by_owner() && soon(owned.certain.to)) || process.is_some_and(|&end| soon(end))
     }
 
     fn report(&mut self, answered: &Answered, owned: &Owned) {
-        if !self.leftovers.insert((owned.process, owned.began)) {
+        if !self.leftovers.insert((owned.process, owned.certain.from)) {
             return;
         }
         let Owned { process, connection, .. } = *owned;
@@ -183,7 +183,7 @@ impl Judge<'_> {
         let by_queue =
             matches!(self.history.header.protocol, Rules::ExclusiveQueue | Rules::AmqpLocksPython);
         let attempt = match answered.may {
-            May::Failed(since) | May::Attempt(since) => owned.requested > since,
+            May::Failed(since) | May::Attempt(since) => owned.possible.from > since,
             _ => false,
         };
         let rule = (by_queue && attempt).then_some("PS-10");

@@ -47,9 +47,9 @@ impl Judge<'_> {
         refused: &Refused,
     ) -> (Cause, String, Option<u32>) {
         let Refused { from, done, slots, .. } = *refused;
-        let left = |owned: &&Owned| self.leftovers.contains(&(owned.process, owned.began));
+        let left = |owned: &&Owned| self.leftovers.contains(&(owned.process, owned.certain.from));
         // The whole time, with certainty.
-        let stuck = |owned: &&Owned| owned.began <= from && owned.certain_end >= done;
+        let stuck = |owned: &&Owned| owned.certain.from <= from && owned.certain.to >= done;
         let by = |owned: &Owned| {
             let Owned { process, connection, .. } = owned;
             let why = format!(
@@ -80,7 +80,7 @@ impl Judge<'_> {
             return by(owned);
         }
         let free = |slot: &u32| {
-            let maybe = |owned: &Owned| owned.requested <= done && owned.known_end >= from;
+            let maybe = |owned: &Owned| owned.possible.from <= done && owned.possible.to >= from;
             !existence.possibly_missing(*slot, from, done) && !of(*slot).any(maybe)
         };
         match (1..=slots).find(free) {

@@ -47,6 +47,15 @@ impl Ended {
     }
 }
 
+/// A part of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// Its first event.
+    pub from: Position,
+    /// Its last event, or [`NEVER`].
+    pub to: Position,
+}
+
 /// A connection's ownership of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
@@ -56,18 +65,16 @@ pub struct Owned {
     pub connection: u32,
     /// The owned resource.
     pub thing: Thing,
-    /// The request. The ownership began here at the earliest.
-    pub requested: Position,
-    /// The answer. The ownership is certain from here.
-    pub began: Position,
-    /// The end of the certain ownership: the request that ended it, or the last proof.
-    pub certain_end: Position,
-    /// The known end: the answer, or the end of the channel or connection.
-    pub known_end: Position,
+    /// From the request to the known end: the answer to the request that ended it, or the end of
+    /// the channel or connection. Outside of it, nothing was owned.
+    pub possible: Interval,
+    /// From the answer to the request that ended it, or to the last proof. Throughout it, the
+    /// resource was owned.
+    pub certain: Interval,
     /// How it ended.
     pub ended: Ended,
     /// The frame that ended it. If the owner sent it, the owner had released the resource by
-    /// then. Unlike `certain_end`, it is not limited by faults.
+    /// then. Unlike the end of `certain`, it is not limited by faults.
     pub end: Position,
     /// The channel, or 0 if the whole connection owns it.
     pub channel: u16,
@@ -94,21 +101,24 @@ impl Owned {
     /// connection, began.
     pub fn overlaps(&self, later: &Self) -> bool {
         let other = (self.process, self.connection) != (later.process, later.connection);
-        let both = later.certain_end > later.began || self.began < later.requested;
-        other && self.began < later.began && self.certain_end > later.began && both
+        let both = later.certain.to > later.certain.from || self.certain.from < later.possible.from;
+        other
+            && self.certain.from < later.certain.from
+            && self.certain.to > later.certain.from
+            && both
     }
 
     /// Limits the certain part of the ownership. During a fault, the broker may have ended it
     /// without a frame.
     pub(super) fn settle(&mut self, faults: &[(Position, Option<u32>)]) {
-        let proven = self.proof.max(self.began);
+        let proven = self.proof.max(self.certain.from);
         if matches!(self.ended, Ended::Broker | Ended::Cancelled) {
-            self.certain_end = proven;
+            self.certain.to = proven;
         } else if !self.answered {
             let from = faults.partition_point(|&(at, _)| at <= proven);
             let mine = |process: Option<u32>| process.is_none_or(|one| one == self.process);
             let first = faults[from..].iter().find(|&&(_, process)| mine(process));
-            self.certain_end = self.certain_end.min(first.map_or(NEVER, |&(at, _)| at));
+            self.certain.to = self.certain.to.min(first.map_or(NEVER, |&(at, _)| at));
         }
     }
 }
@@ -212,7 +222,7 @@ impl Ownerships {
     pub fn of(&self, process: u32, from: Position, to: Position) -> impl Iterator<Item = &Owned> {
         let (begun, _) = self.split(process, to);
         let recent = begun.iter().rev().take_while(move |&&(_, latest)| latest >= from);
-        recent.map(|&(index, _)| &self.owned[index]).filter(move |owned| owned.known_end >= from)
+        recent.map(|&(index, _)| &self.owned[index]).filter(move |owned| owned.possible.to >= from)
     }
 
     /// Returns whether a connection of the process may have owned the admin mutex at this
@@ -229,14 +239,14 @@ impl Ownerships {
 
     fn may_own_mutex(&self, process: u32, at: Position, by: impl Fn(&Owned) -> bool) -> bool {
         let mutex =
-            |owned: &Owned| owned.thing == Thing::Mutex && owned.requested < at && by(owned);
+            |owned: &Owned| owned.thing == Thing::Mutex && owned.possible.from < at && by(owned);
         // The answer to the declare of the mutex may arrive after the request of the change.
         let (before, after) = self.split(process, at);
         let pending = after.iter().map(|&(index, _)| &self.owned[index]);
-        let mut pending = pending.take_while(|owned| owned.requested < at);
+        let mut pending = pending.take_while(|owned| owned.possible.from < at);
         let recent = before.iter().rev().take_while(|&&(_, latest)| latest >= at);
         let mut recent = recent.map(|&(index, _)| &self.owned[index]);
-        recent.any(|owned| mutex(owned) && owned.known_end >= at) || pending.any(mutex)
+        recent.any(|owned| mutex(owned) && owned.possible.to >= at) || pending.any(mutex)
     }
 
     /// Returns when the broker ended the last ownership of the admin mutex by the connection of
@@ -246,14 +256,14 @@ impl Ownerships {
         let mut before = before.iter().rev().map(|&(index, _)| &self.owned[index]);
         let last = before
             .find(|owned| owned.thing == Thing::Mutex && owned.connection == change.connection)?;
-        (!last.ended.by_owner() && last.known_end < change.at).then_some(last.known_end)
+        (!last.ended.by_owner() && last.possible.to < change.at).then_some(last.possible.to)
     }
 
     /// Splits the ownerships of a process into those that began up to a position, and later
     /// ones.
     fn split(&self, process: u32, at: Position) -> (&[Indexed], &[Indexed]) {
         let all = self.by_process.get(&process).map_or(&[][..], Vec::as_slice);
-        all.split_at(all.partition_point(|&(index, _)| self.owned[index].began <= at))
+        all.split_at(all.partition_point(|&(index, _)| self.owned[index].certain.from <= at))
     }
 }
 

@@ -7,7 +7,7 @@ use lockkeeper_plan::naming::LockName;
 
 use super::answers::{Connection, Delivery, End, Fact, Request};
 use super::owned::{
-    Change, Destroyed, Ended, Evidence, Owned, Ownerships, SlotChange, Takeover, Thing,
+    Change, Destroyed, Ended, Evidence, Interval, Owned, Ownerships, SlotChange, Takeover, Thing,
     slot_of_record,
 };
 use crate::check::holds::Key;
@@ -105,11 +105,9 @@ impl<'a> Tracker<'a> {
             process: frame.process,
             connection: frame.connection,
             thing,
-            requested,
-            began,
-            certain_end: NEVER,
+            possible: Interval { from: requested, to: NEVER },
+            certain: Interval { from: began, to: NEVER },
             end: NEVER,
-            known_end: NEVER,
             ended: Ended::Open,
             // An exclusive queue belongs to the connection, not to the channel.
             channel: if whole_connection { 0 } else { frame.channel },
@@ -136,7 +134,7 @@ impl<'a> Tracker<'a> {
             let ends = matches(owned);
             if ends {
                 (owned.ended, owned.answered) = (ending.ended, ending.answered);
-                (owned.certain_end, owned.known_end) = (ending.certain, ending.known);
+                (owned.certain.to, owned.possible.to) = (ending.certain, ending.known);
                 owned.end = ending.certain;
             }
             !ends
@@ -290,14 +288,14 @@ impl<'a> Tracker<'a> {
         let Some(slot) = self.lock.slot_of_holder_queue(&frame.queue) else { return };
         for &victim in self.by_slot.get(&slot).into_iter().flatten().rev() {
             let owned = &mut self.known.owned[victim];
-            if owned.known_end < request.at {
+            if owned.possible.to < request.at {
                 break;
             }
-            if owned.known_end != NEVER && owned.ended != Ended::Cancelled {
+            if owned.possible.to != NEVER && owned.ended != Ended::Cancelled {
                 continue;
             }
             owned.limit = owned.limit.min(request.at);
-            if owned.began < request.at {
+            if owned.certain.from < request.at {
                 let (process, done, at) = (frame.process, at, request.at);
                 self.known.takeovers.push(Takeover { process, at, done, slot, victim });
             }

@@ -45,7 +45,7 @@ impl Checker<'_> {
             }
             let owned = self.ownerships.of(process, at, at).find(|owned| {
                 let mine = owned.connection == frame.connection && owned.thing != Thing::Mutex;
-                mine && owned.began < at && at < owned.certain_end && self.aware(owned, at)
+                mine && owned.certain.from < at && at < owned.certain.to && self.aware(owned, at)
             });
             if let Some(key) = owned.map(|owned| owned.key().cloned()) {
                 let held = key.map_or_else(|| "a token".to_owned(), |key| key.to_string());
@@ -68,7 +68,7 @@ impl Checker<'_> {
             _ => false,
         };
         self.rules() != Rules::Token
-            || self.history.events[owned.began..at].iter().any(|event| used(&event.what))
+            || self.history.events[owned.certain.from..at].iter().any(|event| used(&event.what))
     }
 
     /// EC-5: the connection that holds does not support cancel notifications.
@@ -85,7 +85,7 @@ impl Checker<'_> {
             let Some(start) = starts.get(&(owned.process, owned.connection)) else { continue };
             if !start.iter().any(|one| one == "consumer_cancel_notify") {
                 let did = "holds on a connection without the capability consumer_cancel_notify";
-                self.violation("EC-5", owned.process, owned.began, did);
+                self.violation("EC-5", owned.process, owned.certain.from, did);
             }
         }
     }
@@ -174,8 +174,8 @@ impl Checker<'_> {
         self.ownerships.of(frame.process, since, at).any(|owned| {
             owned.thing != Thing::Mutex
                 && owned.connection != frame.connection
-                && owned.began < since
-                && owned.known_end < at
+                && owned.certain.from < since
+                && owned.possible.to < at
                 && matches!(owned.ended, Ended::Cut | Ended::Broker | Ended::Disconnected)
         })
     }

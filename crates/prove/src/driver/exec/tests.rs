@@ -11,7 +11,7 @@ const LONG: Duration = Duration::from_secs(20);
 const WITNESS: &str = r#"
 exec 3<>/dev/tcp/127.0.0.1/$1
 printf '{"slot":"%s","fence":null,"token":null}\n' "$SLOT" >&3
-cat <&3
+exec cat <&3
 "#;
 
 struct Tested {
@@ -72,6 +72,21 @@ async fn a_command_that_ends_its_work_early_reports_a_loss() {
     assert!(matches!(tested.seen.lock().unwrap()[1], Line::Lost(_)));
     let released = tested.exec.ask(&request(Verb::Release), LONG).await.unwrap();
     assert!(matches!(released, Line::Fail(_)), "{released:?}");
+}
+
+#[tokio::test]
+async fn work_that_ends_with_its_killed_command_is_a_loss_and_other_work_is_not() {
+    for (before, ends) in [("SLOT=1 exec", true), ("SLOT=1", false)] {
+        let mut tested = tested(&under(before, "exit 0"));
+        tested.exec.ask(&request(Verb::Acquire), LONG).await.unwrap();
+        let limit = if ends { LONG } else { Duration::from_millis(300) };
+        tested.exec.kill_alone(limit).await;
+        let seen = |count: usize| tested.seen.lock().unwrap().len() == count;
+        assert!(seen(if ends { 2 } else { 1 }), "{before}: {:?}", tested.seen);
+        tested.exec.kill().await;
+        let lost = tested.seen.lock().unwrap().iter().any(|line| matches!(line, Line::Lost(_)));
+        assert_eq!(lost, ends, "{before}");
+    }
 }
 
 #[tokio::test]

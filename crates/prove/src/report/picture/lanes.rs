@@ -110,7 +110,7 @@ fn of_subject(scene: &Scene<'_>, subject: &Subject) -> Swimlane {
     let mut named: Vec<Position> = Vec::new();
     for owned in scene.owned(subject) {
         lane.bars.extend(bars(scene, owned, &lane.name));
-        named.extend([owned.began, owned.certain_end, owned.known_end]);
+        named.extend([owned.certain.from, owned.certain.to, owned.possible.to]);
     }
     for change in scene.changes(subject) {
         named.extend([change.at, change.done]);
@@ -139,18 +139,18 @@ fn of_subject(scene: &Scene<'_>, subject: &Subject) -> Swimlane {
 /// Returns the bars of an ownership: the certain part, and the possible parts before and after
 /// it.
 fn bars(scene: &Scene<'_>, owned: &Owned, name: &str) -> Vec<Bar> {
-    let certain_end = owned.certain_end.max(owned.began);
+    let certain_end = owned.certain.to.max(owned.certain.from);
     let who = format!("process {}, connection {}", owned.process, owned.connection);
     let hover = format!(
         "{who} owned {name} {}: {}",
-        interval(scene, owned.began, certain_end),
+        interval(scene, owned.certain.from, certain_end),
         ended(owned.ended)
     );
     let maybe = format!("{who} may own {name} here");
     let parts = [
-        (owned.requested, owned.began, false, String::new(), maybe.clone()),
-        (owned.began, certain_end, true, who, hover),
-        (certain_end, owned.known_end, false, String::new(), maybe),
+        (owned.possible.from, owned.certain.from, false, String::new(), maybe.clone()),
+        (owned.certain.from, certain_end, true, who, hover),
+        (certain_end, owned.possible.to, false, String::new(), maybe),
     ];
     let bar = |(from, to, certain, label, hover)| {
         let (from, to) = scene.places(from, to)?;

@@ -142,7 +142,8 @@ impl<'a> Scene<'a> {
                 subjects.insert(Subject::Mutex);
             }
             let from = self.claim.from.min(self.at);
-            let in_force = |owned: &&Owned| owned.began <= self.at && owned.known_end >= from;
+            let in_force =
+                |owned: &&Owned| owned.certain.from <= self.at && owned.possible.to >= from;
             let others = ownerships.owned.iter().filter(in_force);
             let others = others.filter(|owned| subjects.contains(&of(owned)));
             for process in others.map(|owned| owned.process) {
@@ -176,7 +177,7 @@ impl<'a> Scene<'a> {
             events.filter(|(_, event)| concerns(&event.what)).map(|(at, _)| at).collect();
         for subject in &self.subjects {
             for owned in self.owned(subject) {
-                candidates.extend([owned.began, owned.certain_end, owned.known_end]);
+                candidates.extend([owned.certain.from, owned.certain.to, owned.possible.to]);
             }
             candidates.extend(self.changes(subject).flat_map(|change| [change.at, change.done]));
         }
@@ -226,10 +227,10 @@ fn claim(history: &History, examined: &Examined, violation: &Violation, at: Posi
 /// S1: two connections own the same resource.
 fn both_owned(examined: &Examined, at: Position) -> Option<Claim> {
     let owned = &examined.ownerships.as_ref()?.owned;
-    let later = owned.iter().find(|owned| owned.began == at)?;
+    let later = owned.iter().find(|owned| owned.certain.from == at)?;
     let mut earlier = owned.iter().filter(|owned| owned.thing == later.thing);
     let earlier = earlier.find(|owned| owned.overlaps(later))?;
-    let to = earlier.certain_end.min(later.certain_end).max(at);
+    let to = earlier.certain.to.min(later.certain.to).max(at);
     Some(Claim { from: at, to, word: "overlap", subject: Some(of(later)) })
 }
 
@@ -259,10 +260,10 @@ fn left(
     let mut owned = examined.ownerships.as_ref()?.of(process, at, until);
     let left = owned.find(|owned| {
         let same = tokens || key.is_none_or(|key| owned.key() == Some(key));
-        same && owned.certain_end > at && owned.thing != Thing::Mutex
+        same && owned.certain.to > at && owned.thing != Thing::Mutex
     })?;
-    let from = left.began.max(at);
-    Some(Claim { from, to: left.certain_end, word: "left for", subject: Some(of(left)) })
+    let from = left.certain.from.max(at);
+    Some(Claim { from, to: left.certain.to, word: "left for", subject: Some(of(left)) })
 }
 
 /// Returns the candidates that are nearest to the violation. The needed events are always
