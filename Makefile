@@ -28,7 +28,7 @@ soak: ## What takes too long for every run: locks fought over and lost more ofte
 	@LOCKKEEPER_SOAK=1 cargo test --lib --quiet --package lockkeeper-semaphore incoming::
 	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \
 		queue::schedules::accounts:: pipe::schedules:: \
-		operator::deletion::a_namespace_with_many operator::restarts:: prover::controls::
+		operator::deletion::a_namespace_with_many operator::restarts:: prover::controls:: prover::variants::
 	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::
 	@LOCKKEEPER_SOAK=1 dev/test --cluster clusters::faults::
 

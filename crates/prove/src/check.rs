@@ -67,6 +67,22 @@ pub fn judge(history: &History) -> Result<Verdict, JudgeError> {
     Ok(examine(history)?.verdict)
 }
 
+/// Judges the events so far of a history that continues. What a process has left in the last
+/// second is not reported, because the process may still give it back: see `blame::left`.
+///
+/// # Errors
+///
+/// As [`judge`].
+pub(crate) fn judge_so_far(history: &History) -> Result<Verdict, JudgeError> {
+    let mut verdict = judge(history)?;
+    let now = history.events.last().map_or(0, |event| event.at);
+    verdict.violations.retain(|violation| {
+        let left = violation.property == Property::S6 || violation.rule.as_deref() == Some("PS-10");
+        !left || violation.at + blame::NOTICE_US < now
+    });
+    Ok(verdict)
+}
+
 /// Judges a history and also returns the evidence.
 ///
 /// # Errors

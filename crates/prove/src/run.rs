@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::check::judge;
 use crate::check::verdict::Verdict;
+use crate::check::{judge, judge_so_far};
 use crate::history::History;
 use crate::wire::Recorder;
 use ending::Ending;
@@ -95,7 +95,7 @@ pub async fn run_until(
 ) -> Result<Outcome, RunError> {
     let look = Look { first: LOOK, next: LOOK, ending: Ending::AtOnce };
     let condition = |verdict: &Option<Verdict>| verdict.as_ref().is_some_and(&condition);
-    ended_by(options, look, |history| judge(history).ok(), condition).await
+    ended_by(options, look, |history| judge_so_far(history).ok(), condition).await
 }
 
 /// When the events so far are judged, and how the run ends after that.

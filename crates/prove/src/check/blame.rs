@@ -25,7 +25,7 @@ use existence::Existence;
 
 /// Time within which a program must react to the end of its connection, in microseconds. A hold
 /// that ends within this time after the loss is not a violation.
-const NOTICE_US: u64 = 1_000_000;
+pub const NOTICE_US: u64 = 1_000_000;
 
 /// The violations that the answers alone show.
 pub struct Found<'a> {

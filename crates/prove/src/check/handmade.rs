@@ -239,6 +239,18 @@ fn leftovers() {
 }
 
 #[test]
+fn a_process_that_may_still_react_violates_nothing_so_far() {
+    let lost = acquires(queue(1), 1, 1).lost(1).ask(1, Verb::Acquire).full(1);
+    let later = lost.clone().after_ms(1_100).ask(1, Verb::Acquire);
+    let so_far = |story: Story| {
+        let violations = super::judge_so_far(&story.history()).unwrap().violations;
+        violations.iter().map(|one| (one.property, one.cause)).collect::<Vec<_>>()
+    };
+    assert_eq!(so_far(lost.clone()), []);
+    assert_eq!(so_far(later), [(S6, Client)]);
+}
+
+#[test]
 fn greedy_clients_are_the_cause_of_a_refusal() {
     let story = look(look(queue(2).ask(1, Verb::Acquire).own(1, "N-1-B"), 1, 1), 1, 2);
     let story = story.own(1, "N-2-B").granted(1, 1).verifies(1).ok(1, Verb::Verify).waits(2);
