@@ -70,14 +70,14 @@ write_env() {
 # The directory of dev/build-servers' programs. Named by a hash of the module files, so
 # that a checkout with other versions has its own directory.
 servers_dir() {
-    printf '%s/servers/%s' "$CACHE" \
-        "$(cd "$ROOT/dev/go" && cat {helm,kubernetes}/go.mod {helm,kubernetes}/go.sum | sha256sum | cut -c1-12)"
+    printf '%s/servers/%s' "$CACHE" "$(cd "$ROOT/dev/go/servers" && cat go.mod go.sum | sha256sum | cut -c1-12)"
 }
 
 # The directory of evaluate. Its source is in this repository, so it is separate: a change
 # must not rebuild the servers.
 evaluator_dir() {
-    printf '%s/evaluators/%s' "$CACHE" "$(cat "$ROOT"/dev/go/gitops/* | sha256sum | cut -c1-12)"
+    printf '%s/evaluators/%s' "$CACHE" \
+        "$(cd "$ROOT/dev/go/servers" && cat go.mod go.sum evaluate/* | sha256sum | cut -c1-12)"
 }
 
 # java_dir NAME: the directory of the programs that dev/java/NAME.xml lists. Named by a hash of that

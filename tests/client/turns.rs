@@ -180,7 +180,7 @@ async fn an_acquire_returns_before_it_has_left_the_waiters_and_its_release_waits
         .unwrap();
     let wakes = |method: &&Method| method.name == "basic.publish" && method.queue.ends_with("-W");
     assert_eq!(seen[joined..left].iter().find(wakes), None);
-    assert!(seen[left..].iter().find(wakes).is_some(), "{seen:?}");
+    assert_ne!(seen[left..].iter().find(wakes), None, "{seen:?}");
 }
 
 async fn a_wake_up_that_comes_after_the_slot_was_taken_goes_to_the_next_waiter(protocol: Protocol) {

@@ -27,10 +27,12 @@ where
     let mut ready = HashSet::new();
     loop {
         match events.next().await.ok_or("no watch")?? {
-            Event::InitApply(object) if is_ready(&object) => ready.insert(object.name_any()),
+            Event::InitApply(object) if is_ready(&object) => {
+                ready.insert(object.name_any());
+            }
             Event::InitDone => break,
-            _ => continue,
-        };
+            _ => {}
+        }
     }
     let (answer, all_ready) = oneshot::channel();
     let counting = async move {

@@ -1,5 +1,5 @@
 //! The verdicts of GitOps tools on objects: kstatus, Argo CD's Lua and Flux's CEL, each
-//! evaluated by the tool's own library, in one process (`dev/go/gitops`).
+//! evaluated by the tool's own library, in one process (`dev/go/servers/evaluate`).
 
 use std::io::Write;
 use std::process::{Command, Stdio};
