@@ -406,10 +406,6 @@ class DrainingIsLost(Keeps):
             raise AMQPError("the slot was removed")
         return False
 
-class AlwaysLost(Keeps):
-    def check(self):
-        raise AMQPError("it is lost")
-
 class LostForNoReason(Keeps):
     def loss(self):
         return super().loss() or ("a whim" if random.random() < 0.2 else None)

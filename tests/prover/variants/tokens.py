@@ -4,7 +4,7 @@ import random
 
 from pika.exceptions import AMQPError
 
-from client import Client
+from client import FULL, Client
 
 class Right(Client):
     prefetch = 1
@@ -94,7 +94,7 @@ class Gets(Right):
         return method.delivery_tag, body.decode()
 
     def full(self):
-        return {"fail": "full"}
+        return FULL
 
 class NoRoundTrip(Right):
     """After a delivery."""
@@ -152,4 +152,4 @@ class TakesTwo(Right):
 class KeepsItsConsumer(Right):
     """After a timeout."""
     def full(self):
-        return {"fail": "full"}
+        return FULL
