@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use lapin::protocol::AMQPErrorKind;
 use lapin::{AsyncTcpStream, ConnectionProperties, ErrorKind, Event};
 use lockkeeper_net::process_limit;
 use tokio::runtime::Handle;
-use tokio::sync::SetOnce;
 use tokio_util::task::TaskTracker;
 
 use super::endpoint::Endpoint;
 use super::features::Features;
 use super::identity::greet;
 use super::idle::IdleChannels;
+use super::incoming::Closes;
 use super::new_id;
 use super::stream::{Dialer, Kit, for_lapin};
 use super::unanswered::Unanswered;
@@ -45,10 +45,7 @@ pub struct Connection {
     /// answers.
     socket: Arc<Mutex<Option<TcpStream>>>,
     retired: AtomicBool,
-    /// Number of channels that the broker has closed.
-    closes: Arc<AtomicU32>,
-    /// The first error of the connection.
-    failure: Arc<SetOnce<AmqpError>>,
+    closes: Closes,
     /// Time limit of each operation.
     pub operation_timeout: Duration,
     /// What the broker offers.
@@ -91,8 +88,8 @@ impl Connection {
 
     async fn open_once(endpoint: &Endpoint, role: &str) -> Result<Self, AmqpError> {
         let uri = endpoint.uri();
-        let closes = Arc::default();
-        let dialer = Dialer::new(endpoint, Arc::clone(&closes))?;
+        let closes = Closes::default();
+        let dialer = Dialer::new(endpoint, closes.clone())?;
         // Never use `enable_auto_recover`: it would declare exclusive queues again on a
         // new connection, and nothing would show that they were gone in between.
         let properties = ConnectionProperties::default()
@@ -140,7 +137,6 @@ impl Connection {
             socket: attempt.keep(),
             retired: AtomicBool::new(false),
             closes,
-            failure: Arc::default(),
             operation_timeout: endpoint.operation_timeout,
             features,
             idle: IdleChannels::default(),
@@ -153,7 +149,7 @@ impl Connection {
     /// again: it fails with the error of then, and the next attempt uses the next number (hazard
     /// A61).
     pub async fn open_channel(&self) -> Result<lapin::Channel, lapin::Error> {
-        for _ in 0..self.closes.load(Ordering::Acquire) {
+        for _ in 0..self.closes.channels.load(Ordering::Acquire) {
             match self.lapin.create_channel().await {
                 Err(error) if is_stale(&error) && self.is_usable() => {}
                 done => return done,
@@ -169,7 +165,7 @@ impl Connection {
             0 => u32::from(u16::MAX),
             max => u32::from(max),
         };
-        self.closes.load(Ordering::Acquire) >= max.div_ceil(2)
+        self.closes.channels.load(Ordering::Acquire) >= max.div_ceil(2)
     }
 
     /// Whether the connection is open and suits new work.
@@ -220,15 +216,15 @@ impl Connection {
 
     /// Returns the first error found on the connection.
     pub fn failure(&self) -> Option<AmqpError> {
-        self.failure.get().cloned()
+        self.closes.failure.get().cloned()
     }
 
-    /// Records why the broker closes the connection, also if each operation fails only
-    /// because it is closed already. Must be called once at most: lapin gives each event to
+    /// Records why the connection ended, also if the broker gave no reason and each operation
+    /// fails only because it is closed already. Must be called once at most: lapin gives each event to
     /// one of the listeners.
     pub fn record_close_reason(&self) {
         let mut events = Box::pin(self.lapin.events_listener());
-        let failure = Arc::clone(&self.failure);
+        let failure = Arc::clone(&self.closes.failure);
         tokio::spawn(async move {
             while let Some(event) = events.next().await {
                 if let Event::Error(error) = event
@@ -244,7 +240,7 @@ impl Connection {
     /// Returns why the closed connection was closed, if [`Connection::record_close_reason`] or an
     /// operation finds it in time. Cancel safe.
     pub async fn close_reason(&self) -> Option<AmqpError> {
-        tokio::time::timeout(LAST_WORDS, self.failure.wait()).await.ok().cloned()
+        tokio::time::timeout(LAST_WORDS, self.closes.failure.wait()).await.ok().cloned()
     }
 
     /// Returns the error for a channel that was found closed. The listener of the
@@ -293,7 +289,7 @@ impl Connection {
     /// Records the first error that is a cause, and returns the one to report.
     fn blame(&self, error: AmqpError) -> AmqpError {
         if !error.is_closed_before() {
-            let _ = self.failure.set(error.clone());
+            let _ = self.closes.failure.set(error.clone());
         }
         let cause = self.failure().unwrap_or_else(|| error.clone());
         if matches!(error, AmqpError::ConnectionLost { .. }) { cause } else { error }

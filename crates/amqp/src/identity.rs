@@ -2,13 +2,13 @@
 //! so a separate connection reads it and closes before the login.
 
 use std::io;
-use std::sync::Arc;
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
 use lapin::types::AMQPValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::endpoint::Endpoint;
+use super::incoming::Closes;
 use super::stream::Dialer;
 use crate::error::AmqpError;
 
@@ -27,7 +27,7 @@ pub struct Greeting {
 /// Reads the greeting over AMQP. Cancel safe.
 pub async fn greet(endpoint: &Endpoint) -> Result<Greeting, AmqpError> {
     let limit = endpoint.connect_timeout;
-    let dialer = Dialer::new(endpoint, Arc::default())?;
+    let dialer = Dialer::new(endpoint, Closes::default())?;
     let payload = tokio::time::timeout(limit, async {
         let mut stream = dialer.dial(drop).await?;
         stream.write_all(b"AMQP\x00\x00\x09\x01").await?;

@@ -13,8 +13,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use lapin::protocol::{AMQPError, AMQPErrorKind};
+use lapin::{Error as LapinError, ErrorKind};
+use tokio::sync::SetOnce;
+
 use self::tables::check_table;
 use super::endpoint::FRAME_MAX;
+use crate::error::AmqpError;
 use crate::frame::{
     BODY, END, HEADER, HEARTBEAT, METHOD, PREFIX, channel_of, method_of, size_of, whole,
 };
@@ -39,6 +44,7 @@ const SMALLEST_CHANNEL_MAX: u16 = 3;
 const OTHER_VERSION: &[u8] = b"AMQP";
 
 const CLOSE: (u16, u16) = (20, 40);
+const CLOSE_CONNECTION: (u16, u16) = (10, 50);
 const START: (u16, u16) = (10, 10);
 const TUNE: (u16, u16) = (10, 30);
 const RETURN: (u16, u16) = (60, 50);
@@ -71,7 +77,17 @@ pub struct Frames {
     /// Number of messages that the client published and the broker did not return.
     published: u64,
     sent: Outgoing,
-    closes: Arc<AtomicU32>,
+    closes: Closes,
+}
+
+/// What the broker closes. Recorded before lapin reads the frame: lapin reports the reason only
+/// when it has confirmed the close, and not at all if the socket is closed before.
+#[derive(Clone, Default)]
+pub struct Closes {
+    /// Number of channels that it has closed.
+    pub channels: Arc<AtomicU32>,
+    /// The first error of the connection. The broker's reason to close it is one.
+    pub failure: Arc<SetOnce<AmqpError>>,
 }
 
 /// A message that is being received.
@@ -85,8 +101,8 @@ enum Content {
 }
 
 impl Frames {
-    /// Counts the channels that the broker closes in `closes`.
-    pub fn counting(closes: Arc<AtomicU32>) -> Self {
+    /// Records in `closes` what the broker closes.
+    pub fn recording(closes: Closes) -> Self {
         Self { closes, ..Self::default() }
     }
 
@@ -165,7 +181,8 @@ impl Frames {
             // Its table follows the version of the protocol.
             START => check_table(payload.get(6..).ok_or(Violation::Malformed)?).map(drop)?,
             TUNE => check_limits(&payload[4..])?,
-            CLOSE => drop(self.closes.fetch_add(1, Ordering::AcqRel)),
+            CLOSE => drop(self.closes.channels.fetch_add(1, Ordering::AcqRel)),
+            CLOSE_CONNECTION => drop(self.closes.failure.set(close_reason(&payload[4..])?)),
             RETURN => {
                 self.published = self.published.checked_sub(1).ok_or(Violation::ForeignReturn)?;
                 self.contents.insert(channel, Content::Returned);
@@ -223,6 +240,21 @@ impl Frames {
         self.unasked += len;
         if self.unasked > MAX_UNASKED { Err(Violation::Flood) } else { Ok(()) }
     }
+}
+
+/// Returns why the broker closes the connection.
+fn close_reason(arguments: &[u8]) -> Result<AmqpError, Violation> {
+    let (code, rest) = arguments.split_first_chunk().ok_or(Violation::Malformed)?;
+    let (len, rest) = rest.split_first().ok_or(Violation::Malformed)?;
+    let text = rest.get(..usize::from(*len)).ok_or(Violation::Malformed)?;
+    let why = String::from_utf8_lossy(text).into_owned();
+    Ok(match AMQPErrorKind::from_id(u16::from_be_bytes(*code)) {
+        Some(kind) => {
+            let error = ErrorKind::ProtocolError(AMQPError::new(kind, why.into()));
+            AmqpError::operating(&LapinError::from(error), "")
+        }
+        None => AmqpError::ConnectionLost { why },
+    })
 }
 
 /// Checks the limits that the broker proposes. 0 is no limit.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::compat::{Compat, TokioAsyncReadCompatExt};
 
 use super::endpoint::Endpoint;
-use super::incoming::Frames;
+use super::incoming::{Closes, Frames};
 use crate::error::AmqpError;
 
 /// Number of bytes that are read together.
@@ -40,14 +40,13 @@ pub struct Dialer {
     tls: Option<TlsConnector>,
     /// Whether the last attempt has reached a listener.
     reached: Arc<AtomicBool>,
-    /// Number of channels that the broker has closed.
-    closes: Arc<AtomicU32>,
+    closes: Closes,
 }
 
 impl Dialer {
-    /// Counts the channels that the broker closes in `closes`. Fails if the endpoint's
-    /// certificates can't be used.
-    pub fn new(endpoint: &Endpoint, closes: Arc<AtomicU32>) -> Result<Self, AmqpError> {
+    /// Records in `closes` what the broker closes. Fails if the endpoint's certificates can't be
+    /// used.
+    pub fn new(endpoint: &Endpoint, closes: Closes) -> Result<Self, AmqpError> {
         let (host, port) = (endpoint.host.clone(), endpoint.port);
         let tls = endpoint.tls()?.map(TlsConnector::from);
         Ok(Self { host, port, tls, reached: Arc::clone(&endpoint.found.reached), closes })
@@ -71,7 +70,7 @@ impl Dialer {
                 Box::new(tls.connect(name, socket).await?)
             }
         };
-        Ok(Checked::new(bytes, Frames::counting(Arc::clone(&self.closes))))
+        Ok(Checked::new(bytes, Frames::recording(self.closes.clone())))
     }
 }
 

@@ -3,13 +3,15 @@
 //! API, and the virtual host that each test creates, so it may only be restarted.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lockkeeper_plan::connection::RabbitmqSettings;
 use serde_json::Value;
 
-use super::environment::variable;
-use super::own_server::OwnServer;
+use super::built::checkout;
+use super::environment::{provide_tls, variable};
+use super::own_server::{OwnServer, succeed};
 use super::rabbitmq::{Vhost, eventually};
 
 /// Separates a node from the others, which stay connected to each other. With another
@@ -48,23 +50,23 @@ impl Cluster {
     /// Returns the cluster with all nodes running and connected, whatever state a failed
     /// test has left.
     pub async fn whole() -> Self {
+        provide_tls();
         let directory = variable("LOCKKEEPER_CLUSTER_DIR");
         let node = |n: &str| OwnServer::shared_rabbitmq(Path::new(&directory).join(n));
         let nodes = ["1", "2", "3"].map(node);
         for node in &nodes {
             node.go_on();
         }
-        nodes[0].start().await;
-        let cluster = Self { vhost: Vhost::create().await, nodes };
-        if cluster.running().await < 3 {
-            for node in &cluster.nodes[1..] {
-                // A killed node forgets that it was separated.
-                node.kill().await;
-                node.start().await;
-            }
+        if !gets_whole(&nodes[0]).await {
+            restart_all(&directory).await;
         }
-        cluster.heal(3).await;
-        cluster
+        for node in &nodes {
+            // Waits until it accepts clients.
+            node.start().await;
+        }
+        eventually("the cluster is whole", async || is_whole(&states(&nodes[0]).await)).await;
+        // A cluster with a partition may refuse to create it.
+        Self { vhost: Vhost::create().await, nodes }
     }
 
     /// Returns settings for this virtual host at one node, with the management API of
@@ -85,7 +87,7 @@ impl Cluster {
 
     /// Returns a URL of a node: `AMQP_URL` or `RABBITMQ_MANAGEMENT_URL`.
     pub fn variable(&self, node: usize, name: &str) -> url::Url {
-        url::Url::parse(&self.nodes[node - 1].variable(name)).unwrap()
+        url_of(&self.nodes[node - 1], name)
     }
 
     /// Returns whether the nodes store their metadata in Khepri instead of Mnesia.
@@ -205,17 +207,48 @@ impl Cluster {
         self.states().await.iter().filter(|node| is_running(node)).count()
     }
 
-    /// Returns the nodes as node 1 knows them, or nothing if it does not answer, as while
-    /// a node disappears.
     async fn states(&self) -> Vec<Value> {
-        let mut url = self.variable(1, "RABBITMQ_MANAGEMENT_URL");
-        url.set_path("api/nodes");
-        url.set_query(Some("columns=name,running,partitions"));
-        match reqwest::get(url).await {
-            Ok(answer) if answer.status().is_success() => answer.json().await.unwrap_or_default(),
-            _ => Vec::new(),
-        }
+        states(&self.nodes[0]).await
     }
+}
+
+/// Returns the nodes as this one knows them, or nothing if it does not answer, as while another
+/// one disappears.
+async fn states(node: &OwnServer) -> Vec<Value> {
+    let mut url = url_of(node, "RABBITMQ_MANAGEMENT_URL");
+    url.set_path("api/nodes");
+    url.set_query(Some("columns=name,running,partitions"));
+    match reqwest::get(url).await {
+        Ok(answer) if answer.status().is_success() => answer.json().await.unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether this node reports that all nodes run, and soon also that there is no partition.
+async fn gets_whole(node: &OwnServer) -> bool {
+    let begun = Instant::now();
+    loop {
+        let states = states(node).await;
+        let all_run = states.len() == 3 && states.iter().all(is_running);
+        if is_whole(&states) || !all_run || begun.elapsed() > AWAY {
+            return is_whole(&states);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Kills and starts all nodes at once. A partition between any two of them, a separation and a
+/// changed setting end with that, and the definitions stay.
+async fn restart_all(directory: &str) {
+    for verb in ["kill", "start"] {
+        let mut command = Command::new(checkout().join("dev/cluster"));
+        command.args([verb, directory]);
+        succeed(command).await;
+    }
+}
+
+fn url_of(node: &OwnServer, name: &str) -> url::Url {
+    url::Url::parse(&node.variable(name)).unwrap()
 }
 
 fn is_whole(states: &[Value]) -> bool {

@@ -91,3 +91,8 @@ pub fn processor_time(pid: u32) -> Duration {
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
 }
+
+/// Chooses the implementation of TLS. Without it, the first HTTP client of a process panics.
+pub(crate) fn provide_tls() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}

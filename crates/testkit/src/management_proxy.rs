@@ -14,7 +14,7 @@ use lockkeeper_plan::connection::RabbitmqSettings;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::environment::variable;
+use super::environment::{provide_tls, variable};
 use super::rabbitmq::administrator;
 
 /// A fault of the answers.
@@ -56,7 +56,7 @@ struct Shared {
 impl ManagementProxy {
     /// Starts the proxy.
     pub async fn start() -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        provide_tls();
         let shared = Arc::new(Shared {
             real: administrator().management.unwrap().url,
             client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),

@@ -156,7 +156,7 @@ impl OwnServer {
 }
 
 /// Runs a command to its end. Panics if it fails.
-async fn succeed(mut command: Command) {
+pub(crate) async fn succeed(mut command: Command) {
     let run = move || (command.status(), command);
     let (status, command) = tokio::task::spawn_blocking(run).await.unwrap();
     assert!(status.unwrap().success(), "{command:?} succeeds");

@@ -13,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::environment::{pause, variable};
+use super::environment::{pause, provide_tls, variable};
 
 /// Returns a queue as the broker shows it now: the ready messages and the consumers. It must exist.
 pub async fn look(channel: &Channel, queue: &str) -> Queue {
@@ -87,8 +87,7 @@ impl Management {
     /// Uses the management API of these settings.
     pub fn new(settings: &RabbitmqSettings) -> Self {
         let management = settings.management.clone().unwrap();
-        // Without a provider, the first client panics.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        provide_tls();
         Self {
             // No pooled connections: a request is lost if the broker is about to close
             // its connection.

@@ -125,6 +125,31 @@ fn what_no_broker_sends_ends_the_connection() {
 }
 
 #[test]
+fn the_reason_of_a_closed_connection_is_known_before_its_frame_is_read() {
+    let closing = |code: u16, text: &[u8]| {
+        let len = u8::try_from(text.len()).unwrap();
+        method(10, 50, &[&code.to_be_bytes()[..], &[len], text, &[0; 4]].concat())
+    };
+    let reason = |frames: &[Vec<u8>]| {
+        let closes = Closes::default();
+        let mut recording = Frames::recording(closes.clone());
+        received(&mut recording, &frames.concat()).unwrap();
+        closes.failure.get().cloned()
+    };
+    assert_eq!(reason(&[deliver()]), None);
+    for code in [320, 541, 200] {
+        let lost = AmqpError::ConnectionLost { why: "out of order".to_owned() };
+        assert_eq!(reason(&[deliver(), closing(code, b"out of order")]), Some(lost), "{code}");
+    }
+    let forced = AmqpError::ConnectionLost { why: "\u{fffd}".to_owned() };
+    assert_eq!(reason(&[closing(320, b"\xff"), closing(320, b"again")]), Some(forced));
+    for cut in [&b""[..], b"\x01", b"\x01\x40", b"\x01\x40\x05out"] {
+        let answer = received(&mut Frames::default(), &method(10, 50, cut));
+        assert_eq!(answer, Err(Violation::Malformed), "{cut:?}");
+    }
+}
+
+#[test]
 fn a_message_beyond_a_limit_arrives_without_what_exceeds_it() {
     let mut frames = Frames::default();
     let deep = [deliver(), header(3, &nested(3000)), frame(BODY, 1, b"abc")].concat();

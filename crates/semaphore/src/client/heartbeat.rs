@@ -26,9 +26,9 @@ const REVOKED: &str = "revoked";
 /// after twice the time. A slot can be lost directly after the claim (hazard A49).
 const SOON: u32 = 20;
 
-/// How long to wait for the close reason of a connection that ended. lapin reports the end first,
-/// and the reason only when it has answered the broker. Less than the second that the permit's
-/// user waits for the loss.
+/// How long to wait for the close reason of a channel, or of a connection that the broker has
+/// not closed. lapin reports the end first, and the reason only when it has answered the broker.
+/// Less than the second that the permit's user waits for the loss.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Why a slot is no longer guaranteed to be held.
@@ -198,8 +198,13 @@ impl PermitState {
         error: Option<lapin::Error>,
     ) {
         self.cancelled.cancel();
-        let last = tokio::time::timeout(LAST_WORDS, last_words(events, &*self.held)).await;
-        self.lose(self.reason(last.ok().flatten().or(error)));
+        let error = if self.connection.failure().is_some() {
+            error
+        } else {
+            let last = tokio::time::timeout(LAST_WORDS, last_words(events, &*self.held)).await;
+            last.ok().flatten().or(error)
+        };
+        self.lose(self.reason(error));
     }
 
     /// Verifies the slot soon, and then less often, but at least every `interval`, until it
@@ -246,19 +251,15 @@ impl PermitState {
     }
 }
 
-/// Returns why a slot was lost: `failure` is that of an operation of this client, `error` the
-/// close reason, and `connected` whether the connection is open.
+/// Returns why a slot was lost: `failure` is the broker's reason to close the connection, or that
+/// of an operation of this client, whichever came first. `error` is what lapin reports, and
+/// `connected` whether the connection is open.
 fn reason(
     failure: Option<BrokerError>,
     error: Option<lapin::Error>,
     connected: bool,
 ) -> LostReason {
     match (failure, error) {
-        // An operation may have met a channel that the broker was just closing with the connection.
-        (Some(BrokerError::ConnectionLost { .. }), Some(error)) if error.is_amqp_hard_error() => {
-            LostReason::from_error(&AmqpError::operating(&error, "").into())
-        }
-        // An operation of this client failed, and may have closed the connection.
         (Some(failure), _) => LostReason::from_error(&failure),
         (None, Some(error)) if matches!(error.kind(), ErrorKind::MissingHeartbeatError) => {
             LostReason::HeartbeatMissed
@@ -296,8 +297,6 @@ async fn last_words(
 
 #[cfg(test)]
 mod tests {
-    use lapin::protocol::{AMQPError, AMQPHardError};
-
     use super::*;
 
     #[test]
@@ -317,17 +316,16 @@ mod tests {
     }
 
     #[test]
-    fn the_brokers_reason_to_close_a_connection_outweighs_a_failure_that_it_caused() {
-        let forced = AMQPError::new(
-            AMQPHardError::CONNECTIONFORCED.into(),
-            "CONNECTION_FORCED - revoked: alice rolls back".into(),
-        );
-        let forced = || Some(lapin::Error::from(ErrorKind::ProtocolError(forced.clone())));
-        let caused = BrokerError::ConnectionLost { why: "invalid channel state".to_owned() };
+    fn the_brokers_reason_to_close_a_connection_outweighs_what_lapin_meets_afterwards() {
+        let forced = "CONNECTION_FORCED - revoked: alice rolls back".to_owned();
+        let forced = BrokerError::ConnectionLost { why: forced };
         let revoked = LostReason::Revoked { text: "alice rolls back".to_owned() };
-        assert_eq!(reason(Some(caused), forced(), false), revoked);
+        let broken = lapin::Error::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        for met in [None, Some(broken), Some(ErrorKind::MissingHeartbeatError.into())] {
+            assert_eq!(reason(Some(forced.clone()), met, false), revoked);
+        }
         let timeout = BrokerError::Timeout { what: "to queue.declare", after: LAST_WORDS };
-        assert_eq!(reason(Some(timeout), forced(), false), LostReason::HeartbeatMissed);
+        assert_eq!(reason(Some(timeout), None, false), LostReason::HeartbeatMissed);
     }
 
     #[test]
