@@ -175,63 +175,62 @@ async fn a_client_whose_wait_queue_is_on_a_node_that_is_down_acquires_by_polling
     cluster.regain(2).await;
 }
 
-/// Returns the median time of an acquire and release.
-async fn usual_time(lock: &Lock, cycles: usize) -> Duration {
-    let mut times = Vec::with_capacity(cycles);
-    for _ in 0..cycles {
-        let start = Instant::now();
-        lock.try_acquire(&first()).await.unwrap().release().await.unwrap();
-        times.push(start.elapsed());
-    }
-    times.sort();
-    times[cycles / 2]
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_acquired_in_its_usual_time_while_another_locks_node_is_down() {
-    let cluster = Arc::new(Cluster::whole().await);
-    let sick = LockName::new("ci.sick").unwrap();
-    resize(&cluster, 2, &sick, DesiredSlots::new(3)).await;
-    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
-    let options = ClientOptions::default().with_warm(0);
-    let client = Client::new(cluster.settings(1), options);
-    let healthy = client.semaphore(name());
-    usual_time(&healthy, 10).await;
-    let before = usual_time(&healthy, 50).await;
-    cluster.lose(2).await;
-
+/// Returns the median time in which `healthy` is acquired and released, while other tasks of the
+/// same client fail to acquire `other`, which has this number of slots.
+async fn time_beside(
+    cluster: &Cluster,
+    client: &Client,
+    healthy: &Lock,
+    (other, fewest): (&LockName, u32),
+) -> Duration {
     let failures = Arc::new(AtomicU32::new(0));
-    let mut sick_tasks = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for _ in 0..5 {
-        let (lock, failures) = (client.semaphore(sick.clone()), Arc::clone(&failures));
-        sick_tasks.spawn(async move {
+        let (lock, failures) = (client.semaphore(other.clone()), Arc::clone(&failures));
+        tasks.spawn(async move {
             loop {
-                let failed = lock.try_acquire(&first()).await;
-                assert!(is_node_down(&failed), "{failed:?}");
+                lock.try_acquire(&first()).await.unwrap_err();
                 failures.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
     }
-    let (watching, watched) = (broker(&cluster, 1), sick.clone());
-    sick_tasks.spawn(async move {
+    let (watching, watched) = (broker(cluster, 1), other.clone());
+    tasks.spawn(async move {
         loop {
             let seen = watching.find_highest_slot(&watched, 16).await;
-            assert!(!matches!(seen, Ok(Some(0..3))), "{seen:?}");
+            assert!(!matches!(seen, Ok(Some(slots)) if slots < fewest), "{seen:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
-    let mut during = Vec::new();
-    while during.len() < 5 || failures.load(Ordering::Relaxed) < 10 {
-        during.push(usual_time(&healthy, 20).await);
+    let mut times = Vec::new();
+    while times.len() < 100 || failures.load(Ordering::Relaxed) < 10 {
+        let start = Instant::now();
+        healthy.try_acquire(&first()).await.unwrap().release().await.unwrap();
+        times.push(start.elapsed());
     }
-    sick_tasks.abort_all();
-    while let Some(ended) = sick_tasks.join_next().await {
+    tasks.abort_all();
+    while let Some(ended) = tasks.join_next().await {
         assert!(ended.unwrap_err().is_cancelled());
     }
-    during.sort();
-    let during = during[during.len() / 2];
-    println!("acquire and release: {before:?}, with a lock whose node is down: {during:?}");
-    assert!(during <= before * 2, "{during:?} instead of {before:?}");
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_acquired_in_its_usual_time_while_another_locks_node_is_down() {
+    let cluster = Cluster::whole().await;
+    let [missing, sick] = ["ci.none", "ci.sick"].map(|name| LockName::new(name).unwrap());
+    resize(&cluster, 2, &sick, DesiredSlots::new(3)).await;
+    resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
+    let client = Client::new(cluster.settings(1), ClientOptions::default().with_warm(0));
+    let healthy = client.semaphore(name());
+    let usual = time_beside(&cluster, &client, &healthy, (&missing, 0)).await;
+    cluster.lose(2).await;
+    let failed = client.semaphore(sick.clone()).try_acquire(&first()).await;
+    assert!(is_node_down(&failed), "{failed:?}");
+    let during = time_beside(&cluster, &client, &healthy, (&sick, 3)).await;
+    println!("acquire and release: {usual:?}, with a lock whose node is down: {during:?}");
+    assert!(during <= usual * 2, "{during:?} instead of {usual:?}");
     cluster.regain(2).await;
 }
