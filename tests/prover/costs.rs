@@ -30,7 +30,7 @@ async fn verifying_and_releasing_cost_what_the_protocol_document_says(protocol: 
         let warm = |row: &&Value| row["operation"] == name && row["first"] == false;
         let row = rows.iter().find(warm).unwrap_or_else(|| panic!("no {name}: {report}"));
         assert!(row["counts"]["client"]["bytes"].as_u64() > Some(0), "{row}");
-        (row["fewest_methods"].clone(), row["round_trips"]["on_wire"].clone())
+        (row["fewest_methods"].clone(), row["round_trips"].clone())
     };
     let verify = if matches!(protocol, Protocol::Token(_)) { 1 } else { 2 };
     assert_eq!(of("verify"), (verify.into(), 1.0.into()), "{report}");

@@ -4,7 +4,7 @@
 //! - `scenario`: runs the measured operations, one after the other.
 //! - `background`: observes an idle holder and an idle waiter.
 //! - `bench`: measures one operation. [`sample`]: the result.
-//! - [`count`], [`chain`], [`slope`], [`minute`]: the arithmetic.
+//! - [`count`], [`chain`], [`median`], [`minute`]: the arithmetic.
 //! - [`least`]: the minimum cost.
 //! - [`report`]: the report. [`table`]: its text.
 
@@ -13,13 +13,13 @@ mod bench;
 pub mod chain;
 pub mod count;
 pub mod least;
+pub mod median;
 pub mod minute;
 mod operation;
 mod options;
 pub mod report;
 pub mod sample;
 mod scenario;
-pub mod slope;
 pub mod table;
 #[cfg(test)]
 mod tape;

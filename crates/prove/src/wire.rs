@@ -30,7 +30,7 @@ pub use gate::{Gate, Waiting};
 pub use method::{CONTENT, Fields, Method};
 pub use observer::{Observer, Passed};
 pub use recorder::{Recorder, Size};
-use shared::{Late, Shared, State, lock};
+use shared::{Shared, State, lock};
 pub use trap::When;
 use trap::{Action, Predicate, Trap};
 
@@ -97,7 +97,6 @@ impl Proxy {
             gate: Gate::default(),
             frozen: watch::Sender::new(false),
             delays: Mutex::default(),
-            late: Mutex::default(),
             traps: Mutex::default(),
             connections: Mutex::default(),
             log: Mutex::default(),
@@ -152,13 +151,6 @@ impl Proxy {
     pub fn delay(&self, sender: Sender, delay: Duration) {
         let mut delays = lock(&self.shared.delays);
         *(if sender == Sender::Client { &mut delays.0 } else { &mut delays.1 }) = delay;
-    }
-
-    /// Returns the average time since the last call for which data was kept beyond its delay. A
-    /// busy machine causes such additional time. Returns 0 if no data passed.
-    pub fn lateness(&self) -> Duration {
-        let Late { times, total } = std::mem::take(&mut *lock(&self.shared.late));
-        total.checked_div(times).unwrap_or_default()
     }
 
     /// Freezes or unfreezes the proxy. While it is frozen, nothing passes, not even the end of a

@@ -188,11 +188,9 @@ impl Bench {
     ) -> Result<bool, RunError> {
         let ask = ask.into();
         self.forget();
-        actor.lateness();
         let started = tokio::time::Instant::now();
         let answer = actor.ask(ask.verb, ask.wait, ask.slots).await?;
-        let mut recorded = self.settle(&[actor.process()], delay).await;
-        recorded.kept = delay + actor.lateness();
+        let recorded = self.settle(&[actor.process()], delay).await;
         self.spend(operation, started.elapsed());
         let (from, processes) = ((actor.process(), ask.verb), [actor.process()]);
         let span = Span { from, to: from, processes: &processes };
@@ -247,7 +245,7 @@ impl Bench {
     pub async fn settle(&self, processes: &[u32], delay: Duration) -> Recorded {
         let mut events = self.recorder.finish();
         events.extend(self.quiet(processes, delay, true).await);
-        Recorded { events, sizes: self.recorder.finish_sizes(), kept: delay }
+        Recorded { events, sizes: self.recorder.finish_sizes() }
     }
 
     /// Waits until a process that was just asked to acquire waits: it has sent a request, and

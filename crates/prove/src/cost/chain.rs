@@ -1,5 +1,5 @@
 //! Counts the round trips of an operation on the wire: the longest chain of frames in which each
-//! frame may depend on the previous one. See `slope` for the same number derived from times.
+//! frame may depend on the previous one. See `report` for the sample that counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

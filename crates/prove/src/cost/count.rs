@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::slope::middle;
+use super::median::middle;
 use crate::history::{ConnectionState, Event, Frame, Sender, What};
 use crate::wire::{CONTENT, Size};
 

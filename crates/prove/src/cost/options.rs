@@ -6,9 +6,9 @@ use url::Url;
 
 use crate::history::Rules;
 
-/// Delays that the proxy adds in each direction. A round trip takes twice the delay longer.
-pub const DELAYS: [Duration; 3] =
-    [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(10)];
+/// Delays that the proxy adds in each direction: none, to measure times, and one that shows which
+/// request waits for which answer.
+pub const DELAYS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(10)];
 
 /// The options of a measurement.
 #[derive(Clone, Debug)]

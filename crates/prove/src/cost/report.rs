@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::background::Minutes;
 use super::count::Counts;
 use super::least::{Least, least, least_held, least_waiting};
+use super::median::median;
 use super::minute::PerMinute;
 use super::operation::Operation;
 use super::options::{CostOptions, DELAYS};
 use super::sample::Sample;
-use super::slope::{Slope, median, slope};
 use crate::history::Rules;
 
 /// The cost of an implementation.
@@ -62,29 +62,13 @@ pub struct OperationCost {
     pub most_methods: u64,
     /// The median of the time without a delay, in milliseconds.
     pub time_ms: Option<f64>,
-    /// Round trips. `None` without measurements at several delays.
-    pub round_trips: Option<RoundTrips>,
+    /// Round trips until the answer: the longest chain of requests and answers, at the longest
+    /// delay. Of all samples, the one with the shortest chain counts: a busy machine may send
+    /// requests that belong together so far apart that the second seems to depend on the answer
+    /// to the first. `None` without a sample at that delay.
+    pub round_trips: Option<f64>,
     /// The minimum cost.
     pub least: Option<Least>,
-}
-
-/// Round trips until the answer, determined in two ways.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RoundTrips {
-    /// By time: the slope of the operation's duration over the duration of a round trip.
-    pub by_time: Slope,
-    /// On the wire: the longest chain of requests and answers, at the longest delay. Of all
-    /// samples, the one with the shortest chain counts: a busy machine may send requests that
-    /// belong together so far apart that the second seems to depend on the answer to the first.
-    pub on_wire: f64,
-}
-
-impl RoundTrips {
-    /// Returns whether both ways agree: the difference is less than 0.3 round trips plus 4 % of
-    /// the number on the wire.
-    pub fn agree(&self) -> bool {
-        (self.by_time.value - self.on_wire).abs() < 0.3 + self.on_wire / 25.0
-    }
 }
 
 /// The traffic of an idle process per minute.
@@ -166,16 +150,9 @@ impl OperationCost {
             let those = samples.iter().filter(|one| one.delay == delay);
             median(&those.map(|one| value(one)).collect::<Vec<f64>>())
         };
-        let points = DELAYS.map(|delay| {
-            let those = samples.iter().filter(|one| one.delay == delay);
-            let point = |one: &&Sample| (2.0 * milliseconds(one.kept), milliseconds(one.on_wire));
-            those.map(point).collect::<Vec<(f64, f64)>>()
-        });
         let longest = DELAYS.into_iter().max().unwrap_or_default();
-        let by_time = slope(&points);
         let at_longest = samples.iter().filter(|one| one.delay == longest);
-        let shortest = at_longest.map(|one| one.round_trips).min_by(f64::total_cmp);
-        let round_trips = by_time.zip(shortest);
+        let round_trips = at_longest.map(|one| one.round_trips).min_by(f64::total_cmp);
         Some(Self {
             operation: first.operation,
             first: first.first,
@@ -184,7 +161,7 @@ impl OperationCost {
             most_methods: counts.iter().map(|one| one.client.methods).max().unwrap_or_default(),
             counts: Counts::median(&counts),
             time_ms: with(Duration::ZERO, |one| milliseconds(one.time)),
-            round_trips: round_trips.map(|(by_time, on_wire)| RoundTrips { by_time, on_wire }),
+            round_trips,
             least: None,
         })
     }
@@ -202,11 +179,9 @@ mod tests {
     fn sample(delay: Duration, trips: u32, methods: u64) -> Sample {
         let mut counts = Counts::default();
         counts.client.methods = methods;
-        let on_wire = Duration::from_millis(3) + 2 * trips * delay;
-        let time = on_wire + Duration::from_millis(400);
-        let (operation, first, kept) = (Operation::Verify, true, delay);
-        let round_trips = f64::from(trips);
-        Sample { operation, first, delay, kept, time, on_wire, round_trips, counts }
+        let time = Duration::from_millis(3) + 2 * trips * delay;
+        let (operation, first, round_trips) = (Operation::Verify, true, f64::from(trips));
+        Sample { operation, first, delay, time, round_trips, counts }
     }
 
     fn cost(samples: &[Sample]) -> OperationCost {
@@ -214,49 +189,28 @@ mod tests {
     }
 
     #[test]
-    fn an_outlier_changes_neither_round_trips_nor_counts() {
+    fn an_outlier_changes_neither_the_time_nor_the_counts() {
         let mut samples: Vec<Sample> =
             DELAYS.into_iter().flat_map(|delay| vec![sample(delay, 2, 4); 3]).collect();
-        samples[0].on_wire = Duration::from_secs(9);
-        samples[8].counts.client.methods = 6;
+        samples[0].time = Duration::from_secs(9);
+        samples[5].counts.client.methods = 6;
         let cost = cost(&samples);
-        let trips = cost.round_trips.unwrap();
-        assert!((trips.by_time.value - 2.0).abs() < 1e-6 && trips.agree(), "{trips:?}");
-        assert_eq!((cost.samples, cost.counts.client.methods, cost.most_methods), (9, 4, 6));
+        assert_eq!((cost.samples, cost.counts.client.methods, cost.most_methods), (6, 4, 6));
         assert_eq!(cost.fewest_methods, 4);
-        assert!((cost.time_ms.unwrap() - 403.0).abs() < 1e-6, "{cost:?}");
-    }
-
-    #[test]
-    fn a_slope_that_differs_from_the_wire_is_a_disagreement() {
-        let samples: Vec<Sample> = DELAYS
-            .into_iter()
-            .map(|delay| Sample { round_trips: 1.0, ..sample(delay, 2, 4) })
-            .collect();
-        assert!(!cost(&samples).round_trips.unwrap().agree());
+        assert!((cost.time_ms.unwrap() - 3.0).abs() < 1e-6, "{cost:?}");
     }
 
     #[test]
     fn requests_that_a_busy_machine_sends_apart_add_no_round_trip() {
         let mut samples: Vec<Sample> =
             DELAYS.into_iter().flat_map(|delay| vec![sample(delay, 1, 2); 2]).collect();
-        samples[5].round_trips = 2.0;
-        let on_wire = cost(&samples).round_trips.unwrap().on_wire;
-        assert!((on_wire - 1.0).abs() < 1e-9, "{on_wire}");
+        samples[3].round_trips = 2.0;
+        let round_trips = cost(&samples).round_trips.unwrap();
+        assert!((round_trips - 1.0).abs() < 1e-9, "{round_trips}");
     }
 
     #[test]
-    fn extra_delay_on_a_busy_machine_does_not_change_the_slope() {
-        let late = |delay| {
-            let kept = delay + Duration::from_micros(if delay == DELAYS[0] { 0 } else { 700 });
-            Sample { delay, kept, ..sample(kept, 5, 9) }
-        };
-        let cost = cost(&DELAYS.map(late));
-        assert!((cost.round_trips.unwrap().by_time.value - 5.0).abs() < 1e-6, "{cost:?}");
-    }
-
-    #[test]
-    fn without_delays_there_is_no_slope() {
+    fn without_a_delay_no_round_trips_are_known() {
         let samples = vec![sample(Duration::ZERO, 2, 4); 3];
         assert_eq!(cost(&samples).round_trips, None);
         assert_eq!(OperationCost::of(&[]), None);

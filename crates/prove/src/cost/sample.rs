@@ -16,9 +16,6 @@ pub struct Recorded {
     pub events: Vec<Event>,
     /// The sizes of the frames.
     pub sizes: Vec<Size>,
-    /// Average time for which the proxy kept data: its delay, and the extra time on a busy
-    /// machine.
-    pub kept: Duration,
 }
 
 /// The part of a recorded run that belongs to one operation.
@@ -41,13 +38,8 @@ pub struct Sample {
     pub first: bool,
     /// The delay in each direction that was set at the proxy.
     pub delay: Duration,
-    /// The average delay in each direction that the proxy added.
-    pub kept: Duration,
     /// The time from the request to the answer.
     pub time: Duration,
-    /// The time from the first data on the wire to the answer. It grows with the delay like
-    /// `time`, but excludes the start of a program.
-    pub on_wire: Duration,
     /// Number of round trips, counted on the wire.
     pub round_trips: f64,
     /// The traffic.
@@ -70,17 +62,13 @@ impl Sample {
         let answered =
             events.iter().find(|event| is(event, span.to, |phase| phase != Phase::Invoke));
         let answered = answered?.at;
-        let passed = events.iter().find(|event| is_on_wire(event, span.processes));
-        let passed = passed.map_or(invoked, |event| event.at.min(answered));
         let sizes: Vec<Size> =
             recorded.sizes.iter().filter(|size| size.at >= invoked).copied().collect();
         Some(Self {
             operation,
             first,
             delay,
-            kept: recorded.kept,
             time: Duration::from_micros(answered - invoked),
-            on_wire: Duration::from_micros(answered - passed),
             round_trips: round_trips(
                 &of_processes(events, span.processes),
                 span.to.0,
@@ -125,7 +113,7 @@ mod tests {
         to: (u32, Verb),
         processes: &[u32],
     ) -> Option<Sample> {
-        let recorded = Recorded { events: tape.events.clone(), ..Recorded::default() };
+        let recorded = Recorded { events: tape.events.clone(), sizes: Vec::new() };
         let span = Span { from, to, processes };
         Sample::of((Operation::HandOver, false), Duration::ZERO, &recorded, span)
     }
@@ -141,7 +129,7 @@ mod tests {
         tape.at(30).client(1, "channel.close");
         let verify = (1, Verb::Verify);
         let sample = sample(&tape, verify, verify, &[1]).unwrap();
-        assert_eq!((sample.time.as_micros(), sample.on_wire.as_micros()), (10, 7));
+        assert_eq!(sample.time.as_micros(), 10);
         // The traffic after the answer counts, but not towards the round trips.
         assert_eq!(sample.counts.client.methods, 2);
         assert!((sample.round_trips - 1.0).abs() < 1e-9, "{sample:?}");

@@ -58,8 +58,7 @@ pub async fn play(bench: &Bench) -> Result<Vec<Sample>, RunError> {
 }
 
 impl Processes<'_> {
-    /// Runs the rounds. The delays alternate, so that a machine that becomes slower does not
-    /// change the slope.
+    /// Runs the rounds, with each delay in turn.
     async fn rounds(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
         for round in 0..self.bench.options().repetitions {
@@ -280,8 +279,6 @@ async fn hand_over(
     let processes = [client.process(), holder.process()];
     let started = Instant::now();
     bench.forget();
-    client.lateness();
-    holder.lateness();
     let waits = client.ask(Verb::Acquire, Some(WAIT), None);
     let releases = async {
         bench.until_it_waits(processes[0], delay).await;
@@ -289,8 +286,7 @@ async fn hand_over(
         holder.ask(Verb::Release, None, None).await
     };
     let (grant, release) = tokio::join!(waits, releases);
-    let mut recorded = bench.settle(&processes, delay).await;
-    recorded.kept = delay + (client.lateness() + holder.lateness()) / 2;
+    let recorded = bench.settle(&processes, delay).await;
     bench.spend(Operation::HandOver, started.elapsed());
     holder.delay(Duration::ZERO);
     let (grant, release) = (grant?, release?);

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 
 use super::count::Counts;
 use super::operation::Operation;
-use super::report::{CostReport, MinuteCost, OperationCost, Role, RoundTrips};
+use super::report::{CostReport, MinuteCost, OperationCost, Role};
 
 /// Formats a cost as text.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ fn row(cost: &OperationCost, taken: u32) -> [String; 10] {
         format!("{}/{}", counts.client.bytes, counts.broker.bytes),
         changes(counts.channels_opened, &counts.channels_closed),
         changes(counts.connections_opened, &counts.connections_closed),
-        cost.round_trips.as_ref().map_or_else(|| "-".to_owned(), round_trips),
+        cost.round_trips.map_or_else(|| "-".to_owned(), short),
         cost.time_ms.map_or_else(|| "-".to_owned(), short),
         cost.least.as_ref().map_or_else(String::new, |least| {
             match (least.methods, least.round_trips) {
@@ -129,20 +129,6 @@ fn changes(opened: u64, closed: &BTreeMap<String, u64>) -> String {
     let closed = closed.iter().map(|(code, count)| format!("-{count}×{code}"));
     let all: Vec<String> = opened.into_iter().chain(closed).collect();
     if all.is_empty() { "0".to_owned() } else { all.join(" ") }
-}
-
-/// Returns one number if both ways agree, and otherwise both numbers.
-fn round_trips(trips: &RoundTrips) -> String {
-    if trips.agree() {
-        return short(trips.on_wire);
-    }
-    let by_time = trips.by_time;
-    let uncertain = if by_time.upper - by_time.lower > 1.0 {
-        format!(" ({:.1} to {:.1})", by_time.lower, by_time.upper)
-    } else {
-        String::new()
-    };
-    format!("{:.1}{uncertain} by time, {} on the wire", by_time.value, short(trips.on_wire))
 }
 
 fn minutes(minutes: &[MinuteCost], heartbeat_ms: u64) -> String {
@@ -239,7 +225,6 @@ mod tests {
 
     use super::*;
     use crate::cost::least::least;
-    use crate::cost::slope::Slope;
     use crate::history::Rules;
 
     #[test]
@@ -255,22 +240,10 @@ mod tests {
         assert_eq!(changes(0, &BTreeMap::new()), "0");
     }
 
-    #[test]
-    fn both_numbers_of_round_trips_are_printed_if_they_differ() {
-        let trips = |value, upper| {
-            let by_time = Slope { value, lower: value, upper };
-            round_trips(&RoundTrips { by_time, on_wire: 2.0 })
-        };
-        assert_eq!(trips(2.1, 2.1), "2");
-        assert_eq!(trips(3.04, 3.04), "3.0 by time, 2 on the wire");
-        assert_eq!(trips(3.04, 5.0), "3.0 (3.0 to 5.0) by time, 2 on the wire");
-    }
-
     /// A report of one operation and of a waiter that stopped.
     fn report() -> CostReport {
         let mut counts = Counts { publishes: 1, ..Counts::default() };
         (counts.client.methods, counts.broker.bytes) = (3, 99);
-        let by_time = Slope { value: 2.1, lower: 2.0, upper: 2.2 };
         let cost = OperationCost {
             operation: Operation::AcquireTaken,
             first: false,
@@ -279,7 +252,7 @@ mod tests {
             fewest_methods: 4,
             most_methods: 7,
             time_ms: Some(1.25),
-            round_trips: Some(RoundTrips { by_time, on_wire: 2.0 }),
+            round_trips: Some(2.0),
             least: least(Rules::ExclusiveQueue, Operation::AcquireTaken, 2, false),
         };
         CostReport {

@@ -123,12 +123,6 @@ impl Actor {
         }
     }
 
-    /// Returns the average additional time for which the proxy kept data, beyond its delay,
-    /// since the last call.
-    pub fn lateness(&self) -> Duration {
-        self.proxy.as_ref().map_or(Duration::ZERO, |proxy| proxy.lateness())
-    }
-
     /// Returns the gate of its proxy.
     pub fn gate(&self) -> Option<Gate> {
         self.proxy.as_ref().map(|proxy| proxy.gate())

@@ -18,7 +18,7 @@ use super::method::Method;
 use super::names::Names;
 use super::observer::Observer;
 use super::reader::{Found, Reader};
-use super::shared::{Late, Shared, State, lock};
+use super::shared::{Shared, State, lock};
 use super::trap::{Action, Trap, When};
 use crate::history::{ConnectionState, Sender};
 
@@ -137,7 +137,6 @@ impl Direction<'_> {
             frozen: self.shared.frozen.subscribe(),
             held: self.state.subscribe(),
             state: self.state,
-            late: &self.shared.late,
             receiver: if self.sender == Sender::Client { Sender::Broker } else { Sender::Client },
             end: self.end,
         };
@@ -269,7 +268,6 @@ struct Writer<'a> {
     frozen: watch::Receiver<bool>,
     held: watch::Receiver<State>,
     state: &'a watch::Sender<State>,
-    late: &'a Mutex<Late>,
     receiver: Sender,
     end: &'a End<'a>,
 }
@@ -285,11 +283,6 @@ impl Writer<'_> {
                 Step::Pass(due, bytes) => {
                     until(due).await;
                     self.opened().await;
-                    if !bytes.is_empty() {
-                        let mut late = lock(self.late);
-                        late.times += 1;
-                        late.total += due.elapsed();
-                    }
                     bytes
                 }
                 Step::Act(action, bytes, sprung) => {

@@ -28,17 +28,9 @@ pub(super) struct Shared {
     pub(super) frozen: watch::Sender<bool>,
     /// Additional delays of the client's data and of the broker's data.
     pub(super) delays: Mutex<(Duration, Duration)>,
-    pub(super) late: Mutex<Late>,
     pub(super) traps: Mutex<Vec<Trap>>,
     pub(super) connections: Mutex<Vec<(usize, watch::Sender<State>)>>,
     pub(super) log: Mutex<Log>,
-}
-
-/// The time by which forwarded data was later than due.
-#[derive(Default)]
-pub(super) struct Late {
-    pub(super) times: u32,
-    pub(super) total: Duration,
 }
 
 /// The methods and connections since the start or the last reset.
