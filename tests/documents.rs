@@ -1,5 +1,5 @@
-//! The documents: the length of the README, and every relative link and anchor. See
-//! `hazards` for the tests that documents name. Reads files only.
+//! The documents: the length of the README, every relative link and anchor, and every file and
+//! folder that they name. See `hazards` for the tests that documents name. Reads files only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -15,7 +15,8 @@ fn the_readme_is_a_front_page() {
 
 #[test]
 fn every_link_and_anchor_of_a_document_resolves() {
-    let documents = documents();
+    let prose = |(path, text): (PathBuf, String)| (path, without_blocks(&text));
+    let documents: BTreeMap<_, _> = documents().into_iter().map(prose).collect();
     let mut links = 0;
     let mut wrong = Vec::new();
     for (document, text) in &documents {
@@ -30,7 +31,45 @@ fn every_link_and_anchor_of_a_document_resolves() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns every document with its text, without blocks of code.
+/// Commands are run from the root of the repository.
+#[test]
+fn every_file_and_package_that_a_document_names_exists() {
+    let mut checked = 0;
+    let mut missing = Vec::new();
+    for (document, text) in documents() {
+        for path in named_paths(&text) {
+            checked += 1;
+            if !Path::new(&path).exists() {
+                missing.push(format!("{}: {path}", document.display()));
+            }
+        }
+    }
+    assert!(checked > 300, "{checked} paths");
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Returns the paths from the root of the repository in a text, and the manifests of the
+/// packages that `--path` names there.
+fn named_paths(text: &str) -> Vec<String> {
+    const FOLDERS: [&str; 8] =
+        ["examples", "crates", "dev", "charts", "crds", "tests", "docs", "src"];
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_.-/".contains(c);
+    let words = text.split(|c: char| c.is_whitespace() || "`'\"()[]|,;:".contains(c));
+    let files = words.filter(|word| {
+        let folder = word.split_once('/').map_or("", |(folder, _)| folder);
+        // NAME stands for a name that the reader chooses.
+        FOLDERS.contains(&folder) && word.chars().all(is_part) && !word.contains("/NAME")
+    });
+    let packages = text.split("--path ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+    let manifest = |package: &str| {
+        // … stands for the place of the reader's checkout.
+        let folder = package.trim_end_matches(['`', ',']).trim_start_matches("…/");
+        format!("{folder}/Cargo.toml")
+    };
+    files.map(|file| file.trim_end_matches('.').to_owned()).chain(packages.map(manifest)).collect()
+}
+
+/// Returns every document with its text.
 fn documents() -> BTreeMap<PathBuf, String> {
     let mut found = Vec::new();
     let mut folders = ["docs", "examples", "charts", "crates"].map(PathBuf::from).to_vec();
@@ -46,10 +85,7 @@ fn documents() -> BTreeMap<PathBuf, String> {
         folders.extend(inner);
         found.extend(files.into_iter().filter(|path| is_document(path)));
     }
-    let read = |path: PathBuf| {
-        let text = without_blocks(&std::fs::read_to_string(&path).unwrap());
-        (normal(&path), text)
-    };
+    let read = |path: PathBuf| (normal(&path), std::fs::read_to_string(&path).unwrap());
     found.into_iter().map(read).collect()
 }
 
@@ -131,4 +167,12 @@ fn links_and_anchors_are_read_as_github_reads_them() {
     let headings = anchors("# From `spec.slots` to x\n## Exit codes\n## Exit codes");
     let expected = ["exit-codes", "exit-codes-1", "from-specslots-to-x"];
     assert_eq!(headings.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn paths_are_read_from_prose_and_from_commands() {
+    let text = "See `docs/a.md`.\n```\ncargo install --path prove\npython3 examples/b.py c/d\n```\n\
+        src/NAME.rs, dev/{e,f}, `--path …/g`, [tests/h.rs](../tests/h.rs).";
+    let expected = ["docs/a.md", "examples/b.py", "tests/h.rs", "prove/Cargo.toml", "g/Cargo.toml"];
+    assert_eq!(named_paths(text), expected);
 }
