@@ -1,5 +1,5 @@
-//! Clients that deviate from their protocol in one way are found by the workload of a plain `run`,
-//! and unusual ones that do not deviate pass. The clients are in `variants/`; see `controls` for those
+//! Clients that deviate from their protocol in one way are found by the workload and the random
+//! schedules of a plain `run`, and unusual ones that do not deviate pass. The clients are in `variants/`; see `controls` for those
 //! of the prover itself.
 
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use lockkeeper_plan::naming::{Profile, Protocol, QueueType};
 use lockkeeper_prove::check::verdict::{Cause, Verdict, Violation};
+use lockkeeper_prove::controls::find;
 use lockkeeper_prove::history::{Rules, Variables};
 use lockkeeper_prove::run::{RunOptions, Way, run_until};
 use lockkeeper_testkit::environment::is_soak;
@@ -17,18 +18,16 @@ use super::{our_driver, run_options};
 /// Number of clients that are judged at the same time.
 const AT_ONCE: usize = 3;
 
-/// Maximum number of runs in which a wrong client must be found, as the rounds of a control. A
-/// violation that ends a run may be missing in the verdict on the whole run: what a killed process
-/// owned is uncertain if the broker notices its end first.
-const ROUNDS: u64 = 3;
+/// Number of rounds of 16 s in which a right client must not be found.
+const RIGHT_FOR: u64 = 4;
 
-/// The time for which a right client must not be found.
-const RIGHT_FOR: Duration = Duration::from_secs(60);
+/// Maximum time of the random schedules in a round. A program in Python executes few in a second.
+const SCHEDULES: Duration = Duration::from_secs(10);
 
-/// Maximum time in which a wrong client must be found. More in a test run, because the machine
-/// may be busy.
-fn limit() -> Duration {
-    Duration::from_secs(if is_soak() { 60 } else { 240 })
+/// Maximum number of rounds in which a wrong client must be found. More in a test run, because
+/// the machine may be busy.
+fn limit() -> u64 {
+    if is_soak() { 4 } else { 15 }
 }
 
 /// Unusual clients that are right.
@@ -92,6 +91,10 @@ const WRONG: [(Rules, &[(&str, &str)]); 3] = [
             ("ForgetsTheDelete", "S6"),
             ("ReleasesLater", "S6"),
             ("DeletesA", "S9"),
+            ("LeavesBAndIsFull", "PS-10"),
+            ("LeavesBAndGoesOn", "PS-10"),
+            ("LeavesBAndRaises", "PS-10"),
+            ("NeverLooksAgain", "S4"),
             ("DurableB", "PS-1"),
             ("BWithoutArguments", "PS-1"),
             ("TimeoutIsSuccess", "S4"),
@@ -100,6 +103,11 @@ const WRONG: [(Rules, &[(&str, &str)]); 3] = [
             ("IsFullAndKeeps", "PS-10"),
             ("NeverDraining", "S5"),
             ("DrainingIsLost", "S6"),
+            ("LostForNoReason", "S6"),
+            ("RaisesInRelease", "S6"),
+            ("ReleasesSoon", "S6"),
+            ("NeverWoken", "S10"),
+            ("IgnoresTheWait", "S10"),
             ("NoticesNoEnd", "S2"),
             ("ReleasesTheChannel", "S6"),
         ],
@@ -108,6 +116,7 @@ const WRONG: [(Rules, &[(&str, &str)]); 3] = [
         Rules::ExclusiveConsumer,
         &[
             ("SharedConsumers", "S4"),
+            ("NeverLooks", "S4"),
             ("NoType", "EC-3"),
             ("DeletesC", "S6"),
             ("DeletesCSeldom", "S9"),
@@ -121,6 +130,7 @@ const WRONG: [(Rules, &[(&str, &str)]); 3] = [
             ("NoCancel", "S6"),
             ("PrefetchesTwo", "S6"),
             ("TakesTwo", "S6"),
+            ("KeepsItsConsumer", "S6"),
         ],
     ),
 ];
@@ -138,57 +148,45 @@ fn program(file: &str) -> String {
     format!("/usr/bin/python3 -B '{}/tests/prover/variants{file}'", env!("CARGO_MANIFEST_DIR"))
 }
 
-fn client(rules: Rules, variant: &str) -> Way {
-    Way::Driver(format!("{} {rules:?} {variant}", program("")))
+fn options(vhost: &Vhost, rules: Rules, way: Way, seed: u64) -> RunOptions {
+    RunOptions {
+        way,
+        administrator: our_driver(protocol(rules)),
+        ..run_options(vhost, rules, seed)
+    }
 }
 
-/// Runs the workload of a plain `run`, until this violation or the end of its time.
-/// Returns the violations.
+/// Returns the violations in the last of up to this number of rounds.
 async fn judged(
-    rules: Rules,
-    way: Way,
-    seed: u64,
-    duration: Duration,
+    (rules, name, seed): (Rules, &str, u64),
+    rounds: u64,
     ends: impl Fn(&Violation) -> bool,
 ) -> Vec<Violation> {
     let vhost = Vhost::create().await;
-    let administrator = our_driver(protocol(rules));
-    let options = RunOptions { way, administrator, duration, ..run_options(&vhost, rules, seed) };
-    let found = |verdict: &Verdict| verdict.violations.iter().any(&ends);
-    let outcome = run_until(&options, found).await.unwrap();
-    outcome.verdict.violations
+    let way = Way::Driver(format!("{} {rules:?} {name}", program("")));
+    find(&options(&vhost, rules, way, seed), rounds, SCHEDULES, ends).await.unwrap()
 }
 
-/// The seeds of the runs.
-fn seeds() -> std::ops::RangeInclusive<u64> {
-    1..=if is_soak() { 3 } else { 1 }
+/// Returns these clients of a protocol, each with each seed.
+fn each<T: Copy>(all: &[(Rules, &'static [T])], rules: Rules) -> Vec<(T, u64)> {
+    let seeds = 1..=if is_soak() { 3 } else { 1 };
+    let clients = all.iter().filter(|(of, _)| *of == rules).flat_map(|(_, clients)| *clients);
+    clients.flat_map(|client| seeds.clone().map(move |seed| (*client, seed))).collect()
 }
 
 async fn right_ones_pass(rules: Rules) {
-    let clients = RIGHT.iter().filter(|(of, _)| *of == rules).flat_map(|(_, clients)| *clients);
-    let runs = clients.flat_map(|client| seeds().map(move |seed| (client, seed)));
-    let runs = futures::stream::iter(runs).map(async |(name, seed)| {
-        let violations = judged(rules, client(rules, name), seed, RIGHT_FOR, |_| true).await;
+    let runs = futures::stream::iter(each(&RIGHT, rules)).map(async |(name, seed)| {
+        let violations = judged((rules, name, seed), RIGHT_FOR, |_| true).await;
         assert_eq!(violations, [], "{name}, seed {seed}");
     });
     runs.buffer_unordered(AT_ONCE).collect::<()>().await;
 }
 
 async fn wrong_ones_are_found(rules: Rules) {
-    let clients = WRONG.iter().filter(|(of, _)| *of == rules).flat_map(|(_, clients)| *clients);
-    let runs = clients.flat_map(|client| seeds().map(move |seed| (client, seed)));
-    let time = limit();
-    let runs = futures::stream::iter(runs).map(async |(&(name, property), seed)| {
+    let runs = futures::stream::iter(each(&WRONG, rules)).map(async |((name, property), seed)| {
         let is_it = |one: &Violation| one.name() == property && one.cause == Cause::Client;
         let start = std::time::Instant::now();
-        let mut violations = Vec::new();
-        for round in 0..ROUNDS {
-            let way = client(rules, name);
-            violations = judged(rules, way, seed + 100 * round, time, is_it).await;
-            if violations.iter().any(is_it) {
-                break;
-            }
-        }
+        let violations = judged((rules, name, seed), limit(), is_it).await;
         println!("{name}, seed {seed}: {:?}", start.elapsed());
         assert!(violations.iter().any(is_it), "{name}, seed {seed}: {violations:?}");
     });
@@ -232,7 +230,10 @@ async fn work_that_goes_on_after_its_killed_wrapper_is_found() {
     let variables = Variables { slot_env: Some("LOCK_SLOT".to_owned()), ..Variables::default() };
     let way = Way::Exec(exec, variables);
     let is_it = |one: &Violation| one.name() == "S2" && one.cause == Cause::Client;
-    let time = limit();
-    let violations = judged(Rules::ExclusiveQueue, way, 1, time, is_it).await;
+    let vhost = Vhost::create().await;
+    let options = options(&vhost, Rules::ExclusiveQueue, way, 1);
+    let options = RunOptions { duration: Duration::from_mins(4), ..options };
+    let found = |verdict: &Verdict| verdict.violations.iter().any(is_it);
+    let violations = run_until(&options, found).await.unwrap().verdict.violations;
     assert!(violations.iter().any(is_it), "{violations:?}");
 }

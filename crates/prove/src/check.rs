@@ -67,20 +67,14 @@ pub fn judge(history: &History) -> Result<Verdict, JudgeError> {
     Ok(examine(history)?.verdict)
 }
 
-/// Judges the events so far of a history that continues. What a process has left in the last
-/// second is not reported, because the process may still give it back: see `blame::left`.
+/// Judges the events so far of a history that continues: a process may still give back what it
+/// has left.
 ///
 /// # Errors
 ///
 /// As [`judge`].
 pub(crate) fn judge_so_far(history: &History) -> Result<Verdict, JudgeError> {
-    let mut verdict = judge(history)?;
-    let now = history.events.last().map_or(0, |event| event.at);
-    verdict.violations.retain(|violation| {
-        let left = violation.property == Property::S6 || violation.rule.as_deref() == Some("PS-10");
-        !left || violation.at + blame::NOTICE_US < now
-    });
-    Ok(verdict)
+    Ok(examine_until(history, true)?.verdict)
 }
 
 /// Judges a history and also returns the evidence.
@@ -89,6 +83,11 @@ pub(crate) fn judge_so_far(history: &History) -> Result<Verdict, JudgeError> {
 ///
 /// As [`judge`].
 pub(crate) fn examine(history: &History) -> Result<Examined, JudgeError> {
+    examine_until(history, false)
+}
+
+/// Examines a history. `continues`: whether it is the beginning of a longer one.
+fn examine_until(history: &History, continues: bool) -> Result<Examined, JudgeError> {
     let lock = history.header.lock_name()?;
     let mut reported = holds::read(history);
     let ownerships = lock.as_ref().and_then(|lock| ownership::read(history, lock));
@@ -99,7 +98,7 @@ pub(crate) fn examine(history: &History) -> Result<Examined, JudgeError> {
     let mut verdict = Verdict::default();
     let slots = Register::new(history.header.slots, &reported.resizes);
     let swept = sweep::sweep(&reported.grants, &slots);
-    let waits = refused::waits(history, &reported);
+    let waits = refused::waits(history, &reported, ownerships.as_ref());
     if history.has_operations() {
         count(&mut verdict, &reported, swept.contended);
         verdict.counts.insert(LONG_WAITS.to_owned(), waits.granted + length(waits.refused.len()));
@@ -109,7 +108,7 @@ pub(crate) fn examine(history: &History) -> Result<Examined, JudgeError> {
         verdict.counts.insert("holds at the broker".to_owned(), length(holds));
     }
     not_judged(&mut verdict, history, &reported, ownerships.is_some());
-    let found = blame::Found { swept: &swept.found, refused: &waits.refused };
+    let found = blame::Found { swept: &swept.found, waits: &waits, continues };
     blame::blame(history, &reported, ownerships.as_ref(), &found, &mut verdict);
     if let (Some(lock), Some(ownerships)) = (&lock, &ownerships) {
         verdict.violations.extend(rules::check(history, lock, &reported, ownerships));

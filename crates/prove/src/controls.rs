@@ -12,14 +12,14 @@ use crate::steps::StepsError;
 use crate::steps::schedules::schedules;
 use crate::straw::Bug;
 
-/// Maximum duration of the workload in one round of a control.
+/// Maximum duration of the workload in one round.
 const ROUND: Duration = Duration::from_secs(6);
 
-/// Maximum duration of the random schedules in one round of a control.
+/// Maximum duration of the random schedules in one round.
 const SCHEDULES: Duration = Duration::from_secs(2);
 
-/// Maximum number of rounds, for as long as a run of the implementation usually takes. A bug that
-/// is not caught in them counts as missed.
+/// Maximum number of rounds of a control, for as long as a run of the implementation usually takes.
+/// A bug that is not caught in them counts as missed.
 const ROUNDS: u64 = 10;
 
 /// The result of one control.
@@ -77,42 +77,64 @@ pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, 
         }
         None => true,
     };
-    let caught = |verdict: &Verdict| bug.is_some() && verdict.violations.iter().any(expected);
-    let mut control = Control { bug, found: Vec::new(), others: Vec::new() };
-    let rounds = if bug.is_some() { ROUNDS } else { 1 };
-    for round in 0..rounds {
-        let round = of_round(options, bug, round);
-        let mut violations = run_until(&round, caught).await?.verdict.violations;
-        if !violations.iter().any(expected) {
-            violations.extend(scheduled(&round).await?);
-        }
-        (control.found, control.others) = violations.into_iter().partition(expected);
-        if !control.found.is_empty() {
-            break;
-        }
-    }
-    Ok(control)
-}
-
-/// Returns the options of one round: as those of the implementation, with all faults.
-fn of_round(options: &RunOptions, bug: Option<Bug>, round: u64) -> RunOptions {
     let straw = straw(options, bug);
-    RunOptions {
+    let of_straw = RunOptions {
         way: Way::Driver(straw.clone()),
         second_driver: None,
         administrator: straw,
-        lock: format!("{}.{}-{round}", options.lock, bug.map_or("correct", Bug::name)),
-        seed: options.seed.wrapping_add(round),
-        duration: ROUND,
+        lock: format!("{}.{}", options.lock, bug.map_or("correct", Bug::name)),
         slots: options.slots.max(2),
         faults: Faults::SOME,
         ..options.clone()
+    };
+    let violations = match bug {
+        Some(_) => find(&of_straw, ROUNDS, SCHEDULES, expected).await?,
+        None => find(&of_straw, 1, SCHEDULES, |_| false).await?,
+    };
+    let (found, others) = violations.into_iter().partition(expected);
+    Ok(Control { bug, found, others })
+}
+
+/// Runs the workload and random schedules in turn, in up to this number of rounds, until one
+/// shows an expected violation. `within` limits the time of the schedules in each round. Returns the
+/// violations of the last round.
+///
+/// # Errors
+///
+/// [`ControlError`] if the implementation could not be run.
+pub async fn find(
+    options: &RunOptions,
+    rounds: u64,
+    within: Duration,
+    expected: impl Fn(&Violation) -> bool,
+) -> Result<Vec<Violation>, ControlError> {
+    let is_found = |violations: &[Violation]| violations.iter().any(&expected);
+    let mut violations = Vec::new();
+    for round in 0..rounds {
+        let options = RunOptions {
+            lock: format!("{}-{round}", options.lock),
+            seed: options.seed.wrapping_add(round),
+            duration: ROUND,
+            ..options.clone()
+        };
+        let ends = |verdict: &Verdict| is_found(&verdict.violations);
+        violations = run_until(&options, ends).await?.verdict.violations;
+        if !is_found(&violations) {
+            violations.extend(scheduled(&options, within).await?);
+        }
+        if is_found(&violations) {
+            break;
+        }
     }
+    Ok(violations)
 }
 
 /// Executes random schedules, and returns the violations of the first that violates a property.
-async fn scheduled(options: &RunOptions) -> Result<Vec<Violation>, ControlError> {
-    let drawn = schedules(options, SCHEDULES).await?;
+async fn scheduled(
+    options: &RunOptions,
+    within: Duration,
+) -> Result<Vec<Violation>, ControlError> {
+    let drawn = schedules(options, within).await?;
     let violation = drawn.and_then(|drawn| drawn.violation);
     Ok(violation.map(|(_, violated)| violated.verdict.violations).unwrap_or_default())
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use super::holds::{Grant, Key, Reported};
 use super::ownership::{Owned, Ownerships, SlotChange, Thing};
-use super::refused::Refused;
+use super::refused::Waits;
 use super::register::Position;
 use super::sweep;
 use super::verdict::{Cause, Property, Verdict, Violation};
@@ -27,12 +27,14 @@ use existence::Existence;
 /// that ends within this time after the loss is not a violation.
 pub const NOTICE_US: u64 = 1_000_000;
 
-/// The violations that the answers alone show.
+/// What the answers alone show.
 pub struct Found<'a> {
     /// Violations of S2 and S3.
     pub swept: &'a [sweep::Found],
     /// Violations of S10.
-    pub refused: &'a [Refused],
+    pub waits: &'a Waits,
+    /// Whether the history is the beginning of a longer one.
+    pub continues: bool,
 }
 
 /// Adds all violations to the verdict, in any order.
@@ -44,7 +46,8 @@ pub fn blame(
     verdict: &mut Verdict,
 ) {
     let (unauthorised, leftovers) = (Vec::new(), BTreeSet::new());
-    let mut judge = Judge { history, reported, verdict, unauthorised, leftovers };
+    let continues = found.continues;
+    let mut judge = Judge { history, continues, reported, verdict, unauthorised, leftovers };
     let existence = ownerships.map(|ownerships| Existence::new(history, ownerships));
     if let Some(ownerships) = ownerships {
         judge.unauthorised = judge.unauthorised(ownerships);
@@ -61,7 +64,7 @@ pub fn blame(
         judge.administrator(ownerships);
         judge.at_rest(existence);
     }
-    judge.waiting(ownerships, existence.as_ref(), found.refused);
+    judge.waiting(ownerships, existence.as_ref(), found.waits);
 }
 
 /// A change of the slots without the admin mutex.
@@ -75,6 +78,7 @@ struct Unauthorised {
 
 struct Judge<'a> {
     history: &'a History,
+    continues: bool,
     reported: &'a Reported,
     verdict: &'a mut Verdict,
     /// The changes of slots without the admin mutex.

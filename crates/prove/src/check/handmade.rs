@@ -209,6 +209,10 @@ fn leftovers() {
         let story = story.rejected(1, "queue.declare(passive)", "N-2-A", 404);
         releases(acquires(story.ended(1, Verb::Acquire, phase, "oops"), 1, 1), 1, 1)
     };
+    let later = look(queue(1).ask(1, Verb::Acquire).own(1, "N-1-B"), 1, 1).full(1);
+    let later = later.ask(1, Verb::Acquire).granted(1, 1);
+    let late = tokens(1).ask(1, Verb::Acquire).full(1).get(1, 1, FIRST);
+    let late = late.ask(1, Verb::Acquire).granted_token(1, FIRST);
     let kept = || acquires(queue(1), 1, 1).lost(1).ask(1, Verb::Acquire).full(1);
     let closes = acquires(queue(1), 1, 1).lost(1).ask(1, Verb::Acquire).full(1);
     let closes = closes.connection(1, ConnectionState::ClosedByClient);
@@ -228,6 +232,8 @@ fn leftovers() {
         ("a second acquisition forgets the first", second, vec![(S6, Client)]),
         ("left by an unknown attempt", attempt(Phase::Info), vec![(Rule, Client)]),
         ("left by a failed attempt", attempt(Phase::Fail), vec![(Rule, Client)]),
+        ("answers full, and grants it later", later, vec![(Rule, Client)]),
+        ("keeps its consumer after a timeout", late, vec![(S6, Client)]),
         ("lost, but kept", kept(), vec![(S6, Client)]),
         ("reported once", kept().ask(1, Verb::Acquire).full(1), vec![(S6, Client)]),
         ("lost, and closed soon", closes, vec![]),
@@ -247,6 +253,9 @@ fn a_process_that_may_still_react_violates_nothing_so_far() {
         violations.iter().map(|one| (one.property, one.cause)).collect::<Vec<_>>()
     };
     assert_eq!(so_far(lost.clone()), []);
+    let tried = look(look(queue(2).ask(1, Verb::Acquire).own(1, "N-1-B"), 1, 1), 1, 2);
+    let tried = tried.full(1).ask(1, Verb::Acquire).full(1);
+    assert_eq!(so_far(tried), [(Rule, Client)], "a failed attempt has nothing to give back");
     assert_eq!(so_far(later), [(S6, Client)]);
 }
 

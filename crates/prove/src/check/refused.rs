@@ -1,12 +1,14 @@
 //! Finds requests to acquire that were refused although there was room (S10): for a long time
-//! until the refusal, fewer processes could hold a slot than there were slots. Uses the answers,
-//! and the ends of processes and connections. See `blame` for the causes.
+//! until the refusal, fewer processes could hold a slot than there were slots, according to the
+//! answers or to the broker; and those that were refused before their time limit. See `blame` for
+//! the causes.
 
 use std::collections::BTreeMap;
 
 use super::holds::Reported;
+use super::ownership::{Owned, Ownerships, Thing};
 use super::register::{NEVER, Position, Register, Write};
-use crate::driver::message::UNSUPPORTED;
+use crate::driver::message::{FULL, UNSUPPORTED};
 use crate::history::{ConnectionState, History, Operation, Phase, ProcessState, Verb, What};
 
 /// A client must find a free slot within this time, in milliseconds, if it was free when the
@@ -16,6 +18,9 @@ pub const ROOM_MS: u64 = 2_000;
 /// As [`ROOM_MS`], if the slot may have become free or new in another way, which wakes no waiter:
 /// waiters look twice after up to 6 s (docs/protocols/persistent-semaphore.md, "Waiting").
 pub const UNANNOUNCED_ROOM_MS: u64 = 8_000;
+
+/// The least part of its time limit after which a request may be refused, in percent.
+const LEAST_WAIT: u64 = 90;
 
 /// A refusal while there was room.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +35,8 @@ pub struct Refused {
     pub done: Position,
     /// The smallest possible number of slots in that time.
     pub slots: u32,
-    /// The largest possible number of slots that processes held or were acquiring in that time.
+    /// The largest possible number of slots that processes held or were acquiring in that time,
+    /// or that the broker gave them.
     pub busy: u32,
 }
 
@@ -41,6 +47,21 @@ pub struct Waits {
     pub granted: u64,
     /// Those that were refused although there was room.
     pub refused: Vec<Refused>,
+    /// Those that were refused too early.
+    pub early: Vec<Early>,
+}
+
+/// A refusal of a request that may wait, long before its time limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Early {
+    /// The process.
+    pub process: u32,
+    /// The refusal.
+    pub done: Position,
+    /// The time from the request to the refusal, in milliseconds.
+    pub after_ms: u64,
+    /// The time limit, in milliseconds.
+    pub wait_ms: u64,
 }
 
 /// A time in which a process may have held a slot.
@@ -51,7 +72,7 @@ struct Busy {
 
 /// Finds the requests that may wait, and those of them that were refused although there was
 /// room. Requests during which a fault hit the process or the broker are not judged.
-pub fn waits(history: &History, reported: &Reported) -> Waits {
+pub fn waits(history: &History, reported: &Reported, ownerships: Option<&Ownerships>) -> Waits {
     let mut waits = Waits::default();
     let requests = requests(history);
     let mut busy = None;
@@ -61,11 +82,13 @@ pub fn waits(history: &History, reported: &Reported) -> Waits {
             waits.granted += 1;
             continue;
         }
+        waits.early.extend(early(history, request, &least));
         let Some((from, room_ms)) = room_from(history, request) else { continue };
         let busy = busy.get_or_insert_with(|| holds(reported, &requests));
         // The request itself is one of those that overlap.
         let overlap = busy.iter().filter(|one| one.from <= request.done && one.to >= from).count();
-        let overlap = u32::try_from(overlap).unwrap_or(u32::MAX).saturating_sub(1);
+        let overlap = overlap.saturating_sub(1).min(owned(ownerships, from, request.done));
+        let overlap = u32::try_from(overlap).unwrap_or(u32::MAX);
         let slots = u32::MAX - least.max(from, request.done);
         if overlap < slots {
             let (process, done) = (request.process, request.done);
@@ -86,6 +109,10 @@ struct Request {
     phase: Phase,
     /// Whether it may wait for at least [`ROOM_MS`].
     may_wait: bool,
+    /// Its time limit, in milliseconds.
+    wait_ms: u64,
+    /// Whether no slot was free, according to the answer.
+    is_full: bool,
 }
 
 fn requests(history: &History) -> Vec<Request> {
@@ -97,14 +124,23 @@ fn requests(history: &History) -> Vec<Request> {
             continue;
         }
         if phase == Phase::Invoke {
-            let may_wait = operation.wait_ms.is_some_and(|wait| wait >= ROOM_MS);
-            requests.push(Request { process, invoked: at, done: NEVER, phase, may_wait });
+            let wait_ms = operation.wait_ms.unwrap_or_default();
+            requests.push(Request {
+                process,
+                invoked: at,
+                done: NEVER,
+                phase,
+                may_wait: wait_ms >= ROOM_MS,
+                wait_ms,
+                is_full: false,
+            });
             continue;
         }
         let mut open = requests.iter_mut().rev();
         if let Some(open) = open.find(|one| one.process == process && one.done == NEVER) {
             let unsupported = operation.why.as_deref() == Some(UNSUPPORTED);
             open.may_wait &= !(phase == Phase::Fail && unsupported);
+            open.is_full = operation.why.as_deref() == Some(FULL);
             (open.done, open.phase) = (at, phase);
         }
     }
@@ -123,12 +159,30 @@ fn room_from(history: &History, request: &Request) -> Option<(Position, u64)> {
     let (near, _) = before(ROOM_MS)?;
     let announced = !events[request.invoked..near].iter().any(|event| frees_silently(&event.what));
     let (from, room_ms) = before(if announced { ROOM_MS } else { UNANNOUNCED_ROOM_MS })?;
-    let hit = |what: &What| match what {
+    (!is_hit(history, request)).then_some((from, room_ms))
+}
+
+/// Returns whether a fault hit the process or the broker during the request.
+fn is_hit(history: &History, request: &Request) -> bool {
+    history.events[request.invoked..=request.done].iter().any(|event| match event.what {
         What::Fault { process, .. } => process.is_none_or(|one| one == request.process),
         _ => false,
-    };
-    let faults = events[request.invoked..=request.done].iter().any(|event| hit(&event.what));
-    (!faults).then_some((from, room_ms))
+    })
+}
+
+/// Returns the request if it was refused for want of a free slot, long before its time limit. A
+/// lock without slots is not waited for.
+fn early(history: &History, request: &Request, least: &Register) -> Option<Early> {
+    let &Request { process, invoked, done, wait_ms, is_full, .. } = request;
+    let after_ms = (history.events.get(done)?.at - history.events[invoked].at) / 1000;
+    let is_early = is_full && after_ms < wait_ms * LEAST_WAIT / 100;
+    let has_slots = least.max(invoked, done) < u32::MAX;
+    (is_early && has_slots && !is_hit(history, request)).then_some(Early {
+        process,
+        done,
+        after_ms,
+        wait_ms,
+    })
 }
 
 /// Returns whether a slot may become free or new at this event without a wake-up.
@@ -171,6 +225,14 @@ fn holds(reported: &Reported, requests: &[Request]) -> Vec<Busy> {
         }
     }
     busy
+}
+
+/// Returns how often the broker may have given a slot to a client in this time.
+fn owned(ownerships: Option<&Ownerships>, from: Position, to: Position) -> usize {
+    let Some(ownerships) = ownerships else { return usize::MAX };
+    let is_slot = |owned: &&Owned| owned.thing != Thing::Mutex;
+    let overlaps = |owned: &&Owned| owned.possible.from <= to && owned.possible.to >= from;
+    ownerships.owned.iter().filter(is_slot).filter(overlaps).count()
 }
 
 /// Returns the smallest possible number of slots over time, as the complement of the largest.

@@ -104,10 +104,15 @@ impl Story {
         self.push(What::Operation(operation(of(process), verb, Phase::Invoke)))
     }
 
-    /// Adds a request to acquire that may wait for 10 s.
+    /// Adds a request to acquire that may wait for 2 s.
     pub(crate) fn waits(self, process: usize) -> Self {
+        self.waits_for(process, 2_000)
+    }
+
+    /// Adds a request to acquire with a time limit, in milliseconds.
+    pub(crate) fn waits_for(self, process: usize, wait_ms: u64) -> Self {
         let asked = operation(of(process), Verb::Acquire, Phase::Invoke);
-        self.push(What::Operation(Operation { wait_ms: Some(10_000), ..asked }))
+        self.push(What::Operation(Operation { wait_ms: Some(wait_ms), ..asked }))
     }
 
     pub(crate) fn resize(self, process: usize, slots: u32) -> Self {

@@ -15,7 +15,7 @@ use super::options::{InjectedFaults, Resizes, StepsOptions};
 use super::player::{self, KnownRequests, Phase, Player, Task};
 use super::request::{Asked, Cut, On, Request};
 use super::stage::{Prepared, Stage, leave};
-use crate::check::judge;
+use crate::check::judge_so_far;
 use crate::check::verdict::Verdict;
 use crate::history::{Header, History, VERSION, Verb};
 use crate::run::RunError;
@@ -184,7 +184,7 @@ impl<'a> Lab<'a> {
         };
         self.totals.broker.clone_from(&header.broker);
         let history = History { header, events: recorder.finish() };
-        let verdict = judge(&history).map_err(RunError::from)?;
+        let verdict = judge_so_far(&history).map_err(RunError::from)?;
         self.totals.grants += verdict.counts.get("grants").copied().unwrap_or_default();
         self.totals.freed += u64::from(execution.freed);
         self.totals.effective += u64::from(execution.effective);
@@ -228,7 +228,8 @@ impl World for Lab<'_> {
         }
         let mut players = Vec::new();
         for (process, ((actor, watch), tasks)) in (1..).zip(processes) {
-            players.push(Player::start(process, actor, watch, tasks)?);
+            let goes_on = self.fault.is_none();
+            players.push(Player::start(process, actor, watch, tasks, goes_on)?);
         }
         let lock = self
             .options

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::answered::Unanswered;
 use crate::driver::message::Line;
@@ -26,6 +26,10 @@ const KNOWN: Duration = Duration::from_secs(2);
 /// Time within which a process must send a request or answer. It exceeds the time limit of an
 /// operation.
 pub const LIMIT: Duration = Duration::from_secs(40);
+
+/// Time after which what a process has left is no longer on its way to the broker, after an
+/// operation with an unknown result.
+const LEFT: Duration = Duration::from_millis(1_500);
 
 /// An operation of a process.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +121,8 @@ pub struct Player {
 pub struct KnownRequests(HashMap<(u32, Vec<String>), BTreeSet<String>>);
 
 impl Player {
-    /// Starts the operations of a process. Its requests wait from now on.
+    /// Starts the operations of a process. Its requests wait from now on. `goes_on`: whether it
+    /// tries to acquire again after the end of the execution, if it failed to.
     ///
     /// # Errors
     ///
@@ -127,11 +132,13 @@ impl Player {
         actor: Actor,
         watch: Watch,
         tasks: Vec<Task>,
+        goes_on: bool,
     ) -> Result<Self, RunError> {
         let (gate, cutter) = actor.gate().zip(actor.cutter()).ok_or(RunError::Url)?;
         gate.close();
         let (next, begins) = mpsc::unbounded_channel();
-        let task = tokio::spawn(play(actor, gate.clone(), watch.clone(), tasks, begins));
+        let operations = Operations { tasks, goes_on, begins };
+        let task = tokio::spawn(play(actor, gate.clone(), watch.clone(), operations));
         let (released, killed, past) = (0, false, Vec::new());
         Ok(Self { process, released, killed, gate, cutter, watch, next, task, past })
     }
@@ -289,16 +296,18 @@ impl Player {
     }
 }
 
-/// Performs the operations. Stops at the first one that was not executed.
-async fn play(
-    mut actor: Actor,
-    gate: Gate,
-    watch: Watch,
+/// The operations of a process.
+struct Operations {
     tasks: Vec<Task>,
-    mut begins: mpsc::UnboundedReceiver<()>,
-) -> Played {
+    goes_on: bool,
+    begins: mpsc::UnboundedReceiver<()>,
+}
+
+/// Performs the operations. Stops at the first one that was not executed.
+async fn play(mut actor: Actor, gate: Gate, watch: Watch, operations: Operations) -> Played {
+    let Operations { tasks, goes_on, mut begins } = operations;
     let phase = |phase| watch.0.send_modify(|seen| seen.phase = phase);
-    let (mut holds, mut trouble) = (false, None);
+    let (mut holds, mut trouble, mut failed) = (false, None, None);
     for Task { verb, slots, waits } in tasks {
         if waits {
             phase(Phase::Ready(verb));
@@ -310,6 +319,7 @@ async fn play(
         let done = matches!(answer, Ok(Line::Ok(_)));
         holds = done && matches!(verb, Verb::Acquire | Verb::Verify);
         watch.0.send_modify(|seen| seen.holds = holds);
+        failed = answer.as_ref().ok().filter(|_| verb == Verb::Acquire && !done).cloned();
         match answer {
             Ok(Line::Info(why)) => trouble = Some(format!("{verb:?}: {why}")),
             Ok(Line::Fail(why)) if verb == Verb::Resize => {
@@ -324,5 +334,27 @@ async fn play(
     }
     gate.open();
     phase(Phase::Done);
+    if let Some(failed) = failed.filter(|_| goes_on) {
+        // Until the end of the execution.
+        let _ = begins.recv().await;
+        holds = attempt_again(&mut actor, matches!(failed, Line::Info(_))).await;
+    }
     Played { actor, holds, trouble, killed: false }
+}
+
+/// Tries to acquire, because S6 judges what a process has left when it goes on. Returns whether it
+/// was granted a slot.
+async fn attempt_again(actor: &mut Actor, unknown: bool) -> bool {
+    let mut attempt = async || {
+        let answer = actor.ask(Verb::Acquire, Some(Duration::ZERO), None).await;
+        matches!(answer, Ok(Line::Ok(_)))
+    };
+    if attempt().await {
+        return true;
+    }
+    if unknown {
+        sleep(LEFT).await;
+        return attempt().await;
+    }
+    false
 }

@@ -106,6 +106,14 @@ impl Judge<'_> {
         let kept = |owned: &&Owned| owned.certain.from < invoked && owned.certain.to > at;
         let mut mine: Vec<&Owned> = all.filter(kept).collect();
         if let Some(grant) = grant {
+            let key = self.reported.grants[grant].key.as_ref();
+            let before = mine.iter().copied().find(|owned| is_of(owned, key));
+            // The attempt before got it, and said that it failed.
+            if let (May::Failed(since), Some(owned)) = (may, before)
+                && owned.possible.from > since
+            {
+                return Some(owned);
+            }
             self.take(ownerships, grant, &mut mine);
         }
         if let May::Hold(held) = may {
@@ -165,13 +173,15 @@ impl Judge<'_> {
         all().find(later)
     }
 
-    /// Returns whether the client or its end ends the ownership soon after this position.
+    /// Returns whether the client or its end ends the ownership soon after this position, or may
+    /// do so in the rest of a history that continues.
     fn ends_soon(&self, owned: &Owned, at: Position) -> bool {
-        let soon = |end: Position| {
-            end < self.history.events.len() && self.at(end) <= self.at(at) + NOTICE_US
-        };
+        let (events, limit) = (self.history.events.len(), self.at(at) + NOTICE_US);
+        let soon = |end: Position| end < events && self.at(end) <= limit;
         let process = self.reported.ended.get(&owned.process);
-        (owned.ended.by_owner() && soon(owned.certain.to)) || process.is_some_and(|&end| soon(end))
+        (owned.ended.by_owner() && soon(owned.certain.to))
+            || process.is_some_and(|&end| soon(end))
+            || (self.continues && self.at(events) <= limit)
     }
 
     fn report(&mut self, answered: &Answered, owned: &Owned) {

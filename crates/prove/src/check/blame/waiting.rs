@@ -4,7 +4,7 @@
 use super::{Existence, Judge};
 use crate::check::holds::{Grant, Key};
 use crate::check::ownership::{Change, Owned, Ownerships};
-use crate::check::refused::Refused;
+use crate::check::refused::{Early, Refused, Waits};
 use crate::check::register::Position;
 use crate::check::verdict::{Cause, Property};
 use crate::history::{Sender, What};
@@ -20,9 +20,16 @@ impl Judge<'_> {
         &mut self,
         ownerships: Option<&Ownerships>,
         existence: Option<&Existence>,
-        refused: &[Refused],
+        waits: &Waits,
     ) {
-        for one in refused {
+        for &Early { process, done, after_ms, wait_ms } in &waits.early {
+            let what = format!(
+                "process {process} was refused a slot after {after_ms} ms, although it may wait for \
+                 {wait_ms} ms"
+            );
+            self.violation((Property::S10, Cause::Client), done, &[process], what);
+        }
+        for one in &waits.refused {
             let Refused { process, slots, busy, done, room_ms, .. } = *one;
             let (cause, why, other) = match (ownerships, existence) {
                 (Some(ownerships), Some(existence)) => self.obstacle(ownerships, existence, one),

@@ -21,13 +21,26 @@ fn a_process_that_waits_alone_must_be_granted_a_slot() {
 
 #[test]
 fn a_refusal_counts_only_after_two_seconds_with_room() {
-    assert_eq!(lock(1).waits(1).after_ms(1500).full(1).violations(), []);
+    assert_eq!(lock(1).waits(1).after_ms(1900).full(1).violations(), []);
     assert_eq!(lock(1).ask(1, Verb::Acquire).after_ms(6000).full(1).violations(), []);
     let held = lock(1).ask(2, Verb::Acquire).granted(2, 1).waits(1);
     let released = |after| held.clone().after_ms(after).ask(2, Verb::Release).ok(2, Verb::Release);
     assert_eq!(released(1000).after_ms(2500).full(1).violations(), VIOLATED);
     assert_eq!(released(1000).after_ms(1500).full(1).violations(), []);
     assert_eq!(held.after_ms(9000).full(1).violations(), []);
+}
+
+#[test]
+fn a_request_that_may_wait_is_not_refused_before_its_time() {
+    let early = lock(1).waits(1).after_ms(1700).full(1);
+    assert_eq!(early.violations(), [(Property::S10, Cause::Client)]);
+    assert_eq!(lock(0).waits(1).after_ms(10).full(1).violations(), []);
+    let busy = lock(1).waits(1).after_ms(10).failed(1, Verb::Acquire, "the broker is down");
+    assert_eq!(busy.violations(), []);
+    let cut = lock(1).waits(1).fault(1, "cut before queue.declare").after_ms(10).full(1);
+    assert_eq!(cut.violations(), []);
+    let shrinks = lock(1).waits(1).resize(3, 0).after_ms(10).full(1);
+    assert_eq!(shrinks.violations(), []);
 }
 
 #[test]
@@ -90,4 +103,18 @@ fn the_cause_is_whoever_left_no_slot_or_did_not_take_it() {
     let leak = Story::new(Rules::ExclusiveQueue, 1).acquires(2).ask(2, Verb::Release);
     let leak = leak.ok(2, Verb::Release).waits(1).after_ms(6000).full(1).violations();
     assert!(leak.contains(&(Property::S10, Cause::Client)), "{leak:?}");
+}
+
+#[test]
+fn a_slot_that_the_broker_gives_to_nobody_is_room_whoever_else_waits() {
+    let seen = || {
+        let story = Story::new(Rules::ExclusiveQueue, 1).waits(1).waits(2);
+        story.call(1, "queue.declare(passive)", "N-1-A")
+    };
+    let both = seen().after_ms(2100).full(1).full(2).violations();
+    assert_eq!(both, [(Property::S10, Cause::Client); 2]);
+    let held = seen().own(3, "N-1-B").after_ms(2100).full(1).full(2).violations();
+    assert!(!held.contains(&(Property::S10, Cause::Client)), "{held:?}");
+    let for_a_moment = seen().after_ms(100).own(2, "N-1-B").call(2, "queue.delete", "N-1-B");
+    assert_eq!(for_a_moment.after_ms(1950).full(1).full(2).violations(), []);
 }

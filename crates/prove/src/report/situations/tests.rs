@@ -116,9 +116,9 @@ fn counts_waits_by_their_time_limit() {
         (situations.timed_out, situations.very_long_waits)
     };
     assert_eq!(waits(queue().ask(1, Verb::Acquire).full(1)), (0, 0));
-    // `waits` sets a time limit of 10 s.
-    assert_eq!(waits(queue().waits(1).full(1)), (1, 1));
-    assert_eq!(waits(queue().waits(1).granted(1, 1)), (0, 1));
+    assert_eq!(waits(queue().waits(1).full(1)), (1, 0));
+    assert_eq!(waits(queue().waits_for(1, 10_000).full(1)), (1, 1));
+    assert_eq!(waits(queue().waits_for(1, 10_000).granted(1, 1)), (0, 1));
 }
 
 #[test]
