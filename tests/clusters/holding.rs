@@ -176,12 +176,12 @@ async fn a_client_whose_wait_queue_is_on_a_node_that_is_down_acquires_by_polling
 }
 
 /// Returns the median time in which `healthy` is acquired and released, while other tasks of the
-/// same client fail to acquire `other`, which has this number of slots.
+/// same client fail to acquire `other`, which is missing, or has three slots on a node that is down.
 async fn time_beside(
     cluster: &Cluster,
     client: &Client,
     healthy: &Lock,
-    (other, fewest): (&LockName, u32),
+    (other, is_down): (&LockName, bool),
 ) -> Duration {
     let failures = Arc::new(AtomicU32::new(0));
     let mut tasks = JoinSet::new();
@@ -189,7 +189,8 @@ async fn time_beside(
         let (lock, failures) = (client.semaphore(other.clone()), Arc::clone(&failures));
         tasks.spawn(async move {
             loop {
-                lock.try_acquire(&first()).await.unwrap_err();
+                let failed = lock.try_acquire(&first()).await;
+                assert!(failed.is_err() && is_node_down(&failed) == is_down, "{failed:?}");
                 failures.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -199,7 +200,7 @@ async fn time_beside(
     tasks.spawn(async move {
         loop {
             let seen = watching.find_highest_slot(&watched, 16).await;
-            assert!(!matches!(seen, Ok(Some(slots)) if slots < fewest), "{seen:?}");
+            assert!(!is_down || !matches!(seen, Ok(Some(0..3))), "{seen:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
@@ -225,11 +226,9 @@ async fn a_lock_is_acquired_in_its_usual_time_while_another_locks_node_is_down()
     resize(&cluster, 1, &name(), DesiredSlots::new(1)).await;
     let client = Client::new(cluster.settings(1), ClientOptions::default().with_warm(0));
     let healthy = client.semaphore(name());
-    let usual = time_beside(&cluster, &client, &healthy, (&missing, 0)).await;
+    let usual = time_beside(&cluster, &client, &healthy, (&missing, false)).await;
     cluster.lose(2).await;
-    let failed = client.semaphore(sick.clone()).try_acquire(&first()).await;
-    assert!(is_node_down(&failed), "{failed:?}");
-    let during = time_beside(&cluster, &client, &healthy, (&sick, 3)).await;
+    let during = time_beside(&cluster, &client, &healthy, (&sick, true)).await;
     println!("acquire and release: {usual:?}, with a lock whose node is down: {during:?}");
     assert!(during <= usual * 2, "{during:?} instead of {usual:?}");
     cluster.regain(2).await;

@@ -1,6 +1,6 @@
 //! Clients that deviate from their protocol in one way are found by the workload and the random
-//! schedules of a plain `run`, and unusual ones that do not deviate pass. The clients are in `variants/`; see `controls` for those
-//! of the prover itself.
+//! schedules of a plain `run`, and unusual ones that do not deviate pass. The clients are in
+//! `variants/`; see `controls` for those of the prover itself.
 
 use std::time::Duration;
 

@@ -220,8 +220,8 @@ impl Connection {
     }
 
     /// Records why the connection ended, also if the broker gave no reason and each operation
-    /// fails only because it is closed already. Must be called once at most: lapin gives each event to
-    /// one of the listeners.
+    /// fails only because it is closed already. Must be called once at most: lapin gives each
+    /// event to one of the listeners.
     pub fn record_close_reason(&self) {
         let mut events = Box::pin(self.lapin.events_listener());
         let failure = Arc::clone(&self.closes.failure);

@@ -27,11 +27,11 @@ use existence::Existence;
 /// that ends within this time after the loss is not a violation.
 pub const NOTICE_US: u64 = 1_000_000;
 
-/// What the answers alone show.
+/// The history, as the other parts of the check see it.
 pub struct Found<'a> {
     /// Violations of S2 and S3.
     pub swept: &'a [sweep::Found],
-    /// Violations of S10.
+    /// The judged requests to acquire, with violations of S10.
     pub waits: &'a Waits,
     /// Whether the history is the beginning of a longer one.
     pub continues: bool,

@@ -216,6 +216,9 @@ fn leftovers() {
     let kept = || acquires(queue(1), 1, 1).lost(1).ask(1, Verb::Acquire).full(1);
     let closes = acquires(queue(1), 1, 1).lost(1).ask(1, Verb::Acquire).full(1);
     let closes = closes.connection(1, ConnectionState::ClosedByClient);
+    // It is uncertain since the fault, which may have been on another connection.
+    let beyond_a_cut = kept().after_ms(500).fault(1, "cut before channel.open").after_ms(1_000);
+    let beyond_a_cut = beyond_a_cut.connection(1, ConnectionState::ClosedByClient);
     let drained = shrinks(acquires(queue(1), 1, 1), 0, &[1]).ask(1, Verb::Verify);
     let drained = drained.failed(1, Verb::Verify, "lost").ask(1, Verb::Acquire).full(1);
     let unclear = acquires(queue(1), 1, 1).ask(1, Verb::Release);
@@ -237,6 +240,7 @@ fn leftovers() {
         ("lost, but kept", kept(), vec![(S6, Client)]),
         ("reported once", kept().ask(1, Verb::Acquire).full(1), vec![(S6, Client)]),
         ("lost, and closed soon", closes, vec![]),
+        ("lost, and not closed by a cut soon after", beyond_a_cut, vec![(S6, Client)]),
         ("draining treated as lost, but kept", drained, vec![(S6, Client)]),
         ("a release with an unknown result", refused_next(unclear), vec![(S6, Client)]),
         ("the same, and it knows that it holds", holds, vec![]),

@@ -179,7 +179,7 @@ impl Judge<'_> {
         let (events, limit) = (self.history.events.len(), self.at(at) + NOTICE_US);
         let soon = |end: Position| end < events && self.at(end) <= limit;
         let process = self.reported.ended.get(&owned.process);
-        (owned.ended.by_owner() && soon(owned.certain.to))
+        (owned.ended.by_owner() && soon(owned.end))
             || process.is_some_and(|&end| soon(end))
             || (self.continues && self.at(events) <= limit)
     }
