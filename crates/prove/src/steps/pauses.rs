@@ -1,12 +1,12 @@
-//! Random schedules in which one process pauses between two of its requests, until the others
-//! have ended. Bugs of lock clients often need only that, so a few of these schedules find what
-//! needs hundreds of `pct`. See `schedules` for their use.
+//! Random schedules in which a process pauses between two of its requests, until the others have
+//! ended or another one pauses too. Bugs of lock clients often need only that, so a few of these
+//! schedules find what needs hundreds of `pct`. See `schedules` for their use.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
 use super::explore::{Choice, Scheduler, Step};
@@ -17,24 +17,37 @@ const STEPS: usize = 3;
 /// Probability that an actor other than the first one pauses.
 const PAUSES: f64 = 0.3;
 
+/// Probability of a schedule in which an actor goes on as soon as another one has paused.
+const PAIRS: f64 = 0.7;
+
 /// Generates random schedules until a time, or until one has a fault. The actors go one after the
-/// other, in random order. An actor that pauses goes on after all others.
+/// other, in random order. An actor that pauses goes on after all others. In most schedules, two
+/// actors pause: the first one before a step, and the second one after a step on which that
+/// depends. Then the first one goes on.
 #[derive(Debug)]
-pub struct Pauses {
+pub struct Pauses<S> {
     random: StdRng,
     end: Instant,
     is_found: bool,
     /// The actors in the order in which they go.
     order: Vec<u32>,
-    /// The number of steps until an actor pauses.
-    stops: BTreeMap<u32, usize>,
-    /// The number of steps that each actor has taken.
-    taken: BTreeMap<u32, usize>,
-    /// The highest number of steps of each actor in an execution so far.
-    longest: BTreeMap<u32, usize>,
+    stops: BTreeMap<u32, Stop>,
+    /// The steps that each actor has taken.
+    taken: BTreeMap<u32, Vec<S>>,
+    /// The most steps of each actor in an execution so far.
+    longest: BTreeMap<u32, Vec<S>>,
 }
 
-impl Pauses {
+/// A pause of an actor.
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    /// The number of steps before it.
+    after: usize,
+    /// The number of actors that go next.
+    others: usize,
+}
+
+impl<S: Step> Pauses<S> {
     /// Creates a generator.
     pub fn new(seed: u64, end: Instant) -> Self {
         Self {
@@ -52,18 +65,42 @@ impl Pauses {
     fn draw(&mut self, mut actors: Vec<u32>) {
         actors.dedup();
         actors.shuffle(&mut self.random);
+        if let Some([(first, before), (second, last)]) = self.pair(&actors)
+            && self.random.random_bool(PAIRS)
+        {
+            self.stops.insert(first, Stop { after: before, others: 1 });
+            self.stops.insert(second, Stop { after: last + 1, others: usize::MAX });
+            actors.retain(|actor| ![first, second].contains(actor));
+            self.order = [vec![first, second], actors].concat();
+            return;
+        }
         for (index, actor) in actors.iter().enumerate() {
-            let longest = self.longest.get(actor).copied().unwrap_or(STEPS);
+            let longest = self.longest.get(actor).map_or(STEPS, Vec::len);
             if longest > 1 && (index == 0 || self.random.random_bool(PAUSES)) {
-                let pause = self.random.random_range(1..longest);
-                self.stops.insert(*actor, pause);
+                let after = self.random.random_range(1..longest);
+                self.stops.insert(*actor, Stop { after, others: usize::MAX });
             }
         }
         self.order = actors;
     }
+
+    /// Draws a step of the first of these actors, which is not its first step, and one of another
+    /// actor on which it depends. Returns their actors and numbers.
+    fn pair(&mut self, actors: &[u32]) -> Option<[(u32, usize); 2]> {
+        let first = *actors.first()?;
+        let steps = self.longest.get(&first)?;
+        let before = *(1..steps.len()).collect::<Vec<_>>().choose(&mut self.random)?;
+        let others = self.longest.iter().filter(|&(&actor, _)| actor != first);
+        let others = others.flat_map(|(&actor, steps)| {
+            (0..).zip(steps).map(move |(at, step)| ((actor, at), step))
+        });
+        let depends = others.filter(|(_, step)| steps[before].depends_on(step));
+        let depends: Vec<_> = depends.map(|(second, _)| second).collect();
+        depends.choose(&mut self.random).map(|&second| [(first, before), second])
+    }
 }
 
-impl<S: Step> Scheduler<S> for Pauses {
+impl<S: Step> Scheduler<S> for Pauses<S> {
     fn choose(&mut self, steps: &[S]) -> Choice<S> {
         if self.order.is_empty() {
             self.draw(steps.iter().map(Step::actor).collect());
@@ -80,13 +117,16 @@ impl<S: Step> Scheduler<S> for Pauses {
             };
             let actor = step.actor();
             let taken = self.taken.entry(actor).or_default();
-            if self.stops.get(&actor) == Some(taken) {
+            if let Some(stop) = self.stops.get(&actor).copied()
+                && stop.after == taken.len()
+            {
                 self.stops.remove(&actor);
                 self.order.remove(index);
-                self.order.push(actor);
+                let next = index.saturating_add(stop.others).min(self.order.len());
+                self.order.insert(next, actor);
                 continue;
             }
-            *taken += 1;
+            taken.push(step.clone());
             return Choice::Take(step.clone());
         }
     }
@@ -94,14 +134,16 @@ impl<S: Step> Scheduler<S> for Pauses {
     fn again(&mut self) {
         for (actor, steps) in std::mem::take(&mut self.taken) {
             let longest = self.longest.entry(actor).or_default();
-            *longest = steps.max(*longest);
+            if steps.len() > longest.len() {
+                *longest = steps;
+            }
         }
         self.order.clear();
         self.stops.clear();
     }
 
     fn next(&mut self) -> bool {
-        Scheduler::<S>::again(self);
+        self.again();
         !self.is_found && Instant::now() < self.end
     }
 
@@ -118,10 +160,14 @@ mod tests {
 
     use super::*;
     use crate::steps::explore::explore;
-    use crate::steps::sim::{Sim, client, shrink};
+    use crate::steps::sim::{Line, Op, STOP, Sim, client, shrink};
 
     fn fault(looks: bool, seed: u64, most: u64) -> (bool, u64) {
-        let mut sim = Sim::new(1, vec![client(looks), client(looks), shrink()]);
+        fault_of(vec![client(looks), client(looks), shrink()], seed, most)
+    }
+
+    fn fault_of(programs: Vec<Vec<Line>>, seed: u64, most: u64) -> (bool, u64) {
+        let mut sim = Sim::new(1, programs);
         let mut pauses = Pauses::new(seed, Instant::now() + Duration::from_mins(10));
         let explored = block_on(explore(&mut sim, &mut pauses, most)).unwrap();
         (explored.fault.is_some(), explored.executions)
@@ -131,6 +177,16 @@ mod tests {
     fn a_pause_between_two_requests_finds_a_fault_soon() {
         let found = (0..100).filter(|&seed| fault(false, seed, 20).0).count();
         assert!(found >= 95, "{found}");
+    }
+
+    #[test]
+    fn a_pause_of_each_of_two_actors_finds_a_fault_soon() {
+        let looks = (1..=10).map(|next| Line(Op::LookB(2), next, next));
+        let ends = [Line(Op::DeleteA(1), 11, 11), Line(Op::DeclareA(1), STOP, STOP)];
+        let regrow: Vec<_> = looks.chain(ends).collect();
+        let found = |seed: &u64| fault_of(vec![client(false), regrow.clone()], *seed, 40).0;
+        let found = (0..100).filter(found).count();
+        assert!(found >= 90, "{found}");
     }
 
     #[test]
