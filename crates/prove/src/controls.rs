@@ -130,10 +130,7 @@ pub async fn find(
 }
 
 /// Executes random schedules, and returns the violations of the first that violates a property.
-async fn scheduled(
-    options: &RunOptions,
-    within: Duration,
-) -> Result<Vec<Violation>, ControlError> {
+async fn scheduled(options: &RunOptions, within: Duration) -> Result<Vec<Violation>, ControlError> {
     let drawn = schedules(options, within).await?;
     let violation = drawn.and_then(|drawn| drawn.violation);
     Ok(violation.map(|(_, violated)| violated.verdict.violations).unwrap_or_default())

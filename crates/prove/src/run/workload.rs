@@ -46,6 +46,9 @@ const STRUCK: u32 = 2;
 /// Time limit of an acquire after the last fault.
 const RECOVERY: Duration = Duration::from_secs(10);
 
+/// Time until a slot is released to a waiter after the last fault. Most clients wait by then.
+const WAITS: Duration = Duration::from_millis(500);
+
 /// The state that all processes of a run share.
 #[derive(Clone)]
 struct Run {
@@ -261,8 +264,8 @@ impl Run {
         (usable, failure.filter(|_| !struck))
     }
 
-    /// After all faults, sets the maximum number of slots and acquires each of them. The requests
-    /// wait long enough to be judged by S10.
+    /// After all faults, sets the maximum number of slots, acquires each of them, and releases one
+    /// to a waiter. The requests wait long enough to be judged by S10.
     async fn recover(&self, administrator: Option<&mut Actor>) -> Result<(), RunError> {
         if let Some(actor) = administrator {
             let answer = actor.ask(Verb::Resize, None, Some(self.options.slots)).await;
@@ -278,11 +281,32 @@ impl Run {
                 actor.kill().await;
             }
         }
+        if u32::try_from(holders.len()) == Ok(self.options.slots)
+            && let Some(holder) = holders.pop()
+        {
+            self.hand_over(holder).await?;
+        }
         for mut actor in holders {
             // Whether the slot is still owned is judged from the frames.
             let _ = actor.ask(Verb::Release, None, None).await;
             actor.kill().await;
         }
+        Ok(())
+    }
+
+    /// Lets a process wait for a slot that this one releases.
+    async fn hand_over(&self, mut holder: Actor) -> Result<(), RunError> {
+        let mut waiter = self.start(&self.options.way_of(self.options.slots)).await?;
+        let release = async {
+            sleep(WAITS).await;
+            let _ = holder.ask(Verb::Release, None, None).await;
+        };
+        let (answer, ()) = tokio::join!(waiter.ask(Verb::Acquire, Some(RECOVERY), None), release);
+        if self.is_done("acquire of a slot that is released", answer) {
+            let _ = waiter.ask(Verb::Release, None, None).await;
+        }
+        waiter.kill().await;
+        holder.kill().await;
         Ok(())
     }
 
