@@ -130,8 +130,12 @@ pub async fn find(
 }
 
 /// Executes random schedules, and returns the violations of the first that violates a property.
+/// Nothing is known of one in which a process waits for another one that is held back.
 async fn scheduled(options: &RunOptions, within: Duration) -> Result<Vec<Violation>, ControlError> {
-    let drawn = schedules(options, within).await?;
+    let drawn = match schedules(options, within).await {
+        Err(StepsError::Stuck(_)) => None,
+        drawn => drawn?,
+    };
     let violation = drawn.and_then(|drawn| drawn.violation);
     Ok(violation.map(|(_, violated)| violated.verdict.violations).unwrap_or_default())
 }

@@ -157,7 +157,13 @@ fn room_from(history: &History, request: &Request) -> Option<(Position, u64)> {
         (from >= request.invoked).then_some((from, room_ms))
     };
     let (near, _) = before(ROOM_MS)?;
-    let announced = !events[request.invoked..near].iter().any(|event| frees_silently(&event.what));
+    // The broker may notice the end of a connection only after the request has looked.
+    let noticed = events[request.invoked].at.saturating_sub(ROOM_MS * 1000);
+    let earlier = events.partition_point(|event| event.at < noticed);
+    let earlier = events[earlier..request.invoked].iter().map(|event| &event.what);
+    let earlier = earlier.filter(|what| !matches!(what, What::Operation(_)));
+    let during = events[request.invoked..near].iter().map(|event| &event.what);
+    let announced = !earlier.chain(during).any(frees_silently);
     let (from, room_ms) = before(if announced { ROOM_MS } else { UNANNOUNCED_ROOM_MS })?;
     (!is_hit(history, request)).then_some((from, room_ms))
 }

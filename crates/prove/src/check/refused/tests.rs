@@ -2,7 +2,7 @@
 
 use crate::check::tests::Story;
 use crate::check::verdict::{Cause, Property};
-use crate::history::{Rules, Verb};
+use crate::history::{ConnectionState, Rules, Verb};
 
 /// A lock with this number of slots and without a broker.
 fn lock(slots: u32) -> Story {
@@ -54,6 +54,18 @@ fn whoever_may_hold_a_slot_takes_its_room() {
     // Its end wakes no waiter.
     assert_eq!(lost().killed(2).after_ms(7000).full(1).violations(), []);
     assert_eq!(lost().killed(2).after_ms(9000).full(1).violations(), VIOLATED);
+}
+
+#[test]
+fn the_broker_may_notice_the_end_of_a_connection_later() {
+    let cut = |before| {
+        let held = lock(1).ask(2, Verb::Acquire).granted(2, 1);
+        let cut = held.connection(2, ConnectionState::Cut).lost(2).ask(2, Verb::Acquire);
+        cut.full(2).after_ms(before).waits(1)
+    };
+    assert_eq!(cut(1000).after_ms(3000).full(1).violations(), []);
+    assert_eq!(cut(1000).after_ms(9000).full(1).violations(), VIOLATED);
+    assert_eq!(cut(3000).after_ms(3000).full(1).violations(), VIOLATED);
 }
 
 #[test]
