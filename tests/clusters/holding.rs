@@ -176,7 +176,8 @@ async fn a_client_whose_wait_queue_is_on_a_node_that_is_down_acquires_by_polling
 }
 
 /// Returns the median time in which `healthy` is acquired and released, while other tasks of the
-/// same client fail to acquire `other`, which is missing, or has three slots on a node that is down.
+/// same client fail to acquire `other`, which is missing, or has three slots on a node that is
+/// down.
 async fn time_beside(
     cluster: &Cluster,
     client: &Client,

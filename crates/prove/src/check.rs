@@ -67,8 +67,7 @@ pub fn judge(history: &History) -> Result<Verdict, JudgeError> {
     Ok(examine(history)?.verdict)
 }
 
-/// Judges the events so far of a history that continues: a process may still give back what it
-/// has left.
+/// Judges the events so far of a history that continues: a process may still give back a slot.
 ///
 /// # Errors
 ///

@@ -96,8 +96,8 @@ pub async fn control(options: &RunOptions, bug: Option<Bug>) -> Result<Control, 
 }
 
 /// Runs the workload and random schedules in turn, in up to this number of rounds, until one
-/// shows an expected violation. `within` limits the time of the schedules in each round. Returns the
-/// violations of the last round.
+/// shows an expected violation. `within` limits the time of the schedules in each round. Returns
+/// the violations of the last round.
 ///
 /// # Errors
 ///

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 pub enum Ending {
     /// Pending operations are abandoned.
     AtOnce,
-    /// As at the end of its time: pending operations end, and each slot is acquired once more, one of them by a
-    /// waiter.
+    /// As at the end of its time: pending operations end, and each slot is acquired once more, one
+    /// of them by a waiter.
     Orderly,
 }
 

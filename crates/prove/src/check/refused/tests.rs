@@ -118,7 +118,7 @@ fn the_cause_is_whoever_left_no_slot_or_did_not_take_it() {
 }
 
 #[test]
-fn a_slot_that_the_broker_gives_to_nobody_is_room_whoever_else_waits() {
+fn a_slot_that_the_broker_gives_to_no_client_is_room_while_others_wait() {
     let seen = || {
         let story = Story::new(Rules::ExclusiveQueue, 1).waits(1).waits(2);
         story.call(1, "queue.declare(passive)", "N-1-A")
