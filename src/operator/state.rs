@@ -42,8 +42,9 @@ struct Version {
 }
 
 struct Written<S> {
-    /// The resourceVersion of the object that the status was computed from.
-    over: Option<String>,
+    /// The resourceVersions that it replaced: of the object that the status was computed from,
+    /// and of this process's writes since. The cache may still have any of them.
+    replaced: Vec<Option<String>>,
     /// The object's resourceVersion after the write.
     version: Option<String>,
     status: S,
@@ -98,11 +99,11 @@ impl<S: Clone, D: Default> ObjectState<S, D> {
         self.quiet.as_ref().is_none_or(|(v, _)| v.generation != object.meta().generation)
     }
 
-    /// Returns the newest known status: the one in `object`, unless it is as old as the
-    /// one that the last write was computed from (hazard K13: a stale cache).
+    /// Returns the newest known status: the one in `object`, unless this process has replaced
+    /// that since (hazard K13: a stale cache).
     pub fn newest_status<K: Resource>(&mut self, object: &K, in_object: Option<&S>) -> Option<S> {
         // A copy for each of thousands of objects would be most of their memory.
-        self.written.take_if(|written| written.over != object.resource_version());
+        self.written.take_if(|written| !written.replaced.contains(&object.resource_version()));
         match &self.written {
             Some(written) => Some(written.status.clone()),
             None => in_object.cloned(),
@@ -111,9 +112,10 @@ impl<S: Clone, D: Default> ObjectState<S, D> {
 
     /// Returns the resourceVersion of [`ObjectState::newest_status`].
     pub fn newest_version<K: Resource>(&self, object: &K) -> Option<String> {
+        let version = object.resource_version();
         match &self.written {
-            Some(written) if written.over == object.resource_version() => written.version.clone(),
-            _ => object.resource_version(),
+            Some(written) if written.replaced.contains(&version) => written.version.clone(),
+            _ => version,
         }
     }
 
@@ -121,7 +123,16 @@ impl<S: Clone, D: Default> ObjectState<S, D> {
     /// resourceVersion with it.
     pub fn wrote<K: Resource>(&mut self, over: &K, version: Option<String>, status: S) {
         let over = over.resource_version();
-        self.written = Some(Box::new(Written { over, version, status }));
+        // A reconcile may write twice, and the next one may still see what the first replaced.
+        let replaced = match self.written.take() {
+            Some(last) if last.replaced.contains(&over) => {
+                let Written { mut replaced, version, .. } = *last;
+                replaced.push(version);
+                replaced
+            }
+            _ => vec![over],
+        };
+        self.written = Some(Box::new(Written { replaced, version, status }));
         self.wrote_at = Some(Instant::now());
     }
 
@@ -225,6 +236,16 @@ mod tests {
         assert_eq!(memory.newest_version(&object("5", 1)).as_deref(), Some("6"));
         assert_eq!(memory.newest_status(&object("7", 1), Some(&"theirs")), Some("theirs"));
         assert_eq!(memory.newest_version(&object("7", 1)).as_deref(), Some("7"));
+        // The first of two writes may be what the cache has.
+        memory.wrote(&object("7", 1), Some("8".to_owned()), "first");
+        memory.wrote(&object("7", 1), Some("9".to_owned()), "second");
+        for stale in ["7", "8"] {
+            assert_eq!(memory.newest_status(&object(stale, 1), Some(&"stale")), Some("second"));
+            assert_eq!(memory.newest_version(&object(stale, 1)).as_deref(), Some("9"));
+        }
+        memory.wrote(&object("8", 1), Some("10".to_owned()), "third");
+        assert_eq!(memory.newest_status(&object("9", 1), Some(&"stale")), Some("third"));
+        assert_eq!(memory.newest_status(&object("10", 1), Some(&"ours")), Some("ours"));
     }
 
     #[test]
