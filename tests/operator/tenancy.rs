@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use lockkeeper_api::{PressureQueue, Semaphore};
-use lockkeeper_testkit::environment::{random, variable};
+use lockkeeper_testkit::environment::{kib, random, variable};
 use lockkeeper_testkit::own_server::OwnServer;
 use lockkeeper_testkit::world::{
     Kind, Operator, PATIENCE, World, eventually, has_reason, in_a_world, is_ready,
@@ -278,12 +278,8 @@ async fn large_secrets_of_a_namespace_do_not_stay_in_memory() {
         let operator = operator_with_defaults_in(&victim, &KEEP_NO_LARGE_BLOCKS, &watched).await;
         victim.apply::<Semaphore>("x", "{slots: 1}").await.unwrap();
         victim.semaphore_ready("x").await;
-        let memory = || {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", operator.pid()));
-            let status = status.unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
-        };
+        let pid = operator.pid();
+        let memory = || usize::try_from(kib(pid, "VmRSS")).unwrap() * 1024;
         let large = "x".repeat(900_000);
         let mut limit = usize::MAX;
         for (batch, secrets) in SECRETS.into_iter().enumerate() {
