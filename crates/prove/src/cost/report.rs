@@ -40,6 +40,9 @@ pub struct CostReport {
     pub not_offered: BTreeSet<Operation>,
     /// The traffic of an idle holder and an idle waiter.
     pub minutes: Vec<MinuteCost>,
+    /// Time from `kill -9` of a holder until a waiter held its slot, in milliseconds.
+    #[serde(default)]
+    pub takeover_ms: Option<f64>,
     /// Warnings, each text once.
     pub troubles: Vec<String>,
 }
@@ -119,13 +122,15 @@ impl CostReport {
             operations: operations.collect(),
             not_offered: BTreeSet::new(),
             minutes: Vec::new(),
+            takeover_ms: None,
             troubles: Vec::new(),
         }
     }
 
     /// Adds the traffic of idle processes.
     pub(super) fn add_minutes(&mut self, options: &CostOptions, minutes: Minutes) {
-        let Minutes { observed, heartbeat, holder, waiter } = minutes;
+        let Minutes { observed, heartbeat, holder, waiter, takeover } = minutes;
+        self.takeover_ms = takeover.map(milliseconds);
         let whole = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let cost = |role, per_minute, least| MinuteCost {
             role,

@@ -60,6 +60,8 @@ impl Display for Table<'_> {
             writeln!(f, "{}", aligned(&rows))?;
         }
         writeln!(f, "{}", minutes(&report.minutes, report.heartbeat_ms))?;
+        let takeover = report.takeover_ms.map_or_else(|| "-".to_owned(), short);
+        writeln!(f, "kill -9 of the holder until the waiter holds its slot: {takeover} ms\n")?;
         f.write_str(NOTES)?;
         f.write_str(&reasons(report))?;
         report.troubles.iter().try_for_each(|trouble| writeln!(f, "warning: {trouble}"))
@@ -271,6 +273,7 @@ mod tests {
                 per_minute: None,
                 least: None,
             }],
+            takeover_ms: Some(9.5),
             troubles: vec!["it was slow".to_owned()],
         }
     }
@@ -285,6 +288,7 @@ mod tests {
         let numbers = ["15", "3/0 (max 7)", "0/99", "6 in 2, remembered 3 in 1"];
         assert!(has("acquire, 2 taken", &numbers), "{text}");
         assert!(has("verify", &["not supported"]) && has("release", &["not measured"]), "{text}");
+        assert!(has("kill -9", &["9.5 ms"]), "{text}");
         assert!(has("waiter", &["not measured"]) && has("warning", &["it was slow"]), "{text}");
     }
 
