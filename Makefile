@@ -26,7 +26,7 @@ test-cluster: ## Locks while a node of a RabbitMQ cluster is down (3.10 and 4.3)
 
 soak: ## What takes too long for every run: locks fought over and lost more often, more schedules of queues, thousands of objects, more random frames
 	@LOCKKEEPER_SOAK=1 cargo test --lib --quiet --package lockkeeper-semaphore incoming::
-	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: exec::losing:: \
+	@LOCKKEEPER_SOAK=1 dev/test client::aborting:: client::processes:: client::fencing:: client::takeover:: exec::losing:: \
 		queue::schedules::accounts:: pipe::schedules:: \
 		operator::deletion::a_namespace_with_many operator::restarts:: prover::controls:: prover::variants::
 	@LOCKKEEPER_SOAK=1 RUST_TEST_THREADS=1 dev/test scale::

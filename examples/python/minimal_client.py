@@ -172,7 +172,8 @@ class MinimalSlot:
             waiters = self.waiters()
         with contextlib.suppress(AMQPError), answered_by(now() + VALID):
             if waiters:
-                wake_up = pika.BasicProperties(correlation_id=str(self.number), expiration="1000")
+                wake_up = pika.BasicProperties(correlation_id=str(self.number),
+                                               expiration="1800000")
                 other = self.connect()
                 other.channel().basic_publish("", f"{self.lock}-W", b"", wake_up)
                 other.close()

@@ -12,6 +12,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError
 from under_lock import VERIFY, check, close, connect, facts, now, utc
 
 RACES = 5  # lost races after which an attempt ends
+OUTLIVES = "1800000"  # expiration of a wake-up that can be kept while the slot is held
 
 class Slot:
     """At most one held slot. An alarm blocks publishers, so the holding connection never
@@ -26,6 +27,7 @@ class Slot:
         self.searching = [self.other]  # until the slot is held
         self.lost, self.doubt, self.record, self.environment = None, False, None, {}
         self.woken = []
+        self.kept = None  # a wake-up, which the broker gives the next waiter if this client dies
 
     def acquire(self, timeout, priority=0):
         try:
@@ -87,7 +89,8 @@ class Slot:
         return count
 
     def wait(self, until, priority):
-        channel, queue = self.other.channel(), f"{self.name}-W"
+        # On the connection that is to hold the slot: a wake-up that is kept ends with it.
+        channel, queue = self.hold.channel(), f"{self.name}-W"
         # Asked before it joins: of clients that join together, at least one sees none.
         others = self.waiters(self.other) or 0
         # Two wake-ups: while the first is in vain, the next release must reach this client.
@@ -97,7 +100,7 @@ class Slot:
             queue, lambda _, method, properties, body: self.woken.append((method, properties)),
             arguments=order)
         # Slots released before this client joined woke no waiter.
-        held, wake_up = self.try_acquire(others), None
+        held, wake_up, properties = self.try_acquire(others), None, None
         # Seconds after which a client that was not woken looks itself.
         net = min(others or 12, self.usual())
         while not held and now() < until:
@@ -119,12 +122,17 @@ class Slot:
         # Not earlier, or other clients see no waiter and take the slot. Another wake-up
         # goes to the next waiter, unless it is for this slot.
         channel.basic_cancel(tag)
-        if wake_up:
-            channel.basic_ack(wake_up.delivery_tag)
-        for another, properties in self.woken:
-            if held and properties.correlation_id == str(self.number):
+        for another, about in self.woken:
+            if held and about.correlation_id == str(self.number):
                 channel.basic_ack(another.delivery_tag)
-        channel.close()
+            else:
+                channel.basic_reject(another.delivery_tag, requeue=True)
+        if held and wake_up and properties.expiration == OUTLIVES:
+            self.kept = channel, wake_up.delivery_tag
+        else:
+            if wake_up:
+                channel.basic_ack(wake_up.delivery_tag)
+            channel.close()
         if held and self.waiters(self.other) and next(self.free(), None):
             self.wake(self.other, None)
         return held
@@ -137,7 +145,7 @@ class Slot:
         """Until this client is woken, or for one to one and a half times `net`."""
         end = min(until, now() + random.uniform(net, 1.5 * net))
         while not self.woken and now() < end:
-            self.other.process_data_events(time_limit=max(0, min(1, end - now())))
+            self.hold.process_data_events(time_limit=max(0, min(1, end - now())))
             self.keep_alive()
         return bool(self.woken)
 
@@ -152,12 +160,15 @@ class Slot:
             self.give_back()
             if self.waiters(self.hold):
                 self.with_other(lambda other: self.wake(other, str(self.number)))
+            if self.kept:
+                channel, wake_up = self.kept
+                channel.basic_ack(wake_up)
         finally:
             close(self.hold)
 
     def wake(self, other, number):
-        """Wakes one waiter, for this slot."""
-        properties = pika.BasicProperties(correlation_id=number, expiration="1000")
+        """Wakes one of the waiters, for this slot."""
+        properties = pika.BasicProperties(correlation_id=number, expiration=OUTLIVES)
         other.channel().basic_publish("", f"{self.name}-W", b"", properties)
 
     def with_other(self, use):

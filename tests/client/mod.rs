@@ -19,6 +19,7 @@ mod protocols;
 mod python_clients;
 mod recording;
 mod resting;
+mod takeover;
 mod token;
 mod turns;
 mod waiting;

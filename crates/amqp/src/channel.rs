@@ -101,6 +101,11 @@ impl Channel {
         self.pinned
     }
 
+    /// Whether its current channel is open.
+    pub fn is_open(&self) -> bool {
+        self.raw.as_ref().is_some_and(|raw| raw.status().connected())
+    }
+
     /// Takes the current channel away. The next operation uses another one.
     pub fn give_up(&mut self) -> Option<lapin::Channel> {
         self.raw.take()

@@ -73,15 +73,19 @@ pub async fn acquire_slot(
 async fn pass_on(
     acquisition: &Acquisition<'_>,
     waiter: Waiter,
-    slot: Option<u32>,
+    permit: &Permit,
     more: bool,
 ) -> Option<JoinHandle<()>> {
+    let (slot, next) = (permit.slot_to_wake(), permit.next_waiter());
     let wait_queue = acquisition.lock.wait_queue().filter(|_| more);
     let publisher = Arc::clone(&acquisition.client.publisher);
     let mut leaving = Box::pin(async move {
-        waiter.leave(slot).await;
+        let kept = waiter.leave(slot).await;
+        if let Some(next) = next {
+            next.keep_from_waiting(kept).await;
+        }
         if let Some(wait_queue) = wait_queue {
-            publisher.wake(&wait_queue, None).await;
+            publisher.wake(&wait_queue, None, false).await;
         }
     });
     match futures::poll!(leaving.as_mut()) {
@@ -100,8 +104,7 @@ impl Waiting<'_> {
             let error = match self.acquisition.attempt(self.place).await {
                 Ok((mut permit, more)) => {
                     if let Turn::Joined(waiter) = self.turn {
-                        let slot = permit.slot_to_wake();
-                        let leaving = pass_on(&self.acquisition, *waiter, slot, more);
+                        let leaving = pass_on(&self.acquisition, *waiter, &permit, more);
                         permit.leaving(leaving.await);
                     }
                     return Ok(permit);
@@ -164,6 +167,12 @@ impl Waiting<'_> {
         let Acquisition { options, until, .. } = self.acquisition;
         let is_lost = matches!(error, AcquireError::Lost { .. });
         let is_contended = matches!(error, AcquireError::Contended { .. });
+        if let Turn::Joined(waiter) = &mut self.turn
+            && let Some(woken) = waiter.wait_after_a_death().await
+        {
+            self.continue_with(woken);
+            return Ok(());
+        }
         match &mut self.turn {
             // There are enough free slots. A new waiter would make all other clients search.
             Turn::Outside
@@ -182,11 +191,8 @@ impl Waiting<'_> {
                 if is_lost {
                     self.place = first_place(waiter, options);
                 }
-                match waiter.wait_for(rand::random_range(Duration::ZERO..=SKEW)).await {
-                    Woken::Called(slot) => self.place = called_to(slot),
-                    Woken::Uncalled => {}
-                    Woken::Ended => self.leave(),
-                }
+                let woken = waiter.wait_for(rand::random_range(Duration::ZERO..=SKEW)).await;
+                self.continue_with(woken);
             }
             Turn::Joined(_) => self.wait_for_turn().await?,
             Turn::Polling(pause) => {
@@ -209,6 +215,15 @@ impl Waiting<'_> {
             None => self.leave(),
         }
         Ok(())
+    }
+
+    /// Chooses the slots of the next attempt, after a short pause.
+    fn continue_with(&mut self, woken: Woken) {
+        match woken {
+            Woken::Called(slot) => self.place = called_to(slot),
+            Woken::Uncalled => {}
+            Woken::Ended => self.leave(),
+        }
     }
 
     fn leave(&mut self) {

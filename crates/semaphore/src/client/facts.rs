@@ -4,7 +4,6 @@
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::options::AcquireOptions;
-use super::permit::now;
 
 /// Maximum length of a fact, in bytes. Longer texts are truncated. All facts must fit
 /// into one AMQP frame, which a broker may limit to 4 KiB.
@@ -34,6 +33,13 @@ pub fn facts(id: &str, options: &AcquireOptions) -> FieldTable {
         }
     }
     arguments
+}
+
+/// Returns the current time in the format of records and holder facts: RFC 3339, whole
+/// seconds.
+pub fn now() -> String {
+    let now = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second());
+    now.unwrap_or_default().to_string()
 }
 
 #[cfg(test)]

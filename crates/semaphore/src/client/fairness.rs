@@ -82,6 +82,7 @@ impl Acquisition<'_> {
     ) -> Result<Option<Place>, AcquireError> {
         let mut seen_free = self.options.barge;
         loop {
+            let is_first_look = waiter.is_first_look();
             let woken = waiter.wait(self.recall().slots, self.until).await;
             if woken != Woken::Ended {
                 // A search then probes all slots together.
@@ -95,7 +96,7 @@ impl Acquisition<'_> {
                     return Ok(Some(Place::Search { others }));
                 }
                 Woken::Uncalled if seen_free => return Ok(Some(Place::Search { others: 0 })),
-                Woken::Uncalled if self.all_held().await? => {}
+                Woken::Uncalled if self.all_held(is_first_look).await? => {}
                 Woken::Uncalled => match choose(self, Place::Any, 0).await {
                     Ok(_) => {
                         seen_free = true;
@@ -109,10 +110,13 @@ impl Acquisition<'_> {
     }
 
     /// Whether all slots are held, if the protocol can find that out without a search. After a
-    /// minute it cannot, because only a search confirms the end of the slots.
-    async fn all_held(&self) -> Result<bool, BrokerError> {
+    /// minute it cannot, because only a search confirms the end of the slots. A first look relies
+    /// on the end that a search has just seen.
+    async fn all_held(&self, is_first_look: bool) -> Result<bool, BrokerError> {
         let Some(end) = self.recall().known_end() else { return Ok(false) };
-        self.protocol.all_held(self.client.probe_context(), self.lock, end - 1).await
+        let slots = 1..=end - 1;
+        let end = (!is_first_look).then_some(end);
+        self.protocol.all_held(self.client.probe_context(), self.lock, slots, end).await
     }
 }
 

@@ -14,6 +14,7 @@ use lockkeeper_plan::clean_text;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::next_waiter::NextWaiter;
 use crate::error::BrokerError;
 use crate::protocol::hold::{HeldClaim, News};
 use crate::queues::ownership::Ownership;
@@ -116,6 +117,8 @@ pub struct PermitState {
     pub valid_for: Duration,
     pub state: watch::Sender<State>,
     pub cancelled: CancellationToken,
+    /// `None` if the lock has no wait queue.
+    pub next: Option<Arc<NextWaiter>>,
 }
 
 /// Returns how long a slot is guaranteed after a successful verification was sent. The
@@ -244,6 +247,8 @@ impl PermitState {
                 proof = proof => {
                     if let Err(error) = proof {
                         tracing::debug!(%error, "A held slot could not be proved");
+                    } else if let Some(next) = &self.next {
+                        next.keep_one();
                     }
                 }
             }

@@ -66,6 +66,7 @@ impl Lock {
     ///
     /// With a wait queue, a release, a growth or the operator wakes the waiter of the
     /// highest priority. Among equal priorities, the one that has waited longest is woken.
+    /// If a holder dies, the broker wakes the next waiter by the wake-up that the holder kept.
     /// A waiter that is not woken looks for a slot itself after 4 to 6 s, or after up to 18 s
     /// if the lock has many slots. Without a wait queue, the client polls. A lock with 0
     /// slots is waited for if it has a wait queue, that is, if it is administered.

@@ -12,14 +12,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::heartbeat::{LostReason, PermitState, State, valid_for};
+use super::held::Held;
+use super::next_waiter::NextWaiter;
 use super::pool::HoldConnection;
-use super::records::{Publisher, replace};
+use super::records::replace;
 use super::shared::Shared;
 use super::stoppable::Stoppable;
 use crate::error::BrokerError;
 use crate::protocol::hold::HeldClaim;
 use crate::queues::ownership::Ownership;
-use crate::queues::wait::Waiters;
 
 /// How long to wait for the close reason of a connection that ended.
 const REASON: Duration = Duration::from_secs(1);
@@ -63,18 +64,6 @@ pub struct Permit {
     held: Option<Held>,
 }
 
-/// The state that a release requires.
-struct Held {
-    pub hold: HoldConnection,
-    pub keeper: Stoppable,
-    pub publisher: Arc<Publisher>,
-    pub wait_queue: Option<String>,
-    /// Leaves the wait queue, if the slot was waited for.
-    pub leaving: Option<JoinHandle<()>>,
-    /// The slot's record and its queue. `None` if the slot has no record.
-    pub record: Option<(String, SlotRecord)>,
-}
-
 /// The parameters of a new permit.
 pub struct PermitParts {
     pub id: String,
@@ -103,6 +92,9 @@ impl Permit {
         let PermitParts { hold, held, sent, wait_queue, record, .. } = begin;
         let connection = Arc::clone(hold.connection());
         let valid_for = valid_for(connection.lapin().configuration().heartbeat());
+        let next = wait_queue.as_deref().zip(slot).map(|(queue, slot)| {
+            Arc::new(NextWaiter::new(&client.publisher, queue, slot, &id, has_number))
+        });
         let state = State { valid_until: sent + valid_for, draining: false, lost: None };
         let inner = Arc::new(PermitState {
             connection,
@@ -113,6 +105,7 @@ impl Permit {
             valid_for,
             state: watch::Sender::new(state),
             cancelled: CancellationToken::new(),
+            next,
         });
         let keeper = Stoppable::spawn(Arc::clone(&inner).keep(client.options.verify_interval));
         let publisher = Arc::clone(&client.publisher);
@@ -135,6 +128,11 @@ impl Permit {
         if let Some(held) = &mut self.held {
             held.leaving = leaving;
         }
+    }
+
+    /// Where this permit keeps the wake-up by which it was acquired.
+    pub(super) fn next_waiter(&self) -> Option<Arc<NextWaiter>> {
+        self.inner.next.clone()
     }
 
     /// Writes the slot's record, if it has one, with the changes of [`Permit::note`].
@@ -304,69 +302,6 @@ impl Permit {
         let reason = tokio::time::timeout(REASON, self.lost()).await;
         Some(reason.unwrap_or(LostReason::HeartbeatMissed))
     }
-}
-
-impl Held {
-    async fn give_back(mut self, inner: &PermitState) {
-        // It may be in the middle of a verification. It would take the release for a loss, and
-        // close the connection that the next permit uses.
-        self.keeper.stop();
-        inner.expire();
-        if inner.state.borrow().lost.is_some() || !self.hold.connection().is_usable() {
-            return;
-        }
-        let waiters = match self.try_to_give_back(inner).await {
-            Ok(waiters) => {
-                self.hold.settle();
-                waiters
-            }
-            Err(error) => {
-                // Dropping it closes the connection.
-                tracing::debug!(%error, "slot released by closing its connection");
-                Waiters::Unknown
-            }
-        };
-        drop(self.hold);
-        if let Some(leaving) = self.leaving {
-            let _ = leaving.await;
-        }
-        let Some(wait_queue) = &self.wait_queue else { return };
-        // Before the waiter is woken, so that this client's next acquisition does not
-        // overtake it.
-        self.publisher.waiters.note(wait_queue, waiters);
-        match waiters {
-            Waiters::NoQueue | Waiters::Count(0) => {}
-            Waiters::Count(_) | Waiters::Unknown => {
-                self.publisher.wake(wait_queue, inner.slot).await;
-            }
-        }
-    }
-
-    async fn try_to_give_back(&mut self, inner: &PermitState) -> Result<Waiters, BrokerError> {
-        if let Some((queue, record)) = self.record.take() {
-            let mut channel = Channel::take(self.hold.connection()).await?;
-            // If this fails, the slot is still released. The next holder then assumes an
-            // unclean end, and waits longer than necessary.
-            let record = record.given_back(now());
-            let released = |found: Option<&SlotRecord>| (record.clone().above(found), ());
-            if let Err(error) = replace(&mut channel, &self.publisher, &queue, released).await {
-                tracing::debug!(%error, queue, "A clean release could not be recorded");
-            }
-        }
-        // Probing a missing wait queue would cost a channel each time. Before this client has
-        // left it, the answer might count this client.
-        let has_left = self.leaving.as_ref().is_none_or(JoinHandle::is_finished);
-        let asked = self.wait_queue.as_deref().filter(|_| has_left);
-        let asked = asked.filter(|queue| !self.publisher.waiters.is_missing(queue));
-        inner.held.give_back(asked).await
-    }
-}
-
-/// Returns the current time in the format of records and holder facts: RFC 3339, whole
-/// seconds.
-pub fn now() -> String {
-    let now = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second());
-    now.unwrap_or_default().to_string()
 }
 
 impl Drop for Permit {

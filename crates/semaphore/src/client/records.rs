@@ -41,6 +41,11 @@ impl Publisher {
         Self { connection, idle: Mutex::default(), waiters: WaitersSeen::default() }
     }
 
+    /// Returns the connection for probes and messages.
+    pub fn connection(&self) -> &Arc<LazyConnection> {
+        &self.connection
+    }
+
     /// Publishes a record. Returns whether it was stored. It is refused if the queue already
     /// has one, and returned if the queue is missing. If its node is down, it is refused
     /// (Khepri) or returned (Mnesia). It is mandatory, because it would otherwise be
@@ -74,16 +79,21 @@ impl Publisher {
     }
 
     /// Wakes one waiter of a lock, if there is one. A waiter has a consumer on the wait
-    /// queue, and an undelivered wake-up expires after a second. The wake-up may name the
-    /// slot that became free. Best effort.
-    pub async fn wake(&self, wait_queue: &str, slot: Option<u32>) {
-        if let Err(error) = self.try_wake(wait_queue, slot).await {
+    /// queue, and an undelivered wake-up expires after a second, unless there `are_waiters`. The
+    /// wake-up may name the slot that became free. Best effort.
+    pub async fn wake(&self, wait_queue: &str, slot: Option<u32>, are_waiters: bool) {
+        if let Err(error) = self.try_wake(wait_queue, slot, are_waiters).await {
             tracing::debug!(%error, wait_queue, "no waiter could be woken");
         }
     }
 
-    async fn try_wake(&self, wait_queue: &str, slot: Option<u32>) -> Result<(), BrokerError> {
-        wait::wake(&mut self.connection.publisher().await?, wait_queue, 1, slot).await
+    async fn try_wake(
+        &self,
+        wait_queue: &str,
+        slot: Option<u32>,
+        are_waiters: bool,
+    ) -> Result<(), BrokerError> {
+        wait::wake(&mut self.connection.publisher().await?, wait_queue, 1, slot, are_waiters).await
     }
 
     /// Takes an idle channel, or opens one.

@@ -10,8 +10,9 @@ use std::time::Duration;
 use lockkeeper_net::clock::Moment;
 
 use super::error::AcquireError;
+use super::facts::now;
 use super::heartbeat::LostReason;
-use super::permit::{Permit, now};
+use super::permit::Permit;
 
 /// When the elapsed time is saved first. Each further interval is twice as long. A killed
 /// client therefore loses about half of its share, and an hour costs 13 writes.

@@ -8,8 +8,7 @@ use futures::StreamExt;
 use lapin::Consumer;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
-    QueueDeclareOptions,
+    BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lockkeeper_amqp::channel::together::in_order;
@@ -20,8 +19,10 @@ use lockkeeper_amqp::lazy::LazyConnection;
 use lockkeeper_net::clock::Moment;
 
 use super::facts::fact;
+use super::next_waiter::KeptWakeUp;
 use super::options::AcquireOptions;
 use crate::error::BrokerError;
+use crate::queues::wait::{acknowledge, pass_back};
 
 /// Shortest and longest time for which a waiter relies on being woken, before jitter. A holder
 /// that died wakes no waiter, and a waiter that was woken may be suspended.
@@ -34,6 +35,18 @@ const LOOK_PER_SLOT: Duration = Duration::from_millis(250);
 /// waiters, for each of them. Many waiters need not all find out that the woken one is
 /// suspended or gone.
 const BEHIND_OTHERS: Duration = Duration::from_secs(1);
+
+/// How long the only waiter relies on being woken at first, before jitter, and how often. Within
+/// this time, each holder verifies its slot, and then keeps a wake-up (`next_waiter`).
+const FIRST_LOOKS: (Duration, u32) = (Duration::from_millis(700), 8);
+
+/// The same for each slot that it probes then, if that is longer.
+const FIRST_LOOK_PER_SLOT: Duration = Duration::from_millis(50);
+
+/// First pause between attempts for a slot whose holder has died, and their number. Each further
+/// pause is twice as long. The broker may deliver the wake-up
+/// that the holder kept before it has freed the slot: each is on a connection of its own.
+const AFTER_A_DEATH: (Duration, u32) = (Duration::from_millis(10), 8);
 
 /// How long a slot must stay free before a waiter that was not woken takes it. Until then
 /// another waiter may have been woken for it.
@@ -58,6 +71,10 @@ pub struct Waiter {
     pub others: u32,
     /// Maximum time until the next probe, before jitter, if it is shorter than usual.
     next_look: Option<Duration>,
+    /// Number of [`FIRST_LOOKS`] left.
+    first_looks: u32,
+    /// Number of attempts with the current wake-up.
+    attempts: u32,
     limit: Duration,
 }
 
@@ -141,9 +158,19 @@ impl Waiter {
             Err(error) => return Self::refused(&mut channel, &error, queue.as_str()),
         };
         let next_look = (others > 0).then(|| BEHIND_OTHERS.saturating_mul(others));
+        let first_looks = if others == 0 { FIRST_LOOKS.1 } else { 0 };
         let limit = connection.operation_timeout;
-        let woken_by = None;
-        Ok(Some(Self { consumer, channel, tag, woken_by, others, next_look, limit }))
+        Ok(Some(Self {
+            consumer,
+            channel,
+            tag,
+            woken_by: None,
+            others,
+            next_look,
+            first_looks,
+            attempts: 0,
+            limit,
+        }))
     }
 
     /// The client polls if the wait queue can't be used. One whose node is down is missing
@@ -165,10 +192,36 @@ impl Waiter {
     /// Waits to be woken, at most until `until`, and for a time that depends on the number of
     /// slots that this waiter would probe. Cancel safe.
     pub async fn wait(&mut self, slots: u32, until: Option<Moment>) -> Woken {
-        let usual = LOOK_PER_SLOT.saturating_mul(slots).clamp(LOOKS.0, LOOKS.1);
+        let mut usual = LOOK_PER_SLOT.saturating_mul(slots).clamp(LOOKS.0, LOOKS.1);
+        if self.is_first_look() {
+            usual = FIRST_LOOK_PER_SLOT.saturating_mul(slots).clamp(FIRST_LOOKS.0, usual);
+        }
+        self.first_looks = self.first_looks.saturating_sub(1);
         let look = self.next_look.take().map_or(usual, |soon| soon.min(usual));
         let look = rand::random_range(look..look + look / 2);
         self.wait_for(until.map_or(look, |until| until.left().min(look))).await
+    }
+
+    /// Whether the next probe only has to show that all slots are held.
+    pub fn is_first_look(&self) -> bool {
+        self.first_looks > 0
+    }
+
+    /// Waits before another attempt with the same wake-up, if it was kept by a holder that has
+    /// died. `None` if there is no such wake-up, or it was tried often enough. Cancel safe.
+    pub async fn wait_after_a_death(&mut self) -> Option<Woken> {
+        let is_kept = self.woken_by.as_ref().is_some_and(|delivery| delivery.redelivered);
+        if !is_kept || self.attempts >= AFTER_A_DEATH.1 {
+            return None;
+        }
+        self.attempts += 1;
+        let pause = AFTER_A_DEATH.0 * 2_u32.pow(self.attempts - 1);
+        let next = tokio::time::timeout(pause, self.consumer.next()).await;
+        Some(match next {
+            Ok(Some(Ok(next))) => self.called(next).await,
+            Ok(_) => Woken::Ended,
+            Err(_) => Woken::Uncalled,
+        })
     }
 
     /// Waits to be woken, at most for `limit`. Cancel safe.
@@ -177,13 +230,19 @@ impl Waiter {
             return Woken::Ended;
         }
         match tokio::time::timeout(limit, self.consumer.next()).await {
-            Ok(Some(Ok(delivery))) => {
-                let slot = slot_of(&delivery);
-                self.woken_by = Some(delivery);
-                Woken::Called(slot)
-            }
+            Ok(Some(Ok(delivery))) => self.called(delivery).await,
             Ok(_) => Woken::Ended,
             Err(_) => Woken::Uncalled,
+        }
+    }
+
+    /// Replaces the wake-up, which was not used, by the next one.
+    async fn called(&mut self, next: Delivery) -> Woken {
+        let slot = slot_of(&next);
+        self.attempts = 0;
+        match self.woken_by.replace(next) {
+            Some(old) if acknowledge(&old).await.is_err() => Woken::Ended,
+            _ => Woken::Called(slot),
         }
     }
 
@@ -196,45 +255,53 @@ impl Waiter {
     /// Leaves the wait queue after acquiring `slot`, and waits for the broker's
     /// confirmation. Leaving earlier would let the next client see no waiter and take the
     /// slot for which this one was woken. Best effort, because closing the channel has the
-    /// same effect. Cancel safe.
-    pub async fn leave(mut self, slot: Option<u32>) {
+    /// same effect. Returns the wake-up by which the slot was acquired, for the next waiter.
+    /// Cancel safe.
+    pub async fn leave(mut self, slot: Option<u32>) -> Option<KeptWakeUp> {
         let limit = self.limit;
         match tokio::time::timeout(limit, self.cancel(slot)).await {
-            // Another request may use the channel now.
-            Ok(Ok(())) => self.channel.unpin(),
+            Ok(Ok(())) => {}
             _ => {
                 let tag = self.tag.as_str();
                 tracing::debug!(tag, "A wait queue was left by closing its channel");
+                return None;
+            }
+        }
+        match self.woken_by.take() {
+            Some(wake_up) => KeptWakeUp::new(wake_up, self.channel).await,
+            None => {
+                // Another request may use the channel now.
+                self.channel.unpin();
+                None
             }
         }
     }
 
     async fn cancel(&mut self, slot: Option<u32>) -> Result<(), lapin::Error> {
         let Some(raw) = self.channel.current() else { return Ok(()) };
-        let cancelling = raw.basic_cancel(self.tag.clone(), BasicCancelOptions::default());
-        // Sent together. The acknowledgement comes second: if it came first, another wake-up
-        // could arrive before the broker hears that this waiter leaves.
-        let (cancelled, done) = futures::join!(cancelling, self.done());
-        cancelled?;
-        done?;
+        raw.basic_cancel(self.tag.clone(), BasicCancelOptions::default()).await?;
         // A wake-up that arrived in the meantime goes to the next waiter, unless it is for the
         // slot that was just taken. There it would disturb the next hand-over, because the
         // waiter that it wakes can't be woken by the next release.
         while let Some(delivery) = self.consumer.next().await {
             let delivery = delivery?;
             if slot.is_some() && slot_of(&delivery) == slot {
-                delivery.acker.ack(BasicAckOptions::default()).await?;
+                if self.woken_by.is_none() {
+                    self.woken_by = Some(delivery);
+                } else {
+                    acknowledge(&delivery).await?;
+                }
             } else {
-                delivery.acker.reject(BasicRejectOptions { requeue: true }).await?;
+                pass_back(&delivery).await?;
             }
         }
         Ok(())
     }
 
-    /// Acknowledges the wake-up, whether it was used or not.
+    /// Acknowledges the wake-up, which was not used.
     async fn done(&mut self) -> Result<(), lapin::Error> {
         match self.woken_by.take() {
-            Some(delivery) => delivery.acker.ack(BasicAckOptions::default()).await.map(drop),
+            Some(delivery) => acknowledge(&delivery).await,
             None => Ok(()),
         }
     }

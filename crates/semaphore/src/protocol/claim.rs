@@ -36,13 +36,14 @@ pub trait ClientProtocol: Send + Sync {
         draining: bool,
     ) -> Result<SlotObservation, BrokerError>;
 
-    /// Whether all slots from 1 to `slots` are held and there is no further one, in fewer
-    /// requests than [`look`](Self::look). `false` if only that can answer it. Cancel safe.
+    /// Whether all of `slots` are held and the slot `missing` does not exist, in fewer requests
+    /// than [`look`](Self::look). `false` if only that can answer it. Cancel safe.
     async fn all_held(
         &self,
         _context: ProbeContext<'_>,
         _lock: &LockName,
-        _slots: u32,
+        _slots: RangeInclusive<u32>,
+        _missing: Option<u32>,
     ) -> Result<bool, BrokerError> {
         Ok(false)
     }

@@ -105,7 +105,7 @@ pub trait LockProtocol: Send + Sync {
         lock: &LockName,
     ) -> Result<Vec<Waiter>, ManagementError> {
         match lock.wait_queue() {
-            Some(queue) => waiters::of_queue(management, &queue, |_| true).await,
+            Some(queue) => waiters::of_queue(management, &queue, waiters::waits).await,
             // Clients of amqp-locks-python only poll.
             None => Ok(Vec::new()),
         }

@@ -12,6 +12,9 @@ use crate::management::{ListedConsumer, Management, ManagementError, read};
 /// Maximum number of connections requested.
 const MAX_OWNERS: usize = 50;
 
+/// Prefix of the consumer tag by which a holder consumes its own wake-up. It does not wait.
+pub const KEEPER: &str = "lockkeeper-keeps-";
+
 /// Maximum length of a displayed text, in bytes.
 const MAX_TEXT: usize = 128;
 
@@ -28,6 +31,11 @@ pub struct Waiter {
     pub connection: Option<String>,
     /// That connection's user, if this user may see it.
     pub user: Option<String>,
+}
+
+/// Whether this consumer of a wait queue waits for a slot.
+pub fn waits(consumer: &ListedConsumer) -> bool {
+    !consumer.consumer_tag.starts_with(KEEPER)
 }
 
 /// Lists those consumers of the queue that wait, in the order in which they are served.
@@ -60,4 +68,21 @@ pub async fn of_queue(
     }
     waiters.sort_by_key(|waiter| Reverse(waiter.priority));
     Ok(waiters)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_holder_that_consumes_its_own_wake_up_is_no_waiter() {
+        let listed = |tag: &str| {
+            let listed = json!({"queue": {"name": "ci.deploy-W"}, "consumer_tag": tag});
+            serde_json::from_value::<ListedConsumer>(listed).unwrap()
+        };
+        assert!(waits(&listed("lockkeeper-4fz")) && waits(&listed("keeps")));
+        assert!(!waits(&listed(&format!("{KEEPER}4fz"))));
+    }
 }

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use futures::future::{Either, select};
 use lapin::BasicProperties;
-use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicPublishOptions, BasicRejectOptions, QueueDeclareOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lockkeeper_amqp::channel::{Channel, short};
 use lockkeeper_amqp::error::{AmqpError, refusal_code};
@@ -15,9 +18,14 @@ use lockkeeper_amqp::error::{AmqpError, refusal_code};
 use super::arguments::classic_arguments;
 use crate::error::BrokerError;
 
-/// How long an undelivered wake-up is kept, in milliseconds. A client that joins later
+/// How long an undelivered message is kept, in milliseconds. A client that joins later
 /// probes first.
-const WAKE_UP_LIVES: &str = "1000";
+const MESSAGE_LIVES: &str = "1000";
+
+/// How long a wake-up is kept if clients wait, in milliseconds. The waiter that it wakes keeps it
+/// unacknowledged while it holds the slot, and the broker delivers it again only if it has not
+/// expired.
+pub const WAKE_UP_OUTLIVES: &str = "1800000";
 
 /// How long a release waits for the number of waiters after the slot was given back.
 const FOR_THE_COUNT: Duration = Duration::from_secs(1);
@@ -124,15 +132,30 @@ pub async fn do_and_count<T>(
 
 /// Sends `count` wake-ups to the wait queue `name`. They may name the `slot` that
 /// became free. If the queue is missing, they are dropped silently. Waiters also poll
-/// from time to time.
+/// from time to time. Unless `are_counted`, there may be no waiters, and they expire soon.
 pub async fn wake(
     channel: &mut Channel,
     name: &str,
     count: u32,
     slot: Option<u32>,
+    are_counted: bool,
 ) -> Result<(), BrokerError> {
     let slot = slot.map(|slot| slot.to_string());
-    send(channel, name, &[], count, slot.as_deref()).await
+    let lives = if are_counted { WAKE_UP_OUTLIVES } else { MESSAGE_LIVES };
+    let properties = properties(lives, slot.as_deref())?;
+    publish(channel, name, &[], count, properties).await
+}
+
+/// Sends a wake-up that names `slot` to the client that consumes `name` with the highest
+/// priority, which recognises it by its message id.
+pub async fn send_kept(
+    channel: &mut Channel,
+    name: &str,
+    slot: &str,
+    id: &str,
+) -> Result<(), BrokerError> {
+    let properties = properties(WAKE_UP_OUTLIVES, Some(slot))?.with_message_id(short(id)?);
+    publish(channel, name, &[], 1, properties).await
 }
 
 /// Sends `count` messages to the consumers of the queue `name`. They expire after a
@@ -144,12 +167,26 @@ pub async fn send(
     count: u32,
     about: Option<&str>,
 ) -> Result<(), BrokerError> {
+    publish(channel, name, body, count, properties(MESSAGE_LIVES, about)?).await
+}
+
+fn properties(lives: &str, about: Option<&str>) -> Result<BasicProperties, BrokerError> {
+    let properties = BasicProperties::default().with_expiration(lives.into());
+    Ok(match about {
+        Some(about) => properties.with_correlation_id(short(about)?),
+        None => properties,
+    })
+}
+
+async fn publish(
+    channel: &mut Channel,
+    name: &str,
+    body: &[u8],
+    count: u32,
+    properties: BasicProperties,
+) -> Result<(), BrokerError> {
     let raw = channel.raw().await?;
     let name = short(name)?;
-    let mut properties = BasicProperties::default().with_expiration(WAKE_UP_LIVES.into());
-    if let Some(about) = about {
-        properties = properties.with_correlation_id(short(about)?);
-    }
     let publishing = async {
         for _ in 0..count {
             let properties = properties.clone();
@@ -164,4 +201,14 @@ pub async fn send(
         .await?
         .map_err(|r| r.error)
         .map_err(BrokerError::from)
+}
+
+/// Acknowledges a wake-up: it wakes no waiter.
+pub async fn acknowledge(wake_up: &Delivery) -> Result<(), lapin::Error> {
+    wake_up.acker.ack(BasicAckOptions::default()).await.map(drop)
+}
+
+/// Requeues a wake-up for the next waiter.
+pub async fn pass_back(wake_up: &Delivery) -> Result<(), lapin::Error> {
+    wake_up.acker.reject(BasicRejectOptions { requeue: true }).await.map(drop)
 }

@@ -241,7 +241,7 @@ impl Access {
     pub async fn wake(&self, lock: &LockName, count: u32) -> Result<(), BrokerError> {
         match lock.wait_queue() {
             Some(queue) if count > 0 => {
-                wait::wake(&mut self.publisher().await?, &queue, count, None).await
+                wait::wake(&mut self.publisher().await?, &queue, count, None, false).await
             }
             _ => Ok(()),
         }

@@ -94,19 +94,20 @@ impl ClientProtocol for ExclusiveConsumer {
         &self,
         context: ProbeContext<'_>,
         lock: &LockName,
-        slots: u32,
+        slots: RangeInclusive<u32>,
+        missing: Option<u32>,
     ) -> Result<bool, BrokerError> {
-        let holders: Vec<String> = (1..=slots).map(|slot| lock.holder_queue(slot)).collect();
+        let holders: Vec<String> = slots.map(|slot| lock.holder_queue(slot)).collect();
         if holders.is_empty() || holders.len() > LOOKED_AT_TOGETHER {
             return Ok(false);
         }
-        let end = [lock.slot_queue(slots + 1)];
+        let missing: Vec<String> = missing.map(|slot| lock.slot_queue(slot)).into_iter().collect();
         let consumers =
             async { context.connection.publisher().await?.consumers_of(&holders).await };
-        match futures::try_join!(consumers, context.prober.see(&end)) {
-            Ok((consumers, end)) => {
+        match futures::try_join!(consumers, context.prober.see(&missing)) {
+            Ok((consumers, seen)) => {
                 let held = consumers.is_some_and(|all| all.iter().all(|consumers| *consumers > 0));
-                Ok(held && end == [Seen::No])
+                Ok(held && seen.iter().all(|seen| *seen == Seen::No))
             }
             Err(AmqpError::NodeDown { .. }) => Ok(false),
             Err(error) => Err(error.into()),

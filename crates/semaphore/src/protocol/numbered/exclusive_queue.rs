@@ -15,7 +15,7 @@ use lockkeeper_amqp::channel::together::in_order;
 use lockkeeper_amqp::channel::{Channel, Declared, short};
 use lockkeeper_amqp::connection::Connection;
 use lockkeeper_amqp::lazy::LazyConnection;
-use lockkeeper_amqp::probe::ProbeContext;
+use lockkeeper_amqp::probe::{ProbeContext, Seen};
 use lockkeeper_plan::naming::LockName;
 use lockkeeper_plan::semaphore::ObservedSlots;
 
@@ -58,6 +58,23 @@ impl ClientProtocol for ExclusiveQueue {
         let holders = slots.split_off(count).into_iter().map(HolderState::of_exclusive_queue);
         let holders = holders.collect();
         Ok(SlotObservation { slots, holders })
+    }
+
+    /// A held slot needs no probe of its slot queue, even if it was removed.
+    async fn all_held(
+        &self,
+        context: ProbeContext<'_>,
+        lock: &LockName,
+        slots: RangeInclusive<u32>,
+        missing: Option<u32>,
+    ) -> Result<bool, BrokerError> {
+        let mut names: Vec<String> = slots.map(|slot| lock.holder_queue(slot)).collect();
+        let held = names.len();
+        names.extend(missing.map(|slot| lock.slot_queue(slot)));
+        let seen = context.prober.see(&names).await?;
+        let (held, missing) = seen.split_at(held.min(seen.len()));
+        let is_held = held.iter().all(|seen| *seen == Seen::Yes);
+        Ok(!held.is_empty() && is_held && missing.iter().all(|seen| *seen == Seen::No))
     }
 }
 
