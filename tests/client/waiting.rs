@@ -171,9 +171,11 @@ async fn a_waiter_asks_the_broker_little_and_is_woken_by_a_release(protocol: Pro
     let (_, suffix) = taking(protocol);
     // Its first probes, which show that the slot is still held.
     let is_probe = |method: &Method| {
-        !matches!(protocol, Protocol::Token(_)) && method.queue.ends_with(suffix)
+        method.queue.ends_with(suffix)
             || ["channel.open", "confirm.select"].contains(&method.name.as_str())
     };
+    // A waiter for a token is silent.
+    let most = if matches!(protocol, Protocol::Token(_)) { 0 } else { 10 };
     for _ in 0..5 {
         let permit = holder.acquire(&any()).await.unwrap();
         proxy.reset();
@@ -189,7 +191,7 @@ async fn a_waiter_asks_the_broker_little_and_is_woken_by_a_release(protocol: Pro
         proxy.reset();
         tokio::time::sleep(Duration::from_secs(2)).await;
         let sent = proxy.methods();
-        assert!(sent.iter().all(is_probe) && sent.len() <= 10, "{sent:?}");
+        assert!(sent.iter().all(is_probe) && sent.len() <= most, "{sent:?}");
         let released = Instant::now();
         permit.release().await.unwrap();
         let (acquired, permit) = waits.await.unwrap();
